@@ -104,7 +104,7 @@ def documented_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         bot, shop = (operator.accounts.create(name=name).account_id for name in ("Research bot", "Data shop"))
         server.sandbox.fund(bot, 100)
         operator.policies.update(bot, max_single_transfer=25, max_daily_spend=40)
-        key = operator.console.agent_keys.create(bot).key
+        key = operator.agent_keys.create(bot).key
         for name, value in {
             "AGENTPAY_BASE_URL": server.listen(),
             "AGENTPAY_API_KEY": key,

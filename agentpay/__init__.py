@@ -17,23 +17,20 @@ if TYPE_CHECKING:
     from agentpay import testing as testing
     from agentpay import webhooks as webhooks
     from agentpay._async.accounts import AsyncAccounts as AsyncAccounts
+    from agentpay._async.approvals import AsyncApprovals as AsyncApprovals
     from agentpay._async.client import AsyncAgentPay as AsyncAgentPay
-    from agentpay._async.console import AsyncAccountDetails as AsyncAccountDetails
-    from agentpay._async.console import AsyncApprovals as AsyncApprovals
-    from agentpay._async.console import AsyncAudit as AsyncAudit
-    from agentpay._async.console import AsyncConsole as AsyncConsole
-    from agentpay._async.console import AsyncServedRequests as AsyncServedRequests
     from agentpay._async.deliveries import AsyncDeliveries as AsyncDeliveries
     from agentpay._async.deliveries import AsyncEvents as AsyncEvents
-    from agentpay._async.deliveries import AsyncRegisteredWebhooks as AsyncRegisteredWebhooks
     from agentpay._async.event_stream import AsyncEventStream as AsyncEventStream
     from agentpay._async.keys import AsyncAgentKeys as AsyncAgentKeys
     from agentpay._async.keys import AsyncOperatorKeys as AsyncOperatorKeys
-    from agentpay._async.origins import AsyncOrigins as AsyncOrigins
+    from agentpay._async.logs import AsyncAuditLog as AsyncAuditLog
+    from agentpay._async.logs import AsyncRequestLogs as AsyncRequestLogs
     from agentpay._async.paging import AsyncPage as AsyncPage
     from agentpay._async.paging import AsyncPages as AsyncPages
     from agentpay._async.payments import AsyncPayments as AsyncPayments
     from agentpay._async.policies import AsyncPolicies as AsyncPolicies
+    from agentpay._async.sellers import AsyncSellers as AsyncSellers
     from agentpay._async.sessions import AsyncSessions as AsyncSessions
     from agentpay._async.transfers import AsyncTransfers as AsyncTransfers
     from agentpay._async.webhooks import AsyncWebhooks as AsyncWebhooks
@@ -46,22 +43,19 @@ if TYPE_CHECKING:
     from agentpay._params import OpenSessionParams as OpenSessionParams
     from agentpay._params import PinOriginParams as PinOriginParams
     from agentpay._sync.accounts import Accounts as Accounts
+    from agentpay._sync.approvals import Approvals as Approvals
     from agentpay._sync.client import AgentPay as AgentPay
-    from agentpay._sync.console import AccountDetails as AccountDetails
-    from agentpay._sync.console import Approvals as Approvals
-    from agentpay._sync.console import Audit as Audit
-    from agentpay._sync.console import Console as Console
-    from agentpay._sync.console import ServedRequests as ServedRequests
     from agentpay._sync.deliveries import Deliveries as Deliveries
     from agentpay._sync.deliveries import Events as Events
-    from agentpay._sync.deliveries import RegisteredWebhooks as RegisteredWebhooks
     from agentpay._sync.event_stream import EventStream as EventStream
     from agentpay._sync.keys import AgentKeys as AgentKeys
     from agentpay._sync.keys import OperatorKeys as OperatorKeys
-    from agentpay._sync.origins import Origins as Origins
+    from agentpay._sync.logs import AuditLog as AuditLog
+    from agentpay._sync.logs import RequestLogs as RequestLogs
     from agentpay._sync.paging import Page as Page
     from agentpay._sync.payments import Payments as Payments
     from agentpay._sync.policies import Policies as Policies
+    from agentpay._sync.sellers import Sellers as Sellers
     from agentpay._sync.sessions import Sessions as Sessions
     from agentpay._sync.transfers import Transfers as Transfers
     from agentpay._sync.webhooks import Webhooks as Webhooks
@@ -82,7 +76,7 @@ if TYPE_CHECKING:
     from agentpay.contract.choices import TransactionStatusFilter as TransactionStatusFilter
     from agentpay.contract.choices import TransactionType as TransactionType
     from agentpay.contract.choices import TransferStatus as TransferStatus
-    from agentpay.contract.console import AccountDetail as AccountDetail
+    from agentpay.contract.console import AccountDetails as AccountDetails
     from agentpay.contract.console import AgentKey as AgentKey
     from agentpay.contract.console import AuditEntry as AuditEntry
     from agentpay.contract.console import ConsoleSummary as ConsoleSummary
@@ -123,11 +117,12 @@ else:
     _NAMES = {
         "_async.accounts": "AsyncAccounts",
         "_async.client": "AsyncAgentPay",
-        "_async.console": "AsyncAccountDetails AsyncApprovals AsyncAudit AsyncConsole AsyncServedRequests",
-        "_async.deliveries": "AsyncDeliveries AsyncEvents AsyncRegisteredWebhooks",
+        "_async.approvals": "AsyncApprovals",
+        "_async.deliveries": "AsyncDeliveries AsyncEvents",
         "_async.event_stream": "AsyncEventStream",
         "_async.keys": "AsyncAgentKeys AsyncOperatorKeys",
-        "_async.origins": "AsyncOrigins",
+        "_async.logs": "AsyncAuditLog AsyncRequestLogs",
+        "_async.sellers": "AsyncSellers",
         "_async.paging": "AsyncPage AsyncPages",
         "_async.payments": "AsyncPayments",
         "_async.policies": "AsyncPolicies",
@@ -142,11 +137,12 @@ else:
         "contract.responses": "RawResponse",
         "_sync.accounts": "Accounts",
         "_sync.client": "AgentPay",
-        "_sync.console": "AccountDetails Approvals Audit Console ServedRequests",
-        "_sync.deliveries": "Deliveries Events RegisteredWebhooks",
+        "_sync.approvals": "Approvals",
+        "_sync.deliveries": "Deliveries Events",
         "_sync.event_stream": "EventStream",
         "_sync.keys": "AgentKeys OperatorKeys",
-        "_sync.origins": "Origins",
+        "_sync.logs": "AuditLog RequestLogs",
+        "_sync.sellers": "Sellers",
         "_sync.paging": "Page",
         "_sync.payments": "Payments",
         "_sync.policies": "Policies",
@@ -161,7 +157,7 @@ else:
             "TransactionStatusFilter TransactionType TransferStatus"
         ),
         "contract.console": (
-            "AccountDetail AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
+            "AccountDetails AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
         ),
         "contract.deliveries": "Delivery DeliveryAttempt NewSecret RegisteredWebhook ReplayedDeliveries",
         "contract.errors": "ErrorBody",

@@ -77,7 +77,7 @@ class AuthorizePaymentParams(TypedDict):
 
 
 class PinOriginParams(TypedDict, total=False):
-    """Arguments of `console.origins.put` besides the origin."""
+    """Arguments of `sellers.put` besides the origin."""
 
     category: str | None
     recipients: Sequence[str] | None

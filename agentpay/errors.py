@@ -409,13 +409,13 @@ class PaymentPendingApprovalError(AgentPayError):
 
     Attributes:
         idempotency_key: the key of the request.
-        transfer_id: the payment that waits, `txn_…`: `console.approvals.approve(transfer_id)`.
+        transfer_id: the payment that waits, `txn_…`: `approvals.approve(transfer_id)`.
     """
 
     def __init__(self, *, idempotency_key: str, transfer_id: str) -> None:
         super().__init__(
             f"payment {transfer_id} waits for an operator's approval, and nothing was paid. Once "
-            "console.approvals.approve has approved it, repeat the request with "
+            "approvals.approve has approved it, repeat the request with "
             f"payment_key={idempotency_key!r}"
         )
         self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]

@@ -24,7 +24,7 @@ from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.approvals import PendingTransfer
 from agentpay.contract.console import (
-    AccountDetail,
+    AccountDetails,
     AgentKey,
     AuditEntry,
     ConsoleSummary,
@@ -170,9 +170,9 @@ def account(status: choices.AccountStatus = "active", **fields: Any) -> Account:
     return _made(Account, {"status": status, "policy": policy(paused=status == "paused")}, fields)
 
 
-def account_detail(status: choices.AccountStatus = "active", **fields: Any) -> AccountDetail:  # noqa: ANN401
+def account_details(status: choices.AccountStatus = "active", **fields: Any) -> AccountDetails:  # noqa: ANN401
     """Return an account with its details on the console; the policy of a paused one is paused."""
-    return _made(AccountDetail, {"status": status, "policy": policy(paused=status == "paused")}, fields)
+    return _made(AccountDetails, {"status": status, "policy": policy(paused=status == "paused")}, fields)
 
 
 def balance(**fields: Any) -> Balance:  # noqa: ANN401

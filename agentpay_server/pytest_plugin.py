@@ -185,7 +185,7 @@ def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account")
     """
     if agentpay_server.base_url.endswith(".invalid"):
         agentpay_server.listen()
-    key = agentpay_server.console.agent_keys.create(agentpay_account.account_id, name="MCP").key
+    key = agentpay_server.agent_keys.create(agentpay_account.account_id, name="MCP").key
     return {
         "command": sys.executable,
         "args": ["-m", "agentpay.mcp"],

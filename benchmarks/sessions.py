@@ -96,7 +96,7 @@ def run() -> list[Result]:
 
         async def charge(session_id: str) -> None:
             for _ in range(BATCH):
-                await server.async_sessions.charge(session_id, amount="0.000001")
+                await server.async_client().sessions.charge(session_id, amount="0.000001")
 
         def charging(session_id: str):
             return lambda: server._running._owner.call(charge(session_id))

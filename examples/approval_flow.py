@@ -31,7 +31,7 @@ def main() -> None:
         bot, shop = client.accounts.create(name="Research bot"), client.accounts.create(name="Data shop")
         server.sandbox.fund(bot.account_id, "100")
         client.policies.update(bot.account_id, max_daily_spend="80", escalation_threshold="20")
-        key = server.console.agent_keys.create(bot.account_id).key
+        key = server.agent_keys.create(bot.account_id).key
 
         with operator(server.base_url, server.operator_key), ThreadPoolExecutor() as agents:
             asked = [
@@ -41,7 +41,7 @@ def main() -> None:
             for future in asked:
                 future.result()
 
-        metrics = server.console.accounts.get(bot.account_id)
+        metrics = server.accounts.details(bot.account_id)
         print(f"spent {metrics.spent_usdc}, remaining {metrics.remaining_usdc} of 80 USDC")
         print(f"{metrics.next_release_usdc} USDC more at {metrics.next_release_at}")
 
@@ -76,13 +76,13 @@ def decide() -> None:
     """Decide transfers as they arrive, until terminated: approve the small ones, reject the others."""
     with AgentPay() as client:
         while True:
-            for waiting in client.console.approvals.list():
+            for waiting in client.approvals.list():
                 print(f"operator: {waiting.amount_usdc} USDC to {waiting.to}, “{waiting.memo}”")
                 try:
                     if waiting.amount_usdc <= LARGEST_APPROVED:
-                        client.console.approvals.approve(waiting.transfer_id)
+                        client.approvals.approve(waiting.transfer_id)
                     else:
-                        client.console.approvals.reject(waiting.transfer_id, reason="Ask legal first")
+                        client.approvals.reject(waiting.transfer_id, reason="Ask legal first")
                 except (TransferRejectedError, InvalidRecipientError, ConflictError) as refusal:
                     # Another decision came first; or money is missing, and the transfer is listed again.
                     print(f"operator: {refusal.message}")

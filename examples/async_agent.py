@@ -25,7 +25,7 @@ async def main() -> None:
         providers = [await operator.accounts.create(name=f"Provider {number}") for number in (1, 2, 3)]
         await server.async_sandbox.fund(bot.account_id, "100")
         await operator.policies.update(bot.account_id, max_daily_spend=DAILY_LIMIT_USDC)
-        key = (await server.async_console.agent_keys.create(bot.account_id)).key
+        key = (await server.async_client().agent_keys.create(bot.account_id)).key
 
         # From here on as in production: a URL, and a key that can pay only from one account.
         async with AsyncAgentPay(base_url=server.listen(), api_key=key) as client:
@@ -35,7 +35,7 @@ async def main() -> None:
                 if entry.direction == "out":
                     print(f"  {entry.memo}: {entry.amount_usdc} USDC in {entry.tx_signature}")
 
-        detail = await server.async_console.accounts.get(bot.account_id)
+        detail = await server.async_client().accounts.details(bot.account_id)
         print(f"spent {detail.spent_usdc} of {DAILY_LIMIT_USDC} USDC")
         assert detail.spent_usdc == PRICE_USDC * outcomes["answered"] <= DAILY_LIMIT_USDC
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
@@ -13,6 +13,9 @@ from agentpay.contract import endpoints, spending
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount
 from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction, TransactionStatusFilter
+
+if TYPE_CHECKING:
+    from agentpay.contract.console import AccountDetails
 
 
 class AsyncAccounts(AsyncResource):
@@ -33,7 +36,7 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `console.accounts` returns it.
+            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `details` returns it.
                 A float is sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
@@ -149,3 +152,55 @@ class AsyncAccounts(AsyncResource):
         path = {"account_id": account_id}
         query = {"limit": limit, "cursor": cursor, "status": status, "since": since}
         return self._pages(endpoints.LIST_TRANSACTIONS, options, path=path, query=query)
+
+    async def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
+        """Read an account with its metadata, its on-chain policy record, and its spending.
+
+        Args:
+            account_id: the account, `acct_…`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        from agentpay.contract import console  # noqa: PLC0415 - few need it
+
+        request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
+        details: AccountDetails = await self._call(request, options)
+        return details
+
+    def list_details(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> "AsyncPages[AccountDetails]":
+        """List accounts with their details, newest first (interface CO4).
+
+        Args:
+            limit: accounts per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        from agentpay.contract import console  # noqa: PLC0415 - few need it
+
+        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={"limit": limit, "cursor": cursor})
+
+    async def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
+        """Unblock an account that was blocked because one of its transactions landed too late.
+
+        First compare its history with the chain: the log and the audit trail name the transactions. An
+        account that is not blocked stays unchanged.
+
+        Args:
+            account_id: the account, `acct_…`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The account, whose `signing_stopped_at` is None.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        from agentpay.contract import console  # noqa: PLC0415 - few need it
+
+        request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
+        details: AccountDetails = await self._call(request, options)
+        return details

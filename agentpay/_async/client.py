@@ -12,7 +12,6 @@ from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.policies import AsyncPolicies
 from agentpay._async.transfers import AsyncTransfers
-from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay._options import CallOptions
 from agentpay._requests import prepare_undescribed
@@ -22,9 +21,15 @@ from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
 
 if TYPE_CHECKING:
-    from agentpay._async.console import AsyncConsole
+    from agentpay._async.approvals import AsyncApprovals
+    from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents
+    from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+    from agentpay._async.logs import AsyncAuditLog, AsyncRequestLogs
     from agentpay._async.payments import AsyncPayments
+    from agentpay._async.sellers import AsyncSellers
     from agentpay._async.sessions import AsyncSessions
+    from agentpay._async.webhooks import AsyncWebhooks
+    from agentpay.contract.console import ConsoleSummary
     from agentpay.contract.identity import Identity
 
 
@@ -37,19 +42,25 @@ class AsyncAgentPay:
         accounts: create and read accounts, their balances and their history.
         policies: read and change spending policies.
         transfers: move USDC.
-        webhooks: register endpoints for events.
+        webhooks: your endpoints to which events are posted; all but `create` is an extension.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
         payments: an extension: pays for API calls that respond with HTTP 402.
-        console: an extension: the operator API of the dashboard.
+        events: an extension: recorded events, their stream and their replay.
+        deliveries: an extension: deliveries of events to webhooks, with every attempt.
+        approvals: an extension: transfers that wait for an operator's approval.
+        agent_keys: an extension: keys that are bound to one account.
+        operator_keys: an extension: keys with full access, and sign-in to the console.
+        sellers: an extension: what may be paid to each seller behind HTTP 402.
+        audit_log: an extension: every change, and who made it.
+        request_logs: an extension: the requests that the server has responded to.
     """
 
     # The slots are class attributes, so that `Mock(spec=AsyncAgentPay)` has the resources too.
-    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers")
 
     accounts: AsyncAccounts
     policies: AsyncPolicies
     transfers: AsyncTransfers
-    webhooks: AsyncWebhooks
 
     __module__ = "agentpay"
 
@@ -114,7 +125,6 @@ class AsyncAgentPay:
         self.accounts = AsyncAccounts(self._caller)
         self.policies = AsyncPolicies(self._caller)
         self.transfers = AsyncTransfers(self._caller)
-        self.webhooks = AsyncWebhooks(self._caller)
 
     @property
     def base_url(self) -> str:
@@ -151,11 +161,67 @@ class AsyncAgentPay:
         return AsyncPayments(self._caller)
 
     @cached_property
-    def console(self) -> "AsyncConsole":
-        """The operator API, an extension. It needs an operator key."""
-        from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - few need it
+    def webhooks(self) -> "AsyncWebhooks":
+        """Your endpoints to which events are posted. All but `create` is an extension."""
+        from agentpay._async.webhooks import AsyncWebhooks  # noqa: PLC0415 - few need it
 
-        return AsyncConsole(self._caller)
+        return AsyncWebhooks(self._caller)
+
+    @cached_property
+    def events(self) -> "AsyncEvents":
+        """An extension: recorded events, their stream and their replay."""
+        from agentpay._async.deliveries import AsyncEvents  # noqa: PLC0415 - few need it
+
+        return AsyncEvents(self._caller)
+
+    @cached_property
+    def deliveries(self) -> "AsyncDeliveries":
+        """An extension: deliveries of events to webhooks, with every attempt."""
+        from agentpay._async.deliveries import AsyncDeliveries  # noqa: PLC0415 - few need it
+
+        return AsyncDeliveries(self._caller)
+
+    @cached_property
+    def approvals(self) -> "AsyncApprovals":
+        """An extension: transfers that wait for an operator's approval."""
+        from agentpay._async.approvals import AsyncApprovals  # noqa: PLC0415 - few need it
+
+        return AsyncApprovals(self._caller)
+
+    @cached_property
+    def agent_keys(self) -> "AsyncAgentKeys":
+        """An extension: keys that are bound to one account."""
+        from agentpay._async.keys import AsyncAgentKeys  # noqa: PLC0415 - few need it
+
+        return AsyncAgentKeys(self._caller)
+
+    @cached_property
+    def operator_keys(self) -> "AsyncOperatorKeys":
+        """An extension: keys with full access, and sign-in to the console."""
+        from agentpay._async.keys import AsyncOperatorKeys  # noqa: PLC0415 - few need it
+
+        return AsyncOperatorKeys(self._caller)
+
+    @cached_property
+    def sellers(self) -> "AsyncSellers":
+        """An extension: what may be paid to each seller behind HTTP 402."""
+        from agentpay._async.sellers import AsyncSellers  # noqa: PLC0415 - few need it
+
+        return AsyncSellers(self._caller)
+
+    @cached_property
+    def audit_log(self) -> "AsyncAuditLog":
+        """An extension: every change, and who made it."""
+        from agentpay._async.logs import AsyncAuditLog  # noqa: PLC0415 - few need it
+
+        return AsyncAuditLog(self._caller)
+
+    @cached_property
+    def request_logs(self) -> "AsyncRequestLogs":
+        """An extension: the requests that the server has responded to."""
+        from agentpay._async.logs import AsyncRequestLogs  # noqa: PLC0415 - few need it
+
+        return AsyncRequestLogs(self._caller)
 
     async def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
@@ -171,6 +237,16 @@ class AsyncAgentPay:
         from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
 
         return await AsyncIdentities(self._caller).whoami(**options)
+
+    async def summary(self, **options: Unpack[CallOptions]) -> "ConsoleSummary":
+        """Count accounts, pending approvals, undelivered deliveries and open sessions. An extension.
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
+
+        return await AsyncIdentities(self._caller).summary(**options)
 
     async def request(
         self,

@@ -1,16 +1,17 @@
-"""The identity of a key, an extension: the implementation of `client.whoami`."""
+"""The implementation of `client.whoami` and `client.summary`, two extensions."""
 
 from typing import Unpack
 
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import identity
+from agentpay.contract import console, identity
+from agentpay.contract.console import ConsoleSummary
 from agentpay.contract.identity import Identity
 
 
 class AsyncIdentities(AsyncResource):
-    """Calls about the client's own key (interface K10)."""
+    """Calls about the client's own key and its operator."""
 
     async def whoami(self, **options: Unpack[CallOptions]) -> Identity:
         """Read the identity of this client's key, and whether its money is real.
@@ -25,3 +26,12 @@ class AsyncIdentities(AsyncResource):
         """
         answer: Identity = await self._call(prepare(identity.WHO_AM_I), options)
         return answer
+
+    async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
+        """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
+        return summary

@@ -8,9 +8,10 @@ from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import console, operator_keys
+from agentpay.contract import console, operator_keys, sign_in
 from agentpay.contract.console import AgentKey, CreateAgentKey, NewAgentKey
 from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
+from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 
 
 class AsyncAgentKeys(AsyncResource):
@@ -77,7 +78,7 @@ class AsyncAgentKeys(AsyncResource):
 
 
 class AsyncOperatorKeys(AsyncResource):
-    """Operator keys (interface K8, K9). All need an operator key."""
+    """Operator keys, and sign-in to the console. All but `sign_in` need an operator key."""
 
     __module__ = "agentpay"
 
@@ -122,3 +123,32 @@ class AsyncOperatorKeys(AsyncResource):
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
         await self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)
+
+    async def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
+        """Create a code that signs in to the console once, within 10 minutes (interface CO20).
+
+        The link to open is `{base_url}/dashboard#code={code}`.
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        code: SignInCode = await self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
+        return code
+
+    async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
+        """Exchange the code of a sign-in link for a key of the console (interface CO18).
+
+        It needs no key: the key of this client is ignored.
+
+        Args:
+            code: what follows `#code=` in the link.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The key, which expires after 12 hours; it is shown here and never again.
+
+        Raises:
+            AuthenticationError: the code is invalid, has expired, or was used before.
+        """
+        key: ConsoleKey = await self._call(prepare(sign_in.SIGN_IN, body=SignIn(code=code)), options)
+        return key

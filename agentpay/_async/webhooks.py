@@ -1,14 +1,16 @@
-"""The webhooks resource: register endpoints for events."""
+"""The webhooks resource: register endpoints for events; listing and changing them is an extension."""
 
 from collections.abc import Sequence
 from typing import Unpack
 
 from agentpay._arguments import request_of
+from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import endpoints
+from agentpay.contract import deliveries, endpoints
 from agentpay.contract.choices import EventType
+from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, NewSecret, RegisteredWebhook, RotateSecret
 from agentpay.contract.policies import Limit
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
@@ -49,3 +51,60 @@ class AsyncWebhooks(AsyncResource):
         body = request_of(CreateWebhook, locals())
         webhook: Webhook = await self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[RegisteredWebhook]:
+        """List the registered webhooks, newest first, without their secrets.
+
+        Args:
+            limit: webhooks per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
+
+    async def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
+        """Delete a webhook and abandon its pending deliveries.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+        """
+        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), options)
+
+    async def rotate_secret(
+        self,
+        webhook_id: str,
+        *,
+        overlap_seconds: int = DEFAULT_OVERLAP_SECONDS,
+        **options: Unpack[CallOptions],
+    ) -> NewSecret:
+        """Rotate the secret of a webhook (interface CO10).
+
+        While the rotation overlaps, the contract's header is signed with the old secret and a second header
+        with the new one; `agentpay.webhooks` checks both.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            overlap_seconds: how long both secrets sign, from 0 to 30 days; 24 hours by default, 0 after a
+                leak.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The new secret, which is shown only here.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+            ConflictError: the previous rotation still overlaps (`rotation_in_progress`).
+        """
+        request = prepare(
+            deliveries.ROTATE_SECRET,
+            path={"webhook_id": webhook_id},
+            body=RotateSecret(overlap_seconds=overlap_seconds),
+        )
+        secret: NewSecret = await self._call(request, options)
+        return secret

@@ -13,7 +13,6 @@ from agentpay._sync.accounts import Accounts
 from agentpay._sync.caller import Caller
 from agentpay._sync.policies import Policies
 from agentpay._sync.transfers import Transfers
-from agentpay._sync.webhooks import Webhooks
 from agentpay._http import Http, HttpClient, Transport
 from agentpay._options import CallOptions
 from agentpay._requests import prepare_undescribed
@@ -23,9 +22,15 @@ from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
 
 if TYPE_CHECKING:
-    from agentpay._sync.console import Console
+    from agentpay._sync.approvals import Approvals
+    from agentpay._sync.deliveries import Deliveries, Events
+    from agentpay._sync.keys import AgentKeys, OperatorKeys
+    from agentpay._sync.logs import AuditLog, RequestLogs
     from agentpay._sync.payments import Payments
+    from agentpay._sync.sellers import Sellers
     from agentpay._sync.sessions import Sessions
+    from agentpay._sync.webhooks import Webhooks
+    from agentpay.contract.console import ConsoleSummary
     from agentpay.contract.identity import Identity
 
 
@@ -38,19 +43,25 @@ class AgentPay:
         accounts: create and read accounts, their balances and their history.
         policies: read and change spending policies.
         transfers: move USDC.
-        webhooks: register endpoints for events.
+        webhooks: your endpoints to which events are posted; all but `create` is an extension.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
         payments: an extension: pays for API calls that respond with HTTP 402.
-        console: an extension: the operator API of the dashboard.
+        events: an extension: recorded events, their stream and their replay.
+        deliveries: an extension: deliveries of events to webhooks, with every attempt.
+        approvals: an extension: transfers that wait for an operator's approval.
+        agent_keys: an extension: keys that are bound to one account.
+        operator_keys: an extension: keys with full access, and sign-in to the console.
+        sellers: an extension: what may be paid to each seller behind HTTP 402.
+        audit_log: an extension: every change, and who made it.
+        request_logs: an extension: the requests that the server has responded to.
     """
 
     # The slots are class attributes, so that `Mock(spec=AgentPay)` has the resources too.
-    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+    __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers")
 
     accounts: Accounts
     policies: Policies
     transfers: Transfers
-    webhooks: Webhooks
 
     __module__ = "agentpay"
 
@@ -115,7 +126,6 @@ class AgentPay:
         self.accounts = Accounts(self._caller)
         self.policies = Policies(self._caller)
         self.transfers = Transfers(self._caller)
-        self.webhooks = Webhooks(self._caller)
 
     @property
     def base_url(self) -> str:
@@ -152,11 +162,67 @@ class AgentPay:
         return Payments(self._caller)
 
     @cached_property
-    def console(self) -> "Console":
-        """The operator API, an extension. It needs an operator key."""
-        from agentpay._sync.console import Console  # noqa: PLC0415 - few need it
+    def webhooks(self) -> "Webhooks":
+        """Your endpoints to which events are posted. All but `create` is an extension."""
+        from agentpay._sync.webhooks import Webhooks  # noqa: PLC0415 - few need it
 
-        return Console(self._caller)
+        return Webhooks(self._caller)
+
+    @cached_property
+    def events(self) -> "Events":
+        """An extension: recorded events, their stream and their replay."""
+        from agentpay._sync.deliveries import Events  # noqa: PLC0415 - few need it
+
+        return Events(self._caller)
+
+    @cached_property
+    def deliveries(self) -> "Deliveries":
+        """An extension: deliveries of events to webhooks, with every attempt."""
+        from agentpay._sync.deliveries import Deliveries  # noqa: PLC0415 - few need it
+
+        return Deliveries(self._caller)
+
+    @cached_property
+    def approvals(self) -> "Approvals":
+        """An extension: transfers that wait for an operator's approval."""
+        from agentpay._sync.approvals import Approvals  # noqa: PLC0415 - few need it
+
+        return Approvals(self._caller)
+
+    @cached_property
+    def agent_keys(self) -> "AgentKeys":
+        """An extension: keys that are bound to one account."""
+        from agentpay._sync.keys import AgentKeys  # noqa: PLC0415 - few need it
+
+        return AgentKeys(self._caller)
+
+    @cached_property
+    def operator_keys(self) -> "OperatorKeys":
+        """An extension: keys with full access, and sign-in to the console."""
+        from agentpay._sync.keys import OperatorKeys  # noqa: PLC0415 - few need it
+
+        return OperatorKeys(self._caller)
+
+    @cached_property
+    def sellers(self) -> "Sellers":
+        """An extension: what may be paid to each seller behind HTTP 402."""
+        from agentpay._sync.sellers import Sellers  # noqa: PLC0415 - few need it
+
+        return Sellers(self._caller)
+
+    @cached_property
+    def audit_log(self) -> "AuditLog":
+        """An extension: every change, and who made it."""
+        from agentpay._sync.logs import AuditLog  # noqa: PLC0415 - few need it
+
+        return AuditLog(self._caller)
+
+    @cached_property
+    def request_logs(self) -> "RequestLogs":
+        """An extension: the requests that the server has responded to."""
+        from agentpay._sync.logs import RequestLogs  # noqa: PLC0415 - few need it
+
+        return RequestLogs(self._caller)
 
     def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
@@ -172,6 +238,16 @@ class AgentPay:
         from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
 
         return Identities(self._caller).whoami(**options)
+
+    def summary(self, **options: Unpack[CallOptions]) -> "ConsoleSummary":
+        """Count accounts, pending approvals, undelivered deliveries and open sessions. An extension.
+
+        Args:
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
+
+        return Identities(self._caller).summary(**options)
 
     def request(
         self,

@@ -1,9 +1,11 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The operator API for webhooks, events and deliveries as resources, an extension."""
+"""Events and their deliveries as resources, an extension."""
 
 from datetime import datetime
 from typing import Literal, Unpack
 
+from agentpay._arguments import check_text
+from agentpay._sync.event_stream import EventStream
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -11,82 +13,16 @@ from agentpay._requests import prepare
 from agentpay.contract import deliveries
 from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
-    DEFAULT_OVERLAP_SECONDS,
     Delivery,
     DeliveryStatusFilter,
-    NewSecret,
-    RegisteredWebhook,
     ReplayableStatus,
     ReplayDeliveries,
     ReplayedDeliveries,
     ReplayEvent,
-    RotateSecret,
 )
 from agentpay.contract.events import AnyEvent
+from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.pages import PageBody
-
-
-class RegisteredWebhooks(Resource):
-    """Registered webhooks (interface CO8 to CO10). They are registered with `client.webhooks.create`."""
-
-    __module__ = "agentpay"
-
-    def list(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[RegisteredWebhook]:
-        """List the registered webhooks, newest first, without their secrets.
-
-        Args:
-            limit: webhooks per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
-
-    def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
-        """Delete a webhook and abandon its pending deliveries.
-
-        Args:
-            webhook_id: the webhook, `wh_…`.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            NotFoundError: no such webhook of this operator.
-        """
-        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), options)
-
-    def rotate_secret(
-        self,
-        webhook_id: str,
-        *,
-        overlap_seconds: int = DEFAULT_OVERLAP_SECONDS,
-        **options: Unpack[CallOptions],
-    ) -> NewSecret:
-        """Rotate the secret of a webhook (interface CO10).
-
-        While the rotation overlaps, the contract's header is signed with the old secret and a second header
-        with the new one; `agentpay.webhooks` checks both.
-
-        Args:
-            webhook_id: the webhook, `wh_…`.
-            overlap_seconds: how long both secrets sign, from 0 to 30 days; 24 hours by default, 0 after a
-                leak.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Returns:
-            The new secret, which is shown only here.
-
-        Raises:
-            NotFoundError: no such webhook of this operator.
-            ConflictError: the previous rotation still overlaps (`rotation_in_progress`).
-        """
-        request = prepare(
-            deliveries.ROTATE_SECRET,
-            path={"webhook_id": webhook_id},
-            body=RotateSecret(overlap_seconds=overlap_seconds),
-        )
-        secret: NewSecret = self._call(request, options)
-        return secret
 
 
 class Events(Resource):
@@ -158,6 +94,34 @@ class Events(Resource):
         )
         page: PageBody[Delivery] = self._call(request, options)
         return page.data
+
+    def stream(self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]) -> EventStream:
+        """Open a stream of events, which yields each as it is recorded (interface CO21).
+
+            with client.events.stream() as stream:
+                for event in stream: ...
+
+        Nothing is retried. When the connection is lost, call it again with the stream's `last_event_id`.
+
+        Args:
+            last_event_id: yield what was recorded after this event, `evt_…`; by default from now on. After an
+                unknown one, from now on too.
+            **options: `timeout`, `total_timeout` and `extra_headers`: see `CallOptions`. Keep the timeout
+                above 15 seconds: without events the server sends a comment every 15 seconds.
+
+        Returns:
+            The stream: a context manager that yields events. See `EventStream`.
+
+        Raises:
+            RateLimitError: this key has 10 streams open at this server.
+            APIConnectionError: the connection was lost.
+            ResponseValidationError: the response is no stream of events; check `base_url`.
+        """
+        if last_event_id is not None:
+            after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
+            options["extra_headers"] = {**options.get("extra_headers", {}), **after}
+        pieces = self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options)
+        return EventStream.open(pieces, last_event_id)
 
 
 class Deliveries(Resource):

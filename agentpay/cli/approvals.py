@@ -36,7 +36,7 @@ def list_approvals(*, server: AgentPay, output: Output, listing: Listing) -> Non
     """List waiting transfers, newest first."""
     listing.show(
         output,
-        lambda: server.console.approvals.list(limit=listing.page),
+        lambda: server.approvals.list(limit=listing.page),
         _columns(AccountNames(server)),
         empty=_EMPTY,
         moment=lambda each: each.created_at,
@@ -78,7 +78,7 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str, is_yes: bool)
     """
     confirm(output, lambda: f"Approve {_described(server, transfer_id)}?", is_yes=is_yes)
     with output.progress(f"Paying {transfer_id}"):
-        transfer = server.console.approvals.approve(transfer_id)
+        transfer = server.approvals.approve(transfer_id)
     output.result(transfer, "Approved")
 
 
@@ -90,4 +90,4 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str, is_yes: bool)
 def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None, is_yes: bool) -> None:
     """Reject a transfer. This cannot be undone."""
     confirm(output, lambda: f"Reject {_described(server, transfer_id)}?", is_yes=is_yes)
-    output.result(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")
+    output.result(server.approvals.reject(transfer_id, reason=reason), "Rejected")

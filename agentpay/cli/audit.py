@@ -33,7 +33,7 @@ def list_audit(*, server: AgentPay, output: Output, listing: Listing) -> None:
     ]
     listing.show(
         output,
-        lambda: server.console.audit.list(limit=listing.page),
+        lambda: server.audit_log.list(limit=listing.page),
         columns,
         empty="No changes.",
         moment=lambda each: each.created_at,
@@ -65,7 +65,7 @@ def list_requests(*, server: AgentPay, output: Output, listing: Listing) -> None
     ]
     listing.show(
         output,
-        lambda: server.console.requests.list(limit=listing.page),
+        lambda: server.request_logs.list(limit=listing.page),
         columns,
         empty="No requests.",
         moment=lambda each: each.at,

@@ -72,7 +72,7 @@ def list_deliveries(
     wanted = None if status is None else DeliveryStatusFilter(status)
     listing.show(
         output,
-        lambda: server.console.deliveries.list(
+        lambda: server.deliveries.list(
             status=wanted, event_id=event_id, webhook_id=webhook_id, since=listing.since, limit=listing.page
         ),
         _COLUMNS,
@@ -116,7 +116,7 @@ def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Pos
         for place, post in enumerate(wanted, 1):
             say(f"Sending {place} of {len(wanted)}")
             try:
-                created += server.console.events.replay(post.event_id, webhook_id=post.webhook_id)
+                created += server.events.replay(post.event_id, webhook_id=post.webhook_id)
             except (errors.NotFoundError, errors.InvalidRequestError) as error:
                 # An event or webhook was deleted in the meantime. The others can still be replayed.
                 details = "".join(f"; {fault.field} {fault.message}" for fault in error.details)
@@ -147,7 +147,7 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
     missing = {given for given in ids if given.startswith(DELIVERY)}
     found: dict[str, Delivery] = {}
     if missing:
-        for delivery in server.console.deliveries.list(webhook_id=webhook_id, limit=100):
+        for delivery in server.deliveries.list(webhook_id=webhook_id, limit=100):
             if delivery.delivery_id in missing:
                 found[delivery.delivery_id] = delivery
                 if len(found) == len(missing):
@@ -169,10 +169,10 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
 
 def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
     """Yield undelivered events that were not replayed since, oldest first, so that none is received twice."""
-    undelivered = list(server.console.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
-    registered = {webhook.webhook_id for webhook in server.console.webhooks.list(limit=100)}
+    undelivered = list(server.deliveries.list(status="undelivered", webhook_id=webhook_id, limit=100))
+    registered = {webhook.webhook_id for webhook in server.webhooks.list(limit=100)}
     for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(undelivered)):
-        of_event = server.console.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
+        of_event = server.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
         is_undelivered = any(newest.status == DeliveryStatusFilter.UNDELIVERED for newest in of_event.data)
         if is_undelivered and post.webhook_id in registered:
             yield post

@@ -46,7 +46,7 @@ def list_events(
     ]
     listing.show(
         output,
-        lambda: server.console.events.list(
+        lambda: server.events.list(
             type=wanted, account_id=account_id, since=listing.since, limit=listing.page
         ),
         columns,

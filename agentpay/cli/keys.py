@@ -37,7 +37,7 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
     ]
     listing.show(
         output,
-        lambda: server.console.agent_keys.list(limit=listing.page),
+        lambda: server.agent_keys.list(limit=listing.page),
         columns,
         empty="No agent keys. Create one with agentpay keys create --account ACCOUNT.",
         moment=lambda each: each.created_at,
@@ -76,9 +76,7 @@ def create_key(
 ) -> None:
     """Create an agent key. It is shown only once."""
     account_id = find_account(server, output, account)
-    key = server.console.agent_keys.create(
-        account_id, name=name, expires_in=expires_in, max_total_usdc=max_total
-    )
+    key = server.agent_keys.create(account_id, name=name, expires_in=expires_in, max_total_usdc=max_total)
     output.record_once(key, "New agent key")
 
 
@@ -90,12 +88,12 @@ def revoke_key(*, server: AgentPay, output: Output, agent_key: str, is_yes: bool
     """Revoke an agent key, given by identifier or name. It does nothing any more."""
     key_id = find_key(server, output, agent_key)
     confirm(output, lambda: f"Revoke {_described(server, key_id)}? It can pay nothing more.", is_yes=is_yes)
-    server.console.agent_keys.revoke(key_id)
+    server.agent_keys.revoke(key_id)
     output.done("key_id", key_id, "revoked")
 
 
 def _described(server: AgentPay, key_id: str) -> str:
-    found = (each for each in server.console.agent_keys.list(limit=100) if each.key_id == key_id)
+    found = (each for each in server.agent_keys.list(limit=100) if each.key_id == key_id)
     return next(
         (f"agent key {each.name!r} of {AccountNames(server)(each.account_id)}" for each in found), key_id
     )

@@ -307,7 +307,7 @@ class _Feed:
 
     async def fresh(self) -> list[Event]:
         """Return new events; an empty list at the first call, which only records the existing ones."""
-        page = await self._server.console.events.list(account_id=self._account_id, limit=_PAGE)
+        page = await self._server.events.list(account_id=self._account_id, limit=_PAGE)
         seen = list(page.data)
         known = self._known
         while known is not None and page.has_more and page.data and page.data[-1].id not in known:

@@ -57,12 +57,12 @@ def find_payee(server: AgentPay, output: Output, given: str) -> str:
 
 def find_key(server: AgentPay, output: Output, given: str) -> str:
     """Return the identifier of an agent key."""
-    return _named(given, KEY, lambda: server.console.agent_keys.list(limit=100), "agent key", output)
+    return _named(given, KEY, lambda: server.agent_keys.list(limit=100), "agent key", output)
 
 
 def find_operator_key(server: AgentPay, output: Output, given: str) -> str:
     """Return the identifier of an operator key."""
-    return _named(given, KEY, lambda: server.console.operator_keys.list(limit=100), "operator key", output)
+    return _named(given, KEY, lambda: server.operator_keys.list(limit=100), "operator key", output)
 
 
 def find_webhook(server: AgentPay, output: Output, given: str) -> str:
@@ -70,7 +70,7 @@ def find_webhook(server: AgentPay, output: Output, given: str) -> str:
     if is_identifier(given, WEBHOOK):
         return given
     with output.progress(f"Looking up {given}"):
-        webhooks = [each.webhook_id for each in server.console.webhooks.list(limit=100) if each.url == given]
+        webhooks = [each.webhook_id for each in server.webhooks.list(limit=100) if each.url == given]
     return _only(webhooks, f"webhook with URL {given!r}", "webhooks list", output)
 
 
@@ -112,10 +112,9 @@ class KeyNames:
 
     @cached_property
     def _names(self) -> dict[str, str]:
-        console = self._server.console
         lists: tuple[Iterable[Any], ...] = (
-            console.agent_keys.list(limit=100),
-            console.operator_keys.list(limit=100),
+            self._server.agent_keys.list(limit=100),
+            self._server.operator_keys.list(limit=100),
         )
         return {key.key_id: key.name for keys in lists for key in islice(keys, _NAMED_MAX) if key.name}
 

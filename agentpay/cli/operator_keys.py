@@ -36,7 +36,7 @@ def list_operator_keys(*, server: AgentPay, output: Output, listing: Listing) ->
     """List your valid operator keys, newest first. The keys themselves are not shown."""
     listing.show(
         output,
-        lambda: server.console.operator_keys.list(limit=listing.page),
+        lambda: server.operator_keys.list(limit=listing.page),
         _COLUMNS,
         empty="No operator keys.",
         moment=lambda each: each.created_at,
@@ -51,7 +51,7 @@ def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
 
     NAME is a label, 1 to 100 characters.
     """
-    output.record_once(server.console.operator_keys.create(name=name), "New operator key")
+    output.record_once(server.operator_keys.create(name=name), "New operator key")
 
 
 @operator_keys.command("revoke")
@@ -66,10 +66,10 @@ def revoke_operator_key(*, server: AgentPay, output: Output, operator_key: str, 
         lambda: f"Revoke {_described(server, key_id)}? Programs that use it are refused from then on.",
         is_yes=is_yes,
     )
-    server.console.operator_keys.revoke(key_id)
+    server.operator_keys.revoke(key_id)
     output.done("key_id", key_id, "revoked")
 
 
 def _described(server: AgentPay, key_id: str) -> str:
-    found = (each for each in server.console.operator_keys.list(limit=100) if each.key_id == key_id)
+    found = (each for each in server.operator_keys.list(limit=100) if each.key_id == key_id)
     return next((f"operator key {each.name!r}" for each in found), key_id)

@@ -83,7 +83,7 @@ def list_webhooks(*, server: AgentPay, output: Output, listing: Listing) -> None
     """List webhooks, newest first. Secrets are not shown."""
     listing.show(
         output,
-        lambda: server.console.webhooks.list(limit=listing.page),
+        lambda: server.webhooks.list(limit=listing.page),
         _COLUMNS,
         empty="No webhooks. Create one with agentpay webhooks create URL.",
         moment=lambda each: each.created_at,
@@ -99,7 +99,7 @@ def delete_webhook(*, server: AgentPay, output: Output, webhook: str, is_yes: bo
     webhook_id = find_webhook(server, output, webhook)
     question = "Delete the webhook {}? What it has not received yet is not sent."
     confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)
-    server.console.webhooks.delete(webhook_id)
+    server.webhooks.delete(webhook_id)
     output.done("webhook_id", webhook_id, "deleted")
 
 
@@ -120,10 +120,10 @@ def rotate_secret(*, server: AgentPay, output: Output, webhook: str, overlap: in
     webhook_id = find_webhook(server, output, webhook)
     question = f"Replace the secret of {{}}? The old one signs for {overlap} s more."
     confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)
-    new = server.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
+    new = server.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
     output.record_once(new, "New secret")
 
 
 def _url(server: AgentPay, webhook_id: str) -> str:
-    found = (each.url for each in server.console.webhooks.list(limit=100) if each.webhook_id == webhook_id)
+    found = (each.url for each in server.webhooks.list(limit=100) if each.webhook_id == webhook_id)
     return next(found, webhook_id)

@@ -65,7 +65,7 @@ class RejectTransfer(Request):
 
 
 LIST_APPROVALS: Final = Endpoint(
-    name="console.approvals.list",
+    name="approvals.list",
     method="GET",
     path=EXTENSIONS + "/console/approvals",
     scope=Scope.OPERATOR,
@@ -75,7 +75,7 @@ LIST_APPROVALS: Final = Endpoint(
     summary="List the transfers that are pending approval, newest first.",
 )
 APPROVE_TRANSFER: Final = Endpoint(
-    name="console.approvals.approve",
+    name="approvals.approve",
     method="POST",
     path=EXTENSIONS + "/console/approvals/{transfer_id}/approve",
     scope=Scope.OPERATOR,
@@ -96,7 +96,7 @@ APPROVE_TRANSFER: Final = Endpoint(
     summary="Approve a transfer: check the policy in force again, and execute.",
 )
 REJECT_TRANSFER: Final = Endpoint(
-    name="console.approvals.reject",
+    name="approvals.reject",
     method="POST",
     path=EXTENSIONS + "/console/approvals/{transfer_id}/reject",
     scope=Scope.OPERATOR,

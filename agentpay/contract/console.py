@@ -121,7 +121,7 @@ class PolicyRecordView(Model):
 
 
 @frozen(kw_only=True)
-class AccountDetail(Account):
+class AccountDetails(Account):
     """An account with the details that only its operator may see.
 
     Attributes:
@@ -282,7 +282,7 @@ class ListAccountDetails(Request):
 
 
 GET_SUMMARY: Final = Endpoint(
-    name="console.summary",
+    name="summary",
     method="GET",
     path=EXTENSIONS + "/console/summary",
     scope=Scope.OPERATOR,
@@ -291,7 +291,7 @@ GET_SUMMARY: Final = Endpoint(
     summary="Read the operator's name, and count accounts, pending approvals and other open work.",
 )
 LIST_SERVED_REQUESTS: Final = Endpoint(
-    name="console.requests.list",
+    name="request_logs.list",
     method="GET",
     path=EXTENSIONS + "/console/requests",
     scope=Scope.OPERATOR,
@@ -301,7 +301,7 @@ LIST_SERVED_REQUESTS: Final = Endpoint(
     summary="List the operator's last 1,000 requests to this server process, newest first.",
 )
 CREATE_AGENT_KEY: Final = Endpoint(
-    name="console.agent_keys.create",
+    name="agent_keys.create",
     method="POST",
     path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
@@ -313,7 +313,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
     summary="Create an agent-scoped key, bound to one account.",
 )
 LIST_AGENT_KEYS: Final = Endpoint(
-    name="console.agent_keys.list",
+    name="agent_keys.list",
     method="GET",
     path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
@@ -323,7 +323,7 @@ LIST_AGENT_KEYS: Final = Endpoint(
     summary="List the valid agent-scoped keys, newest first.",
 )
 REVOKE_AGENT_KEY: Final = Endpoint(
-    name="console.agent_keys.revoke",
+    name="agent_keys.revoke",
     method="DELETE",
     path=EXTENSIONS + "/console/agent-keys/{key_id}",
     scope=Scope.OPERATOR,
@@ -332,40 +332,40 @@ REVOKE_AGENT_KEY: Final = Endpoint(
     summary="Revoke an agent-scoped key.",
 )
 LIST_ACCOUNT_DETAILS: Final = Endpoint(
-    name="console.accounts.list",
+    name="accounts.list_details",
     method="GET",
     path=EXTENSIONS + "/console/accounts",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListAccountDetails,
-    responses={200: PageBody[AccountDetail]},
+    responses={200: PageBody[AccountDetails]},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="List accounts with their details, newest first.",
 )
 GET_ACCOUNT_DETAIL: Final = Endpoint(
-    name="console.accounts.get",
+    name="accounts.details",
     method="GET",
     path=EXTENSIONS + "/console/accounts/{account_id}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
-    responses={200: AccountDetail},
+    responses={200: AccountDetails},
     echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with its metadata, policy record and spending.",
 )
 ALLOW_SIGNING: Final = Endpoint(
-    name="console.accounts.allow_signing",
+    name="accounts.unblock",
     method="POST",
     path=EXTENSIONS + "/console/accounts/{account_id}/allow-signing",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
-    responses={200: AccountDetail},
+    responses={200: AccountDetails},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Unblock an account after its history has been compared with the chain.",
     echoes={"account_id": "account_id"},
 )
 LIST_AUDIT: Final = Endpoint(
-    name="console.audit.list",
+    name="audit_log.list",
     method="GET",
     path=EXTENSIONS + "/console/audit",
     scope=Scope.OPERATOR,

@@ -255,7 +255,7 @@ class ReplayedDeliveries(Model):
 
 
 LIST_WEBHOOKS: Final = Endpoint(
-    name="console.webhooks.list",
+    name="webhooks.list",
     method="GET",
     path=EXTENSIONS + "/console/webhooks",
     scope=Scope.OPERATOR,
@@ -265,7 +265,7 @@ LIST_WEBHOOKS: Final = Endpoint(
     summary="List the registered webhooks, newest first.",
 )
 DELETE_WEBHOOK: Final = Endpoint(
-    name="console.webhooks.delete",
+    name="webhooks.delete",
     method="DELETE",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}",
     scope=Scope.OPERATOR,
@@ -274,7 +274,7 @@ DELETE_WEBHOOK: Final = Endpoint(
     summary="Delete a webhook.",
 )
 ROTATE_SECRET: Final = Endpoint(
-    name="console.webhooks.rotate_secret",
+    name="webhooks.rotate_secret",
     method="POST",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}/rotate-secret",
     scope=Scope.OPERATOR,
@@ -286,7 +286,7 @@ ROTATE_SECRET: Final = Endpoint(
     summary="Rotate the secret of a webhook, with an overlap.",
 )
 LIST_EVENTS: Final = Endpoint(
-    name="console.events.list",
+    name="events.list",
     method="GET",
     path=EXTENSIONS + "/console/events",
     scope=Scope.OPERATOR,
@@ -297,7 +297,7 @@ LIST_EVENTS: Final = Endpoint(
     summary="List the recorded events, newest first.",
 )
 LIST_DELIVERIES: Final = Endpoint(
-    name="console.deliveries.list",
+    name="deliveries.list",
     method="GET",
     path=EXTENSIONS + "/console/deliveries",
     scope=Scope.OPERATOR,
@@ -308,7 +308,7 @@ LIST_DELIVERIES: Final = Endpoint(
     summary="List deliveries with every attempt, newest first.",
 )
 REPLAY_EVENT: Final = Endpoint(
-    name="console.events.replay",
+    name="events.replay",
     method="POST",
     path=EXTENSIONS + "/console/events/{event_id}/replay",
     scope=Scope.OPERATOR,
@@ -321,7 +321,7 @@ REPLAY_EVENT: Final = Endpoint(
 )
 
 REPLAY_DELIVERIES: Final = Endpoint(
-    name="console.deliveries.replay",
+    name="deliveries.replay",
     method="POST",
     path=EXTENSIONS + "/console/deliveries/replay",
     scope=Scope.OPERATOR,
@@ -333,7 +333,7 @@ REPLAY_DELIVERIES: Final = Endpoint(
     "replayed before is not replayed again, unless that replay failed too.",
 )
 STREAM_EVENTS: Final = Endpoint(
-    name="console.stream",
+    name="events.stream",
     method="GET",
     path=EXTENSIONS + "/console/stream",
     scope=Scope.OPERATOR,

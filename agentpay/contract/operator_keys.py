@@ -90,7 +90,7 @@ class ListOperatorKeys(Request):
 
 
 CREATE_OPERATOR_KEY: Final = Endpoint(
-    name="console.operator_keys.create",
+    name="operator_keys.create",
     method="POST",
     path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR_KEY,
@@ -101,7 +101,7 @@ CREATE_OPERATOR_KEY: Final = Endpoint(
     description="It has the same rights as the key that creates it. It is shown only once.",
 )
 LIST_OPERATOR_KEYS: Final = Endpoint(
-    name="console.operator_keys.list",
+    name="operator_keys.list",
     method="GET",
     path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR,
@@ -111,7 +111,7 @@ LIST_OPERATOR_KEYS: Final = Endpoint(
     summary="List the valid operator keys, newest first.",
 )
 REVOKE_OPERATOR_KEY: Final = Endpoint(
-    name="console.operator_keys.revoke",
+    name="operator_keys.revoke",
     method="DELETE",
     path=EXTENSIONS + "/console/operator-keys/{key_id}",
     scope=Scope.OPERATOR_KEY,

@@ -431,7 +431,7 @@ REPORT_OUTCOME: Final = Endpoint(
     "chain. A later report replaces an earlier one.",
 )
 LIST_ORIGINS: Final = Endpoint(
-    name="console.origins.list",
+    name="sellers.list",
     method="GET",
     path=EXTENSIONS + "/console/origins",
     scope=Scope.OPERATOR,
@@ -441,7 +441,7 @@ LIST_ORIGINS: Final = Endpoint(
     summary="List the pinned sellers, the last pinned first.",
 )
 PUT_ORIGIN: Final = Endpoint(
-    name="console.origins.put",
+    name="sellers.put",
     method="PUT",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
@@ -455,7 +455,7 @@ PUT_ORIGIN: Final = Endpoint(
     "with `policy_violation`, which names the pin. The whole pin is replaced, including omitted fields.",
 )
 GET_ORIGIN: Final = Endpoint(
-    name="console.origins.get",
+    name="sellers.get",
     method="GET",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
@@ -466,7 +466,7 @@ GET_ORIGIN: Final = Endpoint(
     summary="Read the pin of a seller.",
 )
 DELETE_ORIGIN: Final = Endpoint(
-    name="console.origins.delete",
+    name="sellers.delete",
     method="DELETE",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,

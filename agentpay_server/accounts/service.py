@@ -11,7 +11,7 @@ import attrs
 
 from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
-from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, ListAccountDetails, PolicyRecordView
+from agentpay.contract.console import ALLOW_SIGNING, AccountDetails, ListAccountDetails, PolicyRecordView
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
@@ -120,7 +120,7 @@ class Accounts:
             last_updated=from_us(self._context.clock.now_us()),
         )
 
-    async def detail(self, principal: Principal, account_id: str) -> AccountDetail:
+    async def detail(self, principal: Principal, account_id: str) -> AccountDetails:
         """Return an account with metadata, policy record, and its spending.
 
         Raises:
@@ -131,7 +131,7 @@ class Accounts:
         detail = await self._context.database.read(self._detail, principal, account_id)
         return _in_full(account, detail)
 
-    async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetail]:
+    async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetails]:
         """Return a page of the operator's accounts in full, newest first.
 
         Raises:
@@ -165,7 +165,7 @@ class Accounts:
             raise chain_unavailable() from None
         return await self._context.database.read(self._budget, principal, before, held)
 
-    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
+    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetails:
         """Unblock an account, and return it.
 
         Raises:
@@ -346,9 +346,9 @@ class Accounts:
         }
 
 
-def _in_full(account: Account, detail: dict[str, Any]) -> AccountDetail:
+def _in_full(account: Account, detail: dict[str, Any]) -> AccountDetails:
     shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
-    return AccountDetail(**(shown | detail))
+    return AccountDetails(**(shown | detail))
 
 
 def _account(record: AccountRecord, balance_micro: int) -> Account:

@@ -97,4 +97,4 @@ def _awaited(
 
 
 def _newest(server: AgentPay, event_type: EventType, account_id: str) -> tuple[AnyEvent, ...]:
-    return server.console.events.list(type=event_type, account_id=account_id, limit=100).data
+    return server.events.list(type=event_type, account_id=account_id, limit=100).data

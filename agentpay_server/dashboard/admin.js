@@ -91,7 +91,7 @@ const TABS = {
 		fields: () => [accountField(), nameField(),
 			field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
 			field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
-		none: ["No agent has a key. Create one:", "client.console.agent_keys.create(account_id)"],
+		none: ["No agent has a key. Create one:", "client.agent_keys.create(account_id)"],
 	},
 	operators: {
 		label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow,

@@ -86,49 +86,43 @@ ROUTES: Final[Mapping[str, Route]] = {
     "payments.report_outcome": Route(
         200, lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
-    "console.accounts.list": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
-    "console.origins.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
-    "console.origins.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
-    "console.origins.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
-    "console.origins.delete": Route(204, lambda s, c: s.origins.delete(c.principal, c.path["origin"])),
-    "console.accounts.get": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
-    "console.accounts.allow_signing": Route(
-        200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])
-    ),
-    "console.agent_keys.create": Route(201, lambda s, c: s.keys.create_agent_key(c.principal, c.body)),
-    "console.agent_keys.list": Route(200, lambda s, c: s.keys.list_agent_keys(c.principal, c.query)),
-    "console.agent_keys.revoke": Route(
-        204, lambda s, c: s.keys.revoke_agent_key(c.principal, c.path["key_id"])
-    ),
-    "console.operator_keys.create": Route(201, lambda s, c: s.keys.create_operator_key(c.principal, c.body)),
-    "console.operator_keys.list": Route(200, lambda s, c: s.keys.list_operator_keys(c.principal, c.query)),
-    "console.operator_keys.revoke": Route(
+    "accounts.list_details": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
+    "sellers.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
+    "sellers.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
+    "sellers.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
+    "sellers.delete": Route(204, lambda s, c: s.origins.delete(c.principal, c.path["origin"])),
+    "accounts.details": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
+    "accounts.unblock": Route(200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])),
+    "agent_keys.create": Route(201, lambda s, c: s.keys.create_agent_key(c.principal, c.body)),
+    "agent_keys.list": Route(200, lambda s, c: s.keys.list_agent_keys(c.principal, c.query)),
+    "agent_keys.revoke": Route(204, lambda s, c: s.keys.revoke_agent_key(c.principal, c.path["key_id"])),
+    "operator_keys.create": Route(201, lambda s, c: s.keys.create_operator_key(c.principal, c.body)),
+    "operator_keys.list": Route(200, lambda s, c: s.keys.list_operator_keys(c.principal, c.query)),
+    "operator_keys.revoke": Route(
         204, lambda s, c: s.keys.revoke_operator_key(c.principal, c.path["key_id"])
     ),
-    "console.sign_in": Route(201, lambda s, c: s.sign_ins.sign_in(c.principal, c.body)),
-    "console.sign_in_code": Route(201, lambda s, c: s.sign_ins.create_code(c.principal)),
-    "console.approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
-    "console.approvals.approve": Route(
+    "operator_keys.sign_in": Route(201, lambda s, c: s.sign_ins.sign_in(c.principal, c.body)),
+    "operator_keys.create_sign_in_code": Route(201, lambda s, c: s.sign_ins.create_code(c.principal)),
+    "approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
+    "approvals.approve": Route(
         200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True
     ),
-    "console.approvals.reject": Route(
+    "approvals.reject": Route(
         200, lambda s, c: s.approvals.reject(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
-    "console.summary": Route(200, lambda s, c: s.overview.summary(c.principal)),
-    "console.requests.list": Route(200, lambda s, c: s.requests.list(c.principal, c.query)),
-    "console.audit.list": Route(200, lambda s, c: s.audit.list(c.principal, c.query)),
-    "console.webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
-    "console.webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
-    "console.webhooks.rotate_secret": Route(
+    "summary": Route(200, lambda s, c: s.overview.summary(c.principal)),
+    "request_logs.list": Route(200, lambda s, c: s.requests.list(c.principal, c.query)),
+    "audit_log.list": Route(200, lambda s, c: s.audit.list(c.principal, c.query)),
+    "webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
+    "webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
+    "webhooks.rotate_secret": Route(
         200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
     ),
-    "console.stream": Route(_stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))),
-    "console.events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
-    "console.events.replay": Route(
-        202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
-    ),
-    "console.deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
-    "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
+    "events.stream": Route(_stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))),
+    "events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
+    "events.replay": Route(202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)),
+    "deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
+    "deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
     "sandbox.accounts.fund": Route(
         200, lambda s, c: s.sandbox.fund(c.principal, c.path["account_id"], c.body), is_owned=True
     ),

@@ -25,7 +25,7 @@ from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import unauthorized
 from agentpay_server.platform.principals import Principal
 
-APPROVAL_EXPIRED: Final = "console.approvals.expire"
+APPROVAL_EXPIRED: Final = "approvals.expire"
 TRANSFER_FAILED: Final = "transfers.fail"
 SESSION_FAILED: Final = "sessions.fail"
 OPERATOR_CREATED: Final = "operators.create"

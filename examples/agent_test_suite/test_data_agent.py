@@ -71,7 +71,7 @@ def test_it_reports_which_limit_stopped_it(agent: DataAgent, shop: str, notices:
 def test_it_waits_for_approval(agent: DataAgent, shop: str, agentpay_server: AgentPayServer) -> None:
     waiting = agent.buy("atlas", shop, 60)
     assert waiting.what == "waiting"
-    agentpay_server.console.approvals.approve(waiting.transfer_id or "")
+    agentpay_server.approvals.approve(waiting.transfer_id or "")
     assert agent.buy("atlas", shop, 60) == Outcome("bought", waiting.transfer_id)
 
 

@@ -160,7 +160,7 @@ def test_a_decision_made_elsewhere_appears_automatically(server: AgentPayServer,
     transfer = waiting(server)
     tab = console.open("approvals")
     expect(tab.locator("nav [data-page=approvals] .count")).to_contain_text("1")
-    server.console.approvals.reject(transfer.transfer_id)
+    server.approvals.reject(transfer.transfer_id)
     expect(tab.locator(".empty")).to_be_visible()
     expect(tab.locator("nav [data-page=approvals] .count")).to_be_hidden()
 

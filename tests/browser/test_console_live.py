@@ -132,7 +132,7 @@ def test_the_page_reconnects_to_a_restarted_server(
 ) -> None:
     with AgentPayServer(data_dir=tmp_path / "data") as first:
         port = int(first.listen().rpartition(":")[2])
-        made = first.console.operator_keys.create(name="Console")
+        made = first.operator_keys.create(name="Console")
         console = console_of(first)
         console.key, console.expects_failures = made.key, True
         tab = console.open("timeline")

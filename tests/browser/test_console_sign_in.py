@@ -62,7 +62,7 @@ def test_invalid_agent_and_revoked_keys_are_refused_with_the_reason(
 ) -> None:
     console.expects_failures = True
     account = server.client().accounts.create(name="Agent")
-    agent_key = server.console.agent_keys.create(account.account_id).key
+    agent_key = server.agent_keys.create(account.account_id).key
     tab = console.open(signed_in=False)
     sign_in(tab, "ap_operator_nonsense")
     expect(tab.get_by_role("alert")).to_contain_text("unknown, revoked or expired")
@@ -70,10 +70,10 @@ def test_invalid_agent_and_revoked_keys_are_refused_with_the_reason(
     expect(tab.get_by_role("alert")).to_contain_text("operator key")
     assert tab.evaluate("sessionStorage.length") == 0
     # A key that is revoked later returns to the same page.
-    made = server.console.operator_keys.create(name="For a tab")
+    made = server.operator_keys.create(name="For a tab")
     sign_in(tab, made.key)
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
-    server.console.operator_keys.revoke(made.key_id)
+    server.operator_keys.revoke(made.key_id)
     expect(tab.get_by_role("alert")).to_contain_text("revoked")
     assert tab.evaluate("sessionStorage.length") == 0
 

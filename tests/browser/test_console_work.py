@@ -247,7 +247,7 @@ def test_a_webhook_is_registered_rotated_and_deleted(server: AgentPayServer, con
     tab.get_by_role("button", name="Create").click()
     secret = tab.locator(".secret code").inner_text()
     tab.get_by_role("button", name="I have stored it").click()
-    webhook = next(iter(server.console.webhooks.list()))
+    webhook = next(iter(server.webhooks.list()))
     assert (webhook.url, len(webhook.events)) == ("https://example.com/hook", 8)
     tab.get_by_role("button", name="Rotate…").click()
     tab.get_by_role("dialog").get_by_role("button", name="Rotate").click()
@@ -257,7 +257,7 @@ def test_a_webhook_is_registered_rotated_and_deleted(server: AgentPayServer, con
     tab.get_by_role("button", name="Delete…").click()
     tab.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(tab.locator(".empty")).to_be_visible()
-    assert list(server.console.webhooks.list()) == []
+    assert list(server.webhooks.list()) == []
 
 
 def test_a_session_shows_its_charges_and_can_be_closed(
@@ -359,8 +359,8 @@ def hostile(server: AgentPayServer) -> str:
     server.sandbox.fund(payer.account_id, "100")
     client.policies.update(payer.account_id, escalation_threshold=20)
     client.webhooks.create(url=f"http://127.0.0.1:1/{MARKUP}?{MARKUP}", events=["transfer.settled"])
-    server.console.agent_keys.create(payer.account_id, name=MARKUP)
-    server.console.operator_keys.create(name=MARKUP)
+    server.agent_keys.create(payer.account_id, name=MARKUP)
+    server.operator_keys.create(name=MARKUP)
     payment = {"from_": payer.account_id, "to": payee.account_id, "memo": MARKUP, "category": MARKUP}
     client.transfers.create(amount="30", idempotency_key=MARKUP, **payment)
     transfer = client.transfers.create(amount="1", **payment)

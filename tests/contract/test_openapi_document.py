@@ -126,7 +126,7 @@ def test_only_caller_defined_objects_allow_additional_properties(document):
 
     assert open_ones <= {
         "CreateAccount/properties/metadata",
-        "AccountDetail/properties/metadata",
+        "AccountDetails/properties/metadata",
         "Event/properties/data",
     }
 

@@ -88,7 +88,7 @@ def shared_account(shared_server: AgentPayServer) -> Account:
 @pytest.fixture(scope="module")
 def shared_agent_http(shared_server: AgentPayServer, shared_account: Account) -> Iterator[httpx.Client]:
     """A plain HTTP client of `shared_server` with an agent-scoped key of `shared_account`."""
-    key = shared_server.console.agent_keys.create(shared_account.account_id).key
+    key = shared_server.agent_keys.create(shared_account.account_id).key
     with raw_client(shared_server, key) as plain:
         yield plain
 

@@ -213,7 +213,7 @@ def test_operators_see_nothing_of_each_other(
 ):
     ours = funded("5")
     theirs = neighbour.post("/v1/accounts", json={"name": "Theirs"}).json()
-    server.console.agent_keys.create(ours.account_id)
+    server.agent_keys.create(ours.account_id)
 
     assert [account["account_id"] for account in http.get("/v1/accounts").json()["data"]] == [ours.account_id]
     assert neighbour.get("/v1/accounts").json()["data"] == [theirs]
@@ -228,7 +228,7 @@ def test_an_identifier_of_another_operator_is_treated_as_unknown(
 ):
     ours, payee = funded("5"), funded("1")
     transfer = client.transfers.create(from_=ours.account_id, to=payee.account_id, amount="1")
-    key = server.console.agent_keys.create(ours.account_id)
+    key = server.agent_keys.create(ours.account_id)
     webhook = client.webhooks.create(url="https://example.com/hook", events=["transfer.settled"])
     event = http.get("/ext/v1/console/events").json()["data"][0]
     session = server.sessions.open(account_id=ours.account_id, to=payee.account_id, cap_usdc=1)

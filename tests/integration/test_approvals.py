@@ -73,8 +73,8 @@ def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
             entry.before,
             {name: value for name, value in entry.after.items() if name in changed},
         )
-        for entry in server.console.audit.list()
-        if entry.action.startswith("console.approvals.")
+        for entry in server.audit_log.list()
+        if entry.action.startswith("approvals.")
     ]
 
 
@@ -87,7 +87,7 @@ def test_a_pending_transfer_reserves_and_signs_nothing(
     client.policies.update(payer.account_id, max_daily_spend=30)
     waiting = escalated("25")
     assert waiting.tx_signature is None
-    detail = server.console.accounts.get(payer.account_id)
+    detail = server.accounts.details(payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (0, 0, 30)
     # The whole limit is still there for others.
     for number in range(3):
@@ -121,7 +121,7 @@ def test_pending_transfers_are_listed_newest_first(
         "created_at": "2026-01-01T00:00:00.000Z",
         "expires_at": "2026-01-02T00:00:00.000Z",
     }
-    listed = list(server.console.approvals.list(limit=1))
+    listed = list(server.approvals.list(limit=1))
     assert [item.transfer_id for item in listed] == [second.transfer_id, first.transfer_id]
     assert listed[1].category == "data"
 
@@ -131,9 +131,9 @@ def test_only_pending_transfers_are_listed(
 ) -> None:
     approved, rejected, waiting = (escalated(key=key) for key in "abc")
     client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-    server.console.approvals.approve(approved.transfer_id)
-    server.console.approvals.reject(rejected.transfer_id)
-    assert [item.transfer_id for item in server.console.approvals.list()] == [waiting.transfer_id]
+    server.approvals.approve(approved.transfer_id)
+    server.approvals.reject(rejected.transfer_id)
+    assert [item.transfer_id for item in server.approvals.list()] == [waiting.transfer_id]
 
 
 # --- Approving --------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_an_approved_transfer_is_executed_like_any_other(
     assert (entry["type"], entry["transfer_id"]) == ("transfer", waiting.transfer_id)
     assert audited(server) == [
         (
-            "console.approvals.approve",
+            "approvals.approve",
             waiting.transfer_id,
             {"status": "pending_approval"},
             {"status": "submitted"},
@@ -178,11 +178,11 @@ def test_an_approved_transfer_counts_toward_the_limit_from_its_approval(
     client.policies.update(payer.account_id, max_daily_spend=30)
     waiting = escalated("25")
     server.sandbox.clock.advance(DAY_SECONDS - 1)
-    server.console.approvals.approve(waiting.transfer_id)
+    server.approvals.approve(waiting.transfer_id)
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.console.accounts.get(payer.account_id).spent_usdc == 25
+    assert server.accounts.details(payer.account_id).spent_usdc == 25
     server.sandbox.clock.advance(0.000001)
-    assert server.console.accounts.get(payer.account_id).spent_usdc == 0
+    assert server.accounts.details(payer.account_id).spent_usdc == 0
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [
@@ -235,7 +235,7 @@ def test_an_approved_transfer_is_not_escalated_again(
 ) -> None:
     waiting = escalated("25")
     client.policies.update(payer.account_id, escalation_threshold=0)
-    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
+    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_an_approval_beyond_the_remaining_daily_limit_is_refused(
@@ -243,9 +243,9 @@ def test_an_approval_beyond_the_remaining_daily_limit_is_refused(
 ) -> None:
     client.policies.update(payer.account_id, max_daily_spend=30)
     one, other = escalated("25", key="one"), escalated("10", key="other")
-    assert server.console.approvals.approve(one.transfer_id).status == "settled"
+    assert server.approvals.approve(one.transfer_id).status == "settled"
     with pytest.raises(PolicyViolationError, match=r"max_daily_spend is 30\.000000"):
-        server.console.approvals.approve(other.transfer_id)
+        server.approvals.approve(other.transfer_id)
 
 
 def test_an_approval_with_insufficient_balance_keeps_the_transfer_pending(
@@ -261,11 +261,11 @@ def test_an_approval_with_insufficient_balance_keeps_the_transfer_pending(
     assert "24.999999 USDC" in body["message"]
     assert body["message"].endswith("approve the transfer again.")
     with pytest.raises(InsufficientBalanceError) as raised:
-        server.console.approvals.approve(waiting.transfer_id)
+        server.approvals.approve(waiting.transfer_id)
     assert raised.value.transfer_status == "pending_approval"
     assert state_of(server) == before
     server.sandbox.fund(payer.account_id, "0.000001")
-    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
+    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_an_approval_with_a_frozen_recipient_keeps_the_transfer_pending(
@@ -278,7 +278,7 @@ def test_an_approval_with_a_frozen_recipient_keeps_the_transfer_pending(
     assert "frozen" in body["message"]
     assert state_of(server) == before
     assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
-    assert server.console.approvals.reject(waiting.transfer_id).status == "rejected"
+    assert server.approvals.reject(waiting.transfer_id).status == "rejected"
 
 
 def test_an_approval_while_the_chain_is_down_keeps_the_transfer_pending(
@@ -290,7 +290,7 @@ def test_an_approval_while_the_chain_is_down_keeps_the_transfer_pending(
     assert "transfer_id" not in body
     assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
     server.sandbox.clear_faults()
-    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
+    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 # --- Rejecting --------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
     assert (entry["rejection_reason"], entry["memo"]) == ("escalation_rejected", "dataset 7")
     assert audited(server) == [
         (
-            "console.approvals.reject",
+            "approvals.reject",
             waiting.transfer_id,
             {"status": "pending_approval"},
             {"status": "rejected", "error": "escalation_rejected", "message": message},
@@ -365,7 +365,7 @@ def test_a_transfer_of_a_paused_account_can_be_rejected(
     waiting = escalated()
     client.policies.pause(payer.account_id)
     with server.sandbox.fault("chain_down"):
-        assert server.console.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
+        assert server.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
 
 
 # --- Expiring ---------------------------------------------------------------------------------------------
@@ -387,12 +387,12 @@ def test_a_pending_transfer_expires_after_a_day(
     assert event["data"]["rejection_reason"] == "escalation_expired"
     assert event["created_at"] == "2026-01-02T00:00:00.000Z"
     assert money.entries(server, payer.account_id)[0]["rejection_reason"] == "escalation_expired"
-    assert list(server.console.approvals.list()) == []
+    assert list(server.approvals.list()) == []
     refused(post(http, waiting, "approve"), "not_pending")
     refused(post(http, waiting, "reject"), "not_pending")
     assert audited(server) == [
         (
-            "console.approvals.expire",
+            "approvals.expire",
             waiting.transfer_id,
             {"status": "pending_approval"},
             {"status": "rejected", "error": "escalation_expired", "message": shown.message},
@@ -405,7 +405,7 @@ def test_a_transfer_can_be_approved_until_the_last_microsecond(
 ) -> None:
     waiting = escalated("25")
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
+    assert server.approvals.approve(waiting.transfer_id).status == "settled"
 
 
 def test_the_approval_ttl_is_a_setting_applied_per_transfer() -> None:
@@ -458,7 +458,7 @@ def test_the_key_of_a_rejected_transfer_returns_the_reason(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     waiting = escalated("25")
-    server.console.approvals.reject(waiting.transfer_id, reason="too much")
+    server.approvals.reject(waiting.transfer_id, reason="too much")
     before = state_of(server)
     body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
     assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "rejected")
@@ -504,15 +504,15 @@ def test_a_decided_transfer_cannot_be_decided_again(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     approved, rejected = escalated(key="a"), escalated(key="b")
-    server.console.approvals.approve(approved.transfer_id)
-    server.console.approvals.reject(rejected.transfer_id)
+    server.approvals.approve(approved.transfer_id)
+    server.approvals.reject(rejected.transfer_id)
     before = state_of(server)
     for transfer, status in ((approved, "settled"), (rejected, "rejected")):
         for verb in ("approve", "reject"):
             body = refused(post(http, transfer, verb), "not_pending")
             assert status in body["message"]
             with pytest.raises(ConflictError):
-                getattr(server.console.approvals, verb)(transfer.transfer_id)
+                getattr(server.approvals, verb)(transfer.transfer_id)
     assert state_of(server) == before
 
 
@@ -541,7 +541,7 @@ def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
     server: AgentPayServer, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated()
-    key = server.console.agent_keys.create(payer.account_id).key
+    key = server.agent_keys.create(payer.account_id).key
     with raw_client(server, key) as agent:
         shown = agent.get(f"/v1/transfers/{waiting.transfer_id}")
         assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
@@ -553,16 +553,16 @@ def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
 
 def test_the_client_raises_the_service_s_errors(server: AgentPayServer) -> None:
     with pytest.raises(NotFoundError):
-        server.console.approvals.approve(UNKNOWN_TRANSFER)
+        server.approvals.approve(UNKNOWN_TRANSFER)
 
 
 @pytest.mark.anyio
 async def test_the_async_client_decides_too(server: AgentPayServer, escalated: Escalated) -> None:
     one, other = escalated(key="one"), escalated(key="other")
-    console = server.async_console
-    assert [item.transfer_id async for item in console.approvals.list()] == [
+    approvals = server.async_client().approvals
+    assert [item.transfer_id async for item in approvals.list()] == [
         other.transfer_id,
         one.transfer_id,
     ]
-    assert (await console.approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
-    assert (await console.approvals.reject(other.transfer_id, reason="no")).status == "rejected"
+    assert (await approvals.approve(one.transfer_id)).amount_usdc == Decimal(25)
+    assert (await approvals.reject(other.transfer_id, reason="no")).status == "rejected"

@@ -32,7 +32,7 @@ DAY = 24 * 3600
 
 def entries(server: AgentPayServer, subject: str) -> list[AuditEntry]:
     """Return what the trail says of one subject, oldest first."""
-    return [entry for entry in server.console.audit.list(limit=100) if entry.subject == subject][::-1]
+    return [entry for entry in server.audit_log.list(limit=100) if entry.subject == subject][::-1]
 
 
 def told(server: AgentPayServer, subject: str) -> list[tuple[str, Any, Any]]:
@@ -114,7 +114,7 @@ def test_a_refused_transfer_is_audited_with_the_reason(
 
 
 def test_an_entry_of_an_agent_has_its_key_id(server: AgentPayServer, paying: Paying) -> None:
-    key = server.console.agent_keys.create(paying.payer.account_id)
+    key = server.agent_keys.create(paying.payer.account_id)
     transfer = server.client(api_key=key.key).transfers.create(
         from_=paying.payer.account_id, to=paying.payee.account_id, amount=1
     )
@@ -136,12 +136,12 @@ def waiting(client: AgentPay, paying: Paying) -> str:
 def test_an_escalation_and_its_approval_are_two_entries(
     server: AgentPayServer, paying: Paying, waiting: str
 ) -> None:
-    approved = server.console.approvals.approve(waiting)
+    approved = server.approvals.approve(waiting)
     pending = {"status": "pending_approval"}
     assert told(server, waiting) == [
         ("transfers.create", None, {**paying.asked("25.000000"), **pending}),
         (
-            "console.approvals.approve",
+            "approvals.approve",
             pending,
             {**paying.asked("25.000000"), "status": "submitted", "tx_signature": approved.tx_signature},
         ),
@@ -149,9 +149,9 @@ def test_an_escalation_and_its_approval_are_two_entries(
 
 
 def test_a_rejection_is_audited_with_its_reason(server: AgentPayServer, waiting: str) -> None:
-    server.console.approvals.reject(waiting, reason="Ask legal first")
+    server.approvals.reject(waiting, reason="Ask legal first")
     *_, rejected = entries(server, waiting)
-    assert rejected.action == "console.approvals.reject"
+    assert rejected.action == "approvals.reject"
     assert rejected.key_id == server._running.server.operator.key_id
     assert rejected.after["status"] == "rejected"
     assert "Ask legal first" in rejected.after["message"]
@@ -160,7 +160,7 @@ def test_a_rejection_is_audited_with_its_reason(server: AgentPayServer, waiting:
 def test_an_expiry_is_audited_as_the_server(server: AgentPayServer, waiting: str) -> None:
     server.sandbox.clock.advance(DAY)
     *_, expired = entries(server, waiting)
-    assert (expired.action, expired.key_id, expired.request_id) == ("console.approvals.expire", None, None)
+    assert (expired.action, expired.key_id, expired.request_id) == ("approvals.expire", None, None)
     assert expired.before == {"status": "pending_approval"}
     assert (expired.after["status"], expired.after["error"]) == ("rejected", "escalation_expired")
 
@@ -233,18 +233,18 @@ def test_an_automatic_close_is_audited_as_the_server() -> None:
 
 def test_creating_and_revoking_keys_is_audited(server: AgentPayServer, funded: Funded) -> None:
     account_id = funded().account_id
-    agent = server.console.agent_keys.create(account_id, name="laptop")
-    server.console.agent_keys.revoke(agent.key_id)
-    operator = server.console.operator_keys.create(name="ops")
-    server.console.operator_keys.revoke(operator.key_id)
+    agent = server.agent_keys.create(account_id, name="laptop")
+    server.agent_keys.revoke(agent.key_id)
+    operator = server.operator_keys.create(name="ops")
+    server.operator_keys.revoke(operator.key_id)
     bound = {"account_id": account_id, "name": "laptop"}
     assert told(server, agent.key_id) == [
-        ("console.agent_keys.create", None, bound),
-        ("console.agent_keys.revoke", bound, None),
+        ("agent_keys.create", None, bound),
+        ("agent_keys.revoke", bound, None),
     ]
     assert told(server, operator.key_id) == [
-        ("console.operator_keys.create", None, {"name": "ops"}),
-        ("console.operator_keys.revoke", {"name": "ops"}, None),
+        ("operator_keys.create", None, {"name": "ops"}),
+        ("operator_keys.revoke", {"name": "ops"}, None),
     ]
 
 
@@ -255,8 +255,8 @@ def test_revoking_the_key_of_a_run_is_audited(tmp_path: Any) -> None:
         lent = second._running.server.operator.key_id
     with AgentPayServer(data_dir=tmp_path, operator_key=key) as third:
         assert [(entry.action, entry.key_id) for entry in entries(third, lent)] == [
-            ("console.operator_keys.create", lent),
-            ("console.operator_keys.revoke", None),
+            ("operator_keys.create", lent),
+            ("operator_keys.revoke", None),
         ]
 
 
@@ -269,8 +269,8 @@ def test_a_webhook_is_audited_with_all_its_fields(server: AgentPayServer, funded
         low_balance_threshold_usdc="2.5",
     )
     assert webhook.webhook_id is not None
-    server.console.webhooks.rotate_secret(webhook.webhook_id, overlap_seconds=60)
-    server.console.webhooks.delete(webhook.webhook_id)
+    server.webhooks.rotate_secret(webhook.webhook_id, overlap_seconds=60)
+    server.webhooks.delete(webhook.webhook_id)
     fields = {
         "url": "https://example.com/hooks",
         "events": ["transfer.settled", "balance.low_threshold"],
@@ -279,8 +279,8 @@ def test_a_webhook_is_audited_with_all_its_fields(server: AgentPayServer, funded
     }
     assert told(server, webhook.webhook_id) == [
         ("webhooks.create", None, fields),
-        ("console.webhooks.rotate_secret", None, {"overlap_seconds": 60}),
-        ("console.webhooks.delete", fields, None),
+        ("webhooks.rotate_secret", None, {"overlap_seconds": 60}),
+        ("webhooks.delete", fields, None),
     ]
 
 
@@ -355,22 +355,22 @@ class Stage:
             "sessions.charge": {"amount": "0.5", "idempotency_key": key},
             "payments.authorize": {**self.challenge, "account_id": ids["account_id"], "idempotency_key": key},
             "payments.report_outcome": {"status_code": 200},
-            "console.origins.put": {"category": "data"},
-            "console.agent_keys.create": {"account_id": ids["account_id"]},
-            "console.operator_keys.create": {"name": "another"},
-            "console.deliveries.replay": {"since": "2026-01-01T00:00:00Z"},
+            "sellers.put": {"category": "data"},
+            "agent_keys.create": {"account_id": ids["account_id"]},
+            "operator_keys.create": {"name": "another"},
+            "deliveries.replay": {"since": "2026-01-01T00:00:00Z"},
             "sandbox.accounts.fund": {"amount": "1"},
             "sandbox.operators.create": {"name": "another"},
             "sandbox.clock.advance": {"seconds": 1},
         }
         path_ids = {**ids, "name": "chain_slow"}
-        if key == "console.operator_keys.revoke":
+        if key == "operator_keys.revoke":
             path_ids["key_id"] = ids["operator_key_id"]
         if key == "payments.report_outcome":
             path_ids["transfer_id"] = ids["payment_id"]
-        if key == "console.accounts.allow_signing":
+        if key == "accounts.unblock":
             path_ids["account_id"] = ids["stopped_id"]
-        if key == "console.approvals.reject":
+        if key == "approvals.reject":
             path_ids["transfer_id"] = ids["other_transfer_id"]
         path = endpoint.path.format(**path_ids)
         return self.http.request(endpoint.method, path, json=bodies.get(key))
@@ -389,7 +389,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
     seller = Seller(server._running.server.chain, context.signer, server._running._owner.call).open()
     challenge = {"origin": ORIGIN, **seller.ask()}
     paid = {**challenge, "account_id": payer.account_id, "idempotency_key": "paid"}
-    client.console.origins.put(ORIGIN, category="data")
+    client.sellers.put(ORIGIN, category="data")
     session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
     stopped = client.accounts.create(name="Stopped").account_id
     database = server._running.server.context.database
@@ -406,9 +406,9 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         "other_transfer_id": waiting[1].transfer_id,
         "session_id": session.session_id,
         "webhook_id": str(webhook.webhook_id),
-        "event_id": next(iter(server.console.events.list())).id,
-        "key_id": server.console.agent_keys.create(payer.account_id).key_id,
-        "operator_key_id": server.console.operator_keys.create(name="second").key_id,
+        "event_id": next(iter(server.events.list())).id,
+        "key_id": server.agent_keys.create(payer.account_id).key_id,
+        "operator_key_id": server.operator_keys.create(name="second").key_id,
         "snapshot_id": server.sandbox.snapshot().snapshot_id,
     }
     return Stage(server, http, ids, challenge)
@@ -515,9 +515,9 @@ def test_the_audit_trail_contains_no_secret() -> None:
         secrets = [
             given,
             webhook.secret,
-            server.console.webhooks.rotate_secret(str(webhook.webhook_id)).secret,
-            server.console.agent_keys.create(account_id).key,
-            server.console.operator_keys.create(name="ops").key,
+            server.webhooks.rotate_secret(str(webhook.webhook_id)).secret,
+            server.agent_keys.create(account_id).key,
+            server.operator_keys.create(name="ops").key,
             server.sandbox.create_operator("second").key,
         ]
         trail = str(rows(server, tables.audit))

@@ -40,7 +40,7 @@ def pay(client: AgentPay, payer: Account, payee: str, amount: Decimal | int) -> 
 
 
 def test_whoami_describes_an_operator_key(server: AgentPayServer, client: AgentPay) -> None:
-    (key,) = server.console.operator_keys.list()
+    (key,) = server.operator_keys.list()
     me = client.whoami()
     assert (me.key_id, me.kind, me.account_id) == (key.key_id, "operator", None)
     assert me.operator_id.startswith("op_")
@@ -49,7 +49,7 @@ def test_whoami_describes_an_operator_key(server: AgentPayServer, client: AgentP
 
 def test_whoami_describes_an_agent_key_and_its_account(server: AgentPayServer, funded: Funded) -> None:
     account = funded("1")
-    made = server.console.agent_keys.create(account.account_id)
+    made = server.agent_keys.create(account.account_id)
     me = server.client(api_key=made.key).whoami()
     assert (me.key_id, me.kind, me.account_id) == (made.key_id, "agent", account.account_id)
     assert me.operator_id == server.client().whoami().operator_id
@@ -208,7 +208,7 @@ def test_a_budget_agrees_with_the_account_detail_of_the_console(
     client.policies.update(payer.account_id, max_daily_spend=50)
     pay(client, payer, payee, 7)
     client.sessions.open(account_id=payer.account_id, to=payee, cap_usdc=5)
-    detail = server.console.accounts.get(payer.account_id)
+    detail = server.accounts.details(payer.account_id)
     budget = client.accounts.budget(payer.account_id)
     shared = {field.name for field in attrs.fields(type(detail))} & {
         field.name for field in attrs.fields(Budget)
@@ -266,4 +266,4 @@ def test_the_key_id_of_whoami_identifies_the_last_operator_key(
     server: AgentPayServer, client: AgentPay
 ) -> None:
     with pytest.raises(ConflictError):
-        server.console.operator_keys.revoke(client.whoami().key_id)
+        server.operator_keys.revoke(client.whoami().key_id)

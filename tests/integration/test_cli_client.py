@@ -151,7 +151,7 @@ def test_a_budget_is_shown_as_a_sentence_and_figures(
     agentpay.json("accounts", "policy", "Bot", "--max-single-transfer", "2.5")
     assert agentpay.shown("budget", "Bot").startswith("Bot may spend now: 2.50 USDC in one transfer\n")
     assert agentpay.json("budget", account_id)["available_usdc"] == "7.000000"
-    agentpay.environment["AGENTPAY_API_KEY"] = server.console.agent_keys.create(account_id).key
+    agentpay.environment["AGENTPAY_API_KEY"] = server.agent_keys.create(account_id).key
     assert agentpay.json("budget")["account_id"] == account_id
     said = agentpay.refused("transfers", "create", "--to", "Shop", "--amount", "1")
     assert said == "Error: an agent key cannot look up the account named 'Shop': pass its account_id.\n"

@@ -136,7 +136,7 @@ def test_a_link_signs_in_to_the_console_once(server: AgentPayServer, commands: C
     shown = commands.run("console-link").stdout.strip()
     page, _, code = shown.partition("#code=")
     assert page == f"{commands.environment['AGENTPAY_BASE_URL']}/dashboard"
-    assert server.client(api_key=server.console.sign_in(code).key).whoami().kind == "operator"
+    assert server.client(api_key=server.operator_keys.sign_in(code).key).whoami().kind == "operator"
     assert "#code=" in commands.json("console-link")["console_url"]
     assert "console" in commands.shown("operator-keys", "list")
 
@@ -265,7 +265,7 @@ def given_up(server: AgentPayServer, client: AgentPay, funded: Funded) -> tuple[
     inbox.fail_next(503, times=5)
     client.transfers.create(from_=payer, to=payee, amount=1)
     server.sandbox.clock.advance(hours=3)
-    (delivery,) = server.console.deliveries.list(status="undelivered")
+    (delivery,) = server.deliveries.list(status="undelivered")
     return delivery.event_id, delivery.delivery_id
 
 
@@ -286,7 +286,7 @@ def test_a_delivery_is_sent_again_by_its_identifier(
     (made,) = commands.items("deliveries", "replay", delivery_id)
     assert (made["event_id"], made["status"]) == (event_id, "pending")
     server.sandbox.clock.advance(0)
-    (replayed, _) = server.console.deliveries.list(event_id=event_id)
+    (replayed, _) = server.deliveries.list(event_id=event_id)
     assert (replayed.delivery_id, replayed.status) == (made["delivery_id"], "delivered")
 
 
@@ -316,8 +316,8 @@ def test_an_undelivered_delivery_is_replayed_once(
 def test_a_delivery_to_a_deleted_webhook_is_not_replayed(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
-    (webhook,) = server.console.webhooks.list()
-    server.console.webhooks.delete(webhook.webhook_id)
+    (webhook,) = server.webhooks.list()
+    server.webhooks.delete(webhook.webhook_id)
     assert commands.items("deliveries", "replay", "--undelivered") == []
 
 

@@ -133,10 +133,10 @@ def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> 
             names = {account.name for account in server.accounts.list()}
             assert {"Research bot", "Travel desk", "Data buyer", "Intern bot"} <= names
             assert [session.status for session in server.sessions.list()] == ["open"]
-            assert server.console.approvals.list().data
-            assert server.console.events.list(type="transfer.rejected").data
-            assert len(server.console.agent_keys.list().data) >= 4
-            eventually(lambda: bool(server.console.deliveries.list(status="delivered").data), WAIT_SECONDS)
+            assert server.approvals.list().data
+            assert server.events.list(type="transfer.rejected").data
+            assert len(server.agent_keys.list().data) >= 4
+            eventually(lambda: bool(server.deliveries.list(status="delivered").data), WAIT_SECONDS)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=WAIT_SECONDS)
         assert (process.returncode, err) == (0, "")
@@ -186,7 +186,7 @@ def world(server: AgentPayServer) -> World:
 
 
 def test_the_demo_runs_without_a_failure_and_leaves_pending_approvals_to_the_user(world: World) -> None:
-    left = {each.transfer_id for each in world.server.console.approvals.list()}
+    left = {each.transfer_id for each in world.server.approvals.list()}
     assert len(left) == 2
     steps = world.lives(100)
     assert [step.number for step in world.steps] == list(range(1, len(world.steps) + 1))
@@ -202,13 +202,13 @@ def test_the_demo_runs_without_a_failure_and_leaves_pending_approvals_to_the_use
     ):
         assert words in told, words
     # The demo's operator decides none of the transfers that wait for the user.
-    waiting = {each.transfer_id for each in world.server.console.approvals.list()}
+    waiting = {each.transfer_id for each in world.server.approvals.list()}
     assert left <= waiting
     assert 2 <= len(waiting) <= 6
     for transfer_id in left:
-        world.server.console.approvals.approve(transfer_id)
+        world.server.approvals.approve(transfer_id)
     world.lives(30)
-    assert len(list(world.server.console.approvals.list())) >= 2
+    assert len(list(world.server.approvals.list())) >= 2
 
 
 def test_the_demo_raises_an_exhausted_daily_limit(world: World) -> None:
@@ -234,8 +234,8 @@ def test_the_demo_starts_again_after_a_sandbox_reset(world: World) -> None:
 
 def test_the_demo_continues_after_actions_of_its_user(world: World) -> None:
     world.lives(40)
-    for transfer in list(world.server.console.approvals.list()):
-        world.server.console.approvals.reject(transfer.transfer_id)
+    for transfer in list(world.server.approvals.list()):
+        world.server.approvals.reject(transfer.transfer_id)
     for session in list(world.server.sessions.list()):
         world.server.sessions.close(session.session_id)
     travel = next(a.account_id for a in world.client.accounts.list() if a.name == "Travel desk")

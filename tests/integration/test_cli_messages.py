@@ -95,7 +95,7 @@ def test_a_command_runs_with_closed_standard_streams(
         check=False,
     )
     assert ended.returncode == 0
-    assert len(list(server.console.agent_keys.list())) == 1
+    assert len(list(server.agent_keys.list())) == 1
 
 
 def test_identifiers_are_not_truncated_on_narrow_terminals(
@@ -222,7 +222,7 @@ def test_an_invalid_key_message_says_where_to_find_one(commands: CommandLine) ->
 def test_an_agent_key_gets_the_required_scope(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
-    key = server.console.agent_keys.create(funded().account_id).key
+    key = server.agent_keys.create(funded().account_id).key
     assert "forbidden: " in commands.refused("keys", "list", "--key", key)
 
 
@@ -238,7 +238,7 @@ def test_a_lost_response_exits_with_6_and_asks_to_check(
 ) -> None:
     server.sandbox.set_fault("http:POST /ext/v1/console/agent-keys", 1, effect="reply_lost")
     said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=6)
-    assert "it is unknown whether console.agent_keys.create was done" in said
+    assert "it is unknown whether agent_keys.create was done" in said
     assert "Check whether it was done before you try again." in said
     assert len(commands.items("keys", "list")) == 1
 

@@ -68,7 +68,7 @@ def test_pay_takes_the_account_by_name_or_from_an_agent_key(
     account = funded("1")
     url = f"{paywall.base_url}/forecast"
     assert commands.run("pay", url, "--account", account.name).exit_code == 0
-    key = server.console.agent_keys.create(account_id=account.account_id, name="Buyer").key
+    key = server.agent_keys.create(account_id=account.account_id, name="Buyer").key
     assert commands.run("pay", url, "--key", key).exit_code == 0
     assert "name one" in commands.refused("pay", url)
     assert [sale.path for sale in paywall.sales] == ["/forecast", "/forecast"]

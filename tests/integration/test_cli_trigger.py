@@ -19,7 +19,7 @@ from agentpay_server.cli import main
 
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
     """Tell whether the server has recorded an event as it was printed."""
-    (recorded,) = (each for each in server.console.events.list() if each.id == event["id"])
+    (recorded,) = (each for each in server.events.list() if each.id == event["id"])
     return recorded == Event.from_dict(event)
 
 
@@ -64,7 +64,7 @@ def test_events_are_triggered_on_a_given_account_and_keep_its_policy(
     assert client.policies.get(account_id) == policy
     # Nothing of it stays behind: no money in an escrow, no webhook.
     assert all(session.is_final for session in server.sessions.list())
-    assert list(server.console.webhooks.list()) == []
+    assert list(server.webhooks.list()) == []
 
 
 def test_the_event_is_shown_to_people(commands: CommandLine, funded: Funded) -> None:
@@ -86,7 +86,7 @@ def test_a_low_balance_is_triggered_at_the_threshold_of_an_existing_webhook(
     second = commands.json("trigger", "balance.low_threshold", "--account", account_id)
     assert second["id"] != first["id"]
     inbox.wait_for("balance.low_threshold", where=lambda event: event.id == second["id"])
-    assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [inbox.webhook_id]
+    assert [webhook.webhook_id for webhook in server.webhooks.list()] == [inbox.webhook_id]
 
 
 def test_triggering_an_escalation_requires_an_escalation_threshold(

@@ -315,7 +315,7 @@ def test_one_operator_cannot_occupy_every_connection(listening: Listening) -> No
 def test_slow_bodies_hold_no_place_of_work_and_are_bounded_for_each_key(listening: Listening) -> None:
     server = listening(Settings(max_connections=40, body_timeout_seconds=FOR_EVER))
     account_id = server.client().accounts.create(name="a").account_id
-    agent = server.console.agent_keys.create(account_id).key
+    agent = server.agent_keys.create(account_id).key
     head = f"POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {agent}\r\n"
     slow = f"{head}Content-Length: 100\r\n\r\n{{".encode()
     pause = f"PUT /v1/accounts/{account_id}/policy"
@@ -358,7 +358,7 @@ def payment(server: AgentPayServer, key: str, number: int, *, as_agent: bool = F
     with raw_client(server, key) as http:
         assert http.post(f"/ext/v1/sandbox/accounts/{payer}/fund", json={"amount": "5"}).status_code == 200
     if as_agent:
-        key = server.console.agent_keys.create(payer).key
+        key = server.agent_keys.create(payer).key
     body = f'{{"from":"{payer}","to":"{payee}","amount":"1","idempotency_key":"k{number}"}}'
     head = f"POST /v1/transfers HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()

@@ -102,11 +102,11 @@ def test_the_python_console_client_matches_the_http_api(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a", metadata={"x": 1}).account_id
-    key = server.console.agent_keys.create(account_id, name="Laptop")
+    key = server.agent_keys.create(account_id, name="Laptop")
 
-    assert server.console.accounts.get(account_id).metadata == {"x": 1}
-    assert [item.key_id for item in server.console.agent_keys.list()] == [key.key_id]
-    assert [entry.action for entry in server.console.audit.list(limit=1)] == [
+    assert server.accounts.details(account_id).metadata == {"x": 1}
+    assert [item.key_id for item in server.agent_keys.list()] == [key.key_id]
+    assert [entry.action for entry in server.audit_log.list(limit=1)] == [
         entry["action"] for entry in audit(http)
     ]
 
@@ -146,8 +146,8 @@ def test_every_mutation_is_one_audit_entry(server: AgentPayServer, http: httpx.C
     assert [(entry["action"], entry["subject"]) for entry in audit(http)][:5] == [
         ("policies.put", account_id),
         ("sandbox.accounts.fund", account_id),
-        ("console.agent_keys.revoke", made["key_id"]),
-        ("console.agent_keys.create", made["key_id"]),
+        ("agent_keys.revoke", made["key_id"]),
+        ("agent_keys.create", made["key_id"]),
         ("accounts.create", account_id),
     ]
     assert made["key"] not in http.get("/ext/v1/console/audit").text

@@ -17,7 +17,7 @@ from server_world import START, raw_client, refused
 from sqlalchemy.dialects import sqlite
 
 from agentpay import AgentPay
-from agentpay.contract.console import AccountDetail
+from agentpay.contract.console import AccountDetails
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.ledger import deliveries as delivery_store
@@ -110,15 +110,15 @@ def test_a_session_has_its_events(server: AgentPayServer, client: AgentPay) -> N
     server.sandbox.fund(payer, 100)
     opened = [server.sessions.open(account_id=payer, to=payee, cap_usdc="4").session_id for _ in range(2)]
     server.sessions.close(opened[0])
-    listed = [list(client.console.events.list(session_id=session_id)) for session_id in opened]
+    listed = [list(client.events.list(session_id=session_id)) for session_id in opened]
     assert [[event.type for event in events] for events in listed] == [
         ["session.settled", "session.opened"],
         ["session.opened"],
     ]
     assert {event.data.session_id for event in listed[0]} == {opened[0]}
-    assert list(client.console.events.list(session_id="sess_unknown")) == []
+    assert list(client.events.list(session_id="sess_unknown")) == []
     stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(stranger.console.events.list(session_id=opened[0])) == []
+    assert list(stranger.events.list(session_id=opened[0])) == []
 
 
 @pytest.mark.parametrize("path", ["/ext/v1/console/events", "/ext/v1/console/deliveries"])
@@ -128,10 +128,10 @@ def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> 
 
 
 def test_the_client_supports_the_filters(day: Day) -> None:
-    console = day.server.console
-    events = list(console.events.list(transfer_id=day.transfers[1], since=START, until=START + HOUR))
+    client = day.server.client()
+    events = list(client.events.list(transfer_id=day.transfers[1], since=START, until=START + HOUR))
     assert len(events) == 2
-    assert len(list(console.deliveries.list(transfer_id=day.transfers[1], since=START))) == 1
+    assert len(list(client.deliveries.list(transfer_id=day.transfers[1], since=START))) == 1
 
 
 # --- Accounts in full -------------------------------------------------------------------------------------
@@ -144,11 +144,11 @@ def test_listed_accounts_equal_their_details(server: AgentPayServer, client: Age
     client.transfers.create(from_=made[0], to=made[1], amount="2")
     client.policies.pause(made[2])
     server.sandbox.clock.advance()  # The records of the policies are on chain when it returns.
-    listed = list(client.console.accounts.list(limit=2))
-    assert listed == [client.console.accounts.get(account_id) for account_id in reversed(made)]
-    assert isinstance(listed[0], AccountDetail)
+    listed = list(client.accounts.list_details(limit=2))
+    assert listed == [client.accounts.details(account_id) for account_id in reversed(made)]
+    assert isinstance(listed[0], AccountDetails)
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(other.console.accounts.list()) == []
+    assert list(other.accounts.list_details()) == []
 
 
 # --- Replays of many --------------------------------------------------------------------------------------
@@ -174,29 +174,29 @@ def of_status(server: AgentPayServer, status: str) -> int:
 
 
 def test_all_undelivered_events_since_a_moment_are_replayed_once(server: AgentPayServer, failed: Any) -> None:
-    console = server.console
+    deliveries = server.client().deliveries
     assert of_status(server, "undelivered") == 2
-    assert console.deliveries.replay(since=START + HOUR).replayed == 1
-    assert console.deliveries.replay(since=START - HOUR).replayed == 1, "the other one is in progress"
-    assert console.deliveries.replay(since=START - HOUR).to_dict() == {"replayed": 0, "has_more": False}
+    assert deliveries.replay(since=START + HOUR).replayed == 1
+    assert deliveries.replay(since=START - HOUR).replayed == 1, "the other one is in progress"
+    assert deliveries.replay(since=START - HOUR).to_dict() == {"replayed": 0, "has_more": False}
     server.sandbox.clock.advance(0)
-    assert console.deliveries.replay(since=START - HOUR).replayed == 0, "both were received"
+    assert deliveries.replay(since=START - HOUR).replayed == 0, "both were received"
     assert of_status(server, "delivered") == 3
     assert len({delivery.event_id for delivery in server.deliveries}) == 3
 
 
 def test_deliveries_that_fail_again_can_be_replayed_again(server: AgentPayServer, failed: Any) -> None:
     failed.fail_next(times=10)
-    assert server.console.deliveries.replay(since=START - HOUR).replayed == 2
+    assert server.deliveries.replay(since=START - HOUR).replayed == 2
     server.sandbox.clock.advance(hours=4)
     assert of_status(server, "undelivered") == 4
-    assert server.console.deliveries.replay(since=START - HOUR).replayed == 2
+    assert server.deliveries.replay(since=START - HOUR).replayed == 2
 
 
 def test_delivered_events_are_replayed_for_a_receiver_that_lost_them(
     server: AgentPayServer, failed: Any
 ) -> None:
-    assert server.console.deliveries.replay(since=START - HOUR, status="delivered").replayed == 1
+    assert server.deliveries.replay(since=START - HOUR, status="delivered").replayed == 1
     server.sandbox.clock.advance(0)
     (received,) = {delivery.event_id for delivery in server.deliveries if delivery.status == "delivered"}
     assert sum(delivery.event_id == received for delivery in server.deliveries) == 2
@@ -206,10 +206,10 @@ def test_a_replay_is_limited_to_its_webhook_and_operator(
     server: AgentPayServer, http: httpx.Client, failed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = server.webhook_inbox(events=["transfer.settled"])
-    replay = server.console.deliveries.replay
+    replay = server.deliveries.replay
     assert replay(since=START - HOUR, webhook_id=other.webhook_id).replayed == 0
     stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert stranger.console.deliveries.replay(since=START - HOUR).replayed == 0
+    assert stranger.deliveries.replay(since=START - HOUR).replayed == 0
     body = {"since": "2025-01-01T00:00:00Z", "webhook_id": "wh_unknown"}
     refused(http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
     monkeypatch.setattr(deliveries, "REPLAYED_AT_ONCE", 1)
@@ -218,14 +218,14 @@ def test_a_replay_is_limited_to_its_webhook_and_operator(
         "has_more": True,
     }
     assert replay(since=START - HOUR).has_more is False
-    newest = next(iter(server.console.audit.list()))
-    assert (newest.action, newest.subject) == ("console.deliveries.replay", "deliveries")
+    newest = next(iter(server.audit_log.list()))
+    assert (newest.action, newest.subject) == ("deliveries.replay", "deliveries")
     assert newest.after == {"since": "2025-12-31T23:00:00.000Z", "status": "undelivered", "replayed": 1}
 
 
 def test_deliveries_of_a_deleted_webhook_are_not_replayed(server: AgentPayServer, failed: Any) -> None:
-    server.console.webhooks.delete(failed.webhook_id)
-    assert server.console.deliveries.replay(since=START - HOUR).replayed == 0
+    server.webhooks.delete(failed.webhook_id)
+    assert server.deliveries.replay(since=START - HOUR).replayed == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from agentpay_server.platform.principals import Principal
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:
-    summary = server.client().console.summary()
+    summary = server.client().summary()
     assert isinstance(summary, ConsoleSummary)
     return {
         field.name: getattr(summary, field.name)
@@ -37,7 +37,7 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
         "open_sessions": 1,
     }
     server.sessions.close(session.session_id)
-    client.console.approvals.reject(transfer.transfer_id)
+    client.approvals.reject(transfer.transfer_id)
     server.scenario("undelivered_webhook")
     after = counted(server)
     assert (after["pending_approvals"], after["open_sessions"], after["undelivered_deliveries"]) == (0, 0, 1)
@@ -46,18 +46,18 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
 def test_the_summary_is_per_operator_and_not_for_agents(server: AgentPayServer, client: AgentPay) -> None:
     account_id = client.accounts.create(name="Mine").account_id
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert (other.console.summary().accounts, other.console.summary().operator_name) == (0, "Other")
+    assert (other.summary().accounts, other.summary().operator_name) == (0, "Other")
     with pytest.raises(PermissionDeniedError):
-        server.agent_client(account_id).console.summary()
+        server.agent_client(account_id).summary()
     with pytest.raises(PermissionDeniedError):
-        next(iter(server.agent_client(account_id).console.requests.list()))
+        next(iter(server.agent_client(account_id).request_logs.list()))
 
 
 def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
-    held = client.console.summary().treasury_lamports
+    held = client.summary().treasury_lamports
     assert held is not None
     client.accounts.create(name="Mine")
-    left = client.console.summary().treasury_lamports
+    left = client.summary().treasury_lamports
     assert left is not None
     assert 0 < left < held
 
@@ -65,7 +65,7 @@ def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
 def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="A private name")
     client.accounts.get(account.account_id)
-    requests = list(client.console.requests.list(limit=100))
+    requests = list(client.request_logs.list(limit=100))
     created = next(request for request in requests if request.method == "POST")
     assert (created.route, created.status) == ("/v1/accounts", 201)
     assert created.key_id.startswith("key_")
@@ -78,11 +78,11 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
     for _ in range(5):
         client.whoami()
     client.accounts.create(name="Newest")
-    requests = list(client.console.requests.list(limit=2))
+    requests = list(client.request_logs.list(limit=2))
     # The pages are requests too: they are listed after the requests of the first page.
     assert [request.route for request in requests] == ["/v1/accounts", *["/ext/v1/whoami"] * 5]
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(other.console.requests.list()) == []
+    assert list(other.request_logs.list()) == []
 
 
 @pytest.mark.anyio

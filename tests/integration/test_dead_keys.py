@@ -67,12 +67,12 @@ def test_a_transfer_whose_key_is_revoked_before_its_last_byte_moves_nothing(
     server: AgentPayServer, client: AgentPay, funded: Funded, hold: Callable[..., Held]
 ) -> None:
     payer, payee = funded("5"), funded("1", name="Payee")
-    agent = server.console.agent_keys.create(payer.account_id)
+    agent = server.agent_keys.create(payer.account_id)
     body = {"from": payer.account_id, "to": payee.account_id, "amount": "1", "idempotency_key": "k"}
     requests = [hold(agent.key, "/v1/transfers", {**body, "idempotency_key": f"k{n}"}) for n in range(5)]
     alive = hold(server.operator_key, "/v1/transfers", body)
 
-    server.console.agent_keys.revoke(agent.key_id)
+    server.agent_keys.revoke(agent.key_id)
 
     assert {request.finish() for request in requests} == {(401, "unauthorized")}
     assert rows(server, tables.transfers) == []
@@ -81,14 +81,14 @@ def test_a_transfer_whose_key_is_revoked_before_its_last_byte_moves_nothing(
 
 
 def test_a_revoked_operator_key_makes_no_key(server: AgentPayServer, hold: Callable[..., Held]) -> None:
-    stolen = server.console.operator_keys.create(name="stolen")
+    stolen = server.operator_keys.create(name="stolen")
     account_id = server.client().accounts.create(name="a").account_id
     requests = [
         hold(stolen.key, "/ext/v1/console/operator-keys", {"name": "permanent"}),
         hold(stolen.key, "/ext/v1/console/agent-keys", {"account_id": account_id}),
     ]
 
-    server.console.operator_keys.revoke(stolen.key_id)
+    server.operator_keys.revoke(stolen.key_id)
 
     assert {request.finish() for request in requests} == {(401, "unauthorized")}
     assert len(rows(server, tables.api_keys)) == 2
@@ -98,23 +98,23 @@ def test_a_replay_with_a_revoked_key_is_refused(
     server: AgentPayServer, funded: Funded, hold: Callable[..., Held]
 ) -> None:
     payer, payee = funded("5"), funded("1", name="Payee")
-    agent = server.console.agent_keys.create(payer.account_id)
+    agent = server.agent_keys.create(payer.account_id)
     body = {"from": payer.account_id, "to": payee.account_id, "amount": "1", "idempotency_key": "k"}
     with raw_client(server, agent.key) as http:
         assert http.post("/v1/transfers", json=body).status_code == 200
     replay = hold(agent.key, "/v1/transfers", body)
 
-    server.console.agent_keys.revoke(agent.key_id)
+    server.agent_keys.revoke(agent.key_id)
 
     assert replay.finish() == (401, "unauthorized")
 
 
 def test_a_sign_in_code_of_a_revoked_key_is_invalid(server: AgentPayServer) -> None:
-    stolen = server.console.operator_keys.create(name="stolen")
+    stolen = server.operator_keys.create(name="stolen")
     with raw_client(server, stolen.key) as http:
         code = http.post("/ext/v1/console/sign-in-code").json()["code"]
 
-    server.console.operator_keys.revoke(stolen.key_id)
+    server.operator_keys.revoke(stolen.key_id)
 
     with raw_client(server, "") as http:
         refused(http.post("/ext/v1/console/sign-in", json={"code": code}), "unauthorized")
@@ -124,7 +124,7 @@ def test_a_console_key_that_expires_while_its_body_arrives_changes_nothing(
     server: AgentPayServer, client: AgentPay, hold: Callable[..., Held]
 ) -> None:
     account_id = client.accounts.create(name="a").account_id
-    code = server.console.sign_in_code().code
+    code = server.operator_keys.create_sign_in_code().code
     with raw_client(server, "") as http:
         key = http.post("/ext/v1/console/sign-in", json={"code": code}).json()["key"]
     request = hold(key, f"/v1/accounts/{account_id}/policy", {"paused": True}, method="PUT")

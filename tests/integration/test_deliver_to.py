@@ -202,7 +202,7 @@ def test_drain_ends_at_its_timeout_while_the_application_has_not_responded(serve
         with pytest.raises(TimeoutError, match="still"):
             inbox.drain(timeout=0.1)
         # The attempt has not reached its own timeout.
-        assert [delivery.attempts for delivery in server.console.deliveries.list()] == [()]
+        assert [delivery.attempts for delivery in server.deliveries.list()] == [()]
     finally:
         ending.set()
     inbox.drain()

@@ -52,7 +52,7 @@ def pay(client: AgentPay, funded: Funded):
 
 
 def only(server: AgentPayServer) -> Delivery:
-    (delivery,) = server.console.deliveries.list()
+    (delivery,) = server.deliveries.list()
     return delivery
 
 
@@ -171,11 +171,11 @@ def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServ
 
     order = sorted(
         (attempt.at, delivery.delivery_id)
-        for delivery in server.console.deliveries.list()
+        for delivery in server.deliveries.list()
         for attempt in delivery.attempts
     )
     received = [receipt.event.data.amount_usdc for receipt in inbox.receipts]
-    by_delivery = {d.delivery_id: n for n, d in zip((3, 2, 1), server.console.deliveries.list(), strict=True)}
+    by_delivery = {d.delivery_id: n for n, d in zip((3, 2, 1), server.deliveries.list(), strict=True)}
     assert received == [by_delivery[delivery_id] for _, delivery_id in order]
     assert received[:4] == [1, 2, 3, 1]
 
@@ -288,7 +288,7 @@ def test_attempt_times_do_not_depend_on_how_the_clock_is_advanced(failures, step
         server.sandbox.clock.advance(days=1)
 
         for inbox, count in zip(inboxes, failures, strict=True):
-            (delivery,) = server.console.deliveries.list(webhook_id=inbox.webhook_id)
+            (delivery,) = server.deliveries.list(webhook_id=inbox.webhook_id)
             attempts = min(count + 1, 5)
             # On time, however large the step was, as soon as the clock was moved at all.
             assert [attempt.at for attempt in delivery.attempts] == DUE[:attempts]
@@ -307,7 +307,7 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_identifier(
     server.sandbox.clock.advance(hours=3)
 
     posts = receiver.posts
-    (event,) = [event for event in server.console.events.list() if event.type == "transfer.settled"]
+    (event,) = [event for event in server.events.list() if event.type == "transfer.settled"]
     assert len(posts) == 5
     assert len({post.body for post in posts}) == 1
     assert {post.headers["x-service-event-id"] for post in posts} == {event.id}
@@ -342,7 +342,7 @@ def test_a_2xx_ends_the_delivery(server: AgentPayServer, pay, receiver: Receiver
 
         server.sandbox.clock.advance(hours=3)
 
-        delivery = next(iter(server.console.deliveries.list()))
+        delivery = next(iter(server.deliveries.list()))
         assert delivery.status == "delivered"
         assert [(attempt.status_code, attempt.error) for attempt in delivery.attempts] == [(status, None)]
 
@@ -358,7 +358,7 @@ def test_any_other_status_is_retried(server: AgentPayServer, pay, receiver: Rece
         assert len(receiver.posts) == before + 1, "neither a redirect nor Retry-After changes anything"
         server.sandbox.clock.advance(0.001)
 
-        delivery = next(iter(server.console.deliveries.list()))
+        delivery = next(iter(server.deliveries.list()))
         assert [attempt.status_code for attempt in delivery.attempts] == [status, 200]
 
 
@@ -500,7 +500,7 @@ def listed():
 def test_deliveries_are_listed_newest_first(listed):
     server, _, failing, good = listed
 
-    shown = [(d.webhook_id, d.status, [a.at for a in d.attempts]) for d in server.console.deliveries.list()]
+    shown = [(d.webhook_id, d.status, [a.at for a in d.attempts]) for d in server.deliveries.list()]
     second = START + timedelta(hours=3)
     assert shown == [
         (good, "pending", []),
@@ -516,13 +516,13 @@ def test_deliveries_are_listed_newest_first(listed):
 def test_deliveries_are_paged(listed, limit):
     server, *_ = listed
 
-    assert list(server.console.deliveries.list(limit=limit)) == list(server.console.deliveries.list())
+    assert list(server.deliveries.list(limit=limit)) == list(server.deliveries.list())
 
 
 def test_deliveries_are_filtered_by_status_event_and_webhook(listed):
     server, _, failing, good = listed
-    everything = list(server.console.deliveries.list())
-    event_ids = [e.id for e in server.console.events.list() if e.type == "transfer.settled"]
+    everything = list(server.deliveries.list())
+    event_ids = [e.id for e in server.events.list() if e.type == "transfer.settled"]
     statuses = ["pending", "retrying", "delivered", "undelivered"]
 
     for status in (None, *statuses):
@@ -536,7 +536,7 @@ def test_deliveries_are_filtered_by_status_event_and_webhook(listed):
                     and event_id in (None, d.event_id)
                 ]
                 filters = {"status": status, "webhook_id": webhook_id, "event_id": event_id}
-                assert list(server.console.deliveries.list(limit=2, **filters)) == expected, filters
+                assert list(server.deliveries.list(limit=2, **filters)) == expected, filters
     assert {d.status for d in everything} == set(statuses)
 
 
@@ -580,7 +580,7 @@ def test_an_undelivered_event_is_replayed(
     assert receiver.posts[5].body == receiver.posts[0].body
     assert receiver.posts[5].headers["x-service-event-id"] == event_id
     assert receiver.posts[5].headers["x-service-delivery-attempt"] == "1"
-    assert [d.status for d in server.console.deliveries.list(event_id=event_id)] == [
+    assert [d.status for d in server.deliveries.list(event_id=event_id)] == [
         "delivered",
         "undelivered",
     ]
@@ -592,12 +592,12 @@ def test_a_delivered_event_can_be_replayed_with_new_retries(server: AgentPayServ
     event = inbox.wait_for("transfer.settled")
     inbox.fail_next(times=5)
 
-    server.console.events.replay(event.id)
+    server.events.replay(event.id)
     server.sandbox.clock.advance(days=1)
 
     assert len(inbox.receipts) == 6
     assert len(inbox.events) == 1
-    newest, _ = server.console.deliveries.list()
+    newest, _ = server.deliveries.list()
     assert (newest.status, [attempt.at for attempt in newest.attempts]) == ("undelivered", DUE)
 
 
@@ -605,12 +605,12 @@ def test_a_replay_goes_to_every_current_subscriber(server: AgentPayServer, pay):
     gone, kept = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=SETTLED)
     pay()
     event = kept.wait_for("transfer.settled")
-    server.console.webhooks.delete(gone.webhook_id)
+    server.webhooks.delete(gone.webhook_id)
     later = server.webhook_inbox()
     other_type = server.webhook_inbox(events=["transfer.rejected"])
     other_account = server.webhook_inbox(account_ids=[server.client().accounts.create(name="c").account_id])
 
-    replayed = server.console.events.replay(event.id)
+    replayed = server.events.replay(event.id)
     server.sandbox.clock.advance(0)
 
     assert [delivery.webhook_id for delivery in replayed] == [kept.webhook_id, later.webhook_id]
@@ -622,7 +622,7 @@ def test_a_replay_to_one_webhook_ignores_its_subscription(server: AgentPayServer
     pay()
     event = first.wait_for("transfer.settled")
 
-    (replayed,) = server.console.events.replay(event.id, webhook_id=second.webhook_id)
+    (replayed,) = server.events.replay(event.id, webhook_id=second.webhook_id)
     server.sandbox.clock.advance(0)
 
     assert replayed.webhook_id == second.webhook_id
@@ -645,7 +645,7 @@ def test_an_invalid_replay_is_refused(server: AgentPayServer, http: httpx.Client
     pay()
     event_id = inbox.wait_for("transfer.settled").id
     deleted = server.webhook_inbox().webhook_id
-    server.console.webhooks.delete(deleted)
+    server.webhooks.delete(deleted)
     path = f"/ext/v1/console/events/{event_id}/replay"
     other_key = server.sandbox.create_operator("b").key
     foreign = server.client(api_key=other_key).webhooks.create(url=inbox.url, events=SETTLED).webhook_id
@@ -665,10 +665,10 @@ def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):
     pay()
     event = inbox.wait_for("transfer.settled")
 
-    server.console.events.replay(event.id)
+    server.events.replay(event.id)
 
-    entry = next(iter(server.console.audit.list()))
-    assert (entry.action, entry.subject) == ("console.events.replay", event.id)
+    entry = next(iter(server.audit_log.list()))
+    assert (entry.action, entry.subject) == ("events.replay", event.id)
     assert entry.after == {"webhook_ids": [inbox.webhook_id]}
 
 
@@ -687,5 +687,5 @@ def test_every_event_reaches_a_receiver_that_eventually_answers(
         webhooks.unwrap(post.body, post.headers, webhook.secret).data.amount_usdc
         for post in receiver.posts[20:]
     }
-    assert {d.status for d in server.console.deliveries.list()} == {"delivered"}
+    assert {d.status for d in server.deliveries.list()} == {"delivered"}
     assert accepted == set(range(1, 11))

@@ -84,9 +84,9 @@ def test_attempts_are_stored_with_real_durations(server: AgentPayServer, receive
     before = server.sandbox.clock.now()
     pay()
 
-    eventually(lambda: [d.status for d in server.console.deliveries.list()] == ["delivered"])
+    eventually(lambda: [d.status for d in server.deliveries.list()] == ["delivered"])
 
-    (delivery,) = server.console.deliveries.list()
+    (delivery,) = server.deliveries.list()
     assert before <= delivery.attempts[0].at <= server.sandbox.clock.now()
 
 
@@ -96,7 +96,7 @@ def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Recei
     pay(60)
     receiver.wait_for(120)
 
-    eventually(lambda: not list(server.console.deliveries.list(status="pending")))
+    eventually(lambda: not list(server.deliveries.list(status="pending")))
     ids = [post.headers["x-service-event-id"] for post in receiver.posts]
     assert len(ids) == len(set(ids)) == 120
     assert receiver.at_once <= TO_ONE_ENDPOINT_AT_ONCE
@@ -124,13 +124,13 @@ def test_concurrent_attempts_per_endpoint_are_limited(server: AgentPayServer, re
     pay(20)
     receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
     # The limit is reached: no attempt begins until one of them ends.
-    eventually(lambda: len(list(server.console.deliveries.list(status="pending"))) == 20)
+    eventually(lambda: len(list(server.deliveries.list(status="pending"))) == 20)
     assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
     gate.open()
     receiver.wait_for(20)
 
     assert receiver.at_once == 8
-    eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 20)
+    eventually(lambda: len(list(server.deliveries.list(status="delivered"))) == 20)
 
 
 def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, receiver: Receiver, pay):
@@ -146,7 +146,7 @@ def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, re
     receiver.wait_for(48)
 
     assert receiver.at_once <= 32 < ATTEMPTS_AT_ONCE
-    eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 48)
+    eventually(lambda: len(list(server.deliveries.list(status="delivered"))) == 48)
 
 
 @pytest.mark.usefixtures("patient")
@@ -176,9 +176,9 @@ def test_failed_attempts_are_retried_on_schedule(
 
     pay()
     receiver.wait_for(5)
-    eventually(lambda: [d.status for d in server.console.deliveries.list()] == ["delivered"])
+    eventually(lambda: [d.status for d in server.deliveries.list()] == ["delivered"])
 
-    (delivery,) = server.console.deliveries.list()
+    (delivery,) = server.deliveries.list()
     times = [attempt.at for attempt in delivery.attempts]
     waits = [(later - earlier).total_seconds() for earlier, later in itertools.pairwise(times)]
     assert all(wait >= delay for wait, delay in zip(waits, (0.05, 0.06, 0.07, 0.08), strict=True))
@@ -196,7 +196,7 @@ def test_a_replay_is_posted_at_once(server: AgentPayServer, receiver: Receiver, 
     pay()
     event_id = receiver.wait_for(1)[0].headers["x-service-event-id"]
 
-    server.console.events.replay(event_id)
+    server.events.replay(event_id)
 
     assert receiver.wait_for(2)[1].headers["x-service-event-id"] == event_id
 

@@ -21,12 +21,13 @@ from agentpay import cli as client
 from agentpay import errors, payments, webhooks
 from agentpay._requests import error_of
 from agentpay._sync.accounts import Accounts
-from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
-from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
+from agentpay._sync.approvals import Approvals
+from agentpay._sync.deliveries import Deliveries, Events
 from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.origins import Origins
+from agentpay._sync.logs import AuditLog, RequestLogs
 from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
+from agentpay._sync.sellers import Sellers
 from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
@@ -268,21 +269,18 @@ def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
 
 OBJECTS: dict[str, tuple[object, ...]] = {
     "accounts": (Accounts,),
-    "console": (Console,),
-    "console.accounts": (AccountDetails,),
-    "console.agent_keys": (AgentKeys,),
-    "console.approvals": (Approvals,),
-    "console.audit": (Audit,),
-    "console.deliveries": (Deliveries,),
-    "console.events": (Events,),
-    "console.operator_keys": (OperatorKeys,),
-    "console.origins": (Origins,),
-    "console.webhooks": (RegisteredWebhooks,),
+    "agent_keys": (AgentKeys,),
+    "approvals": (Approvals,),
+    "audit_log": (AuditLog,),
+    "deliveries": (Deliveries,),
+    "events": (Events,),
+    "operator_keys": (OperatorKeys,),
+    "request_logs": (RequestLogs,),
+    "sellers": (Sellers,),
     "inbox": (WebhookInbox,),
     "payments": (Payments, payments),
     "policies": (Policies,),
     "server": (AgentPayServer,),
-    "server.console": (Console,),
     "server.sandbox": (Sandbox,),
     "server.sandbox.clock": (SandboxClock,),
     "server.sessions": (Sessions,),
@@ -299,7 +297,7 @@ def test_code_names_in_the_text_exist(path: Path) -> None:
         return  # Log events have names of this form too.
     unresolved = []
     for name in re.findall(r"`((?:client\.|await )?[a-z_]+(?:\.\w+)+)", prose(path)):
-        text = name.removeprefix("await ").removeprefix("client.").replace("server.console.", "console.")
+        text = name.removeprefix("await ").removeprefix("client.")
         owner, _, attribute = text.rpartition(".")
         if text in OBJECTS:
             continue

@@ -34,7 +34,7 @@ def test_an_unstarted_or_closed_server_raises():
             server.async_client,
             lambda: server.operator_key,
             lambda: server.base_url,
-            lambda: server.console,
+            lambda: server.approvals,
             lambda: server.sandbox,
             server.listen,
             lambda: server.agent_client("acct_x"),
@@ -153,7 +153,7 @@ def test_the_same_seed_makes_the_same_world():
             client.transfers.create(
                 from_=payer.account_id, to=payee.account_id, amount="1", idempotency_key="k"
             )
-            server.console.agent_keys.create(payer.account_id)
+            server.agent_keys.create(payer.account_id)
             client.policies.pause(payer.account_id)
             entries = tuple(client.accounts.transactions(payer.account_id))
             return server.operator_key, tuple(client.accounts.list()), entries

@@ -32,7 +32,7 @@ def test_a_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServe
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
             server.sandbox.clock.advance(1)
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.console.accounts.get("acct_x")
+            server.accounts.details("acct_x")
         return True
 
     with warnings.catch_warnings():
@@ -71,7 +71,7 @@ async def test_a_server_is_an_async_context_manager():
         payer, payee = await client.accounts.create(name="a"), await client.accounts.create(name="b")
         await server.async_sandbox.fund(payer.account_id, 5)
         agent = server.async_client(
-            api_key=(await server.async_console.agent_keys.create(payer.account_id)).key
+            api_key=(await server.async_client().agent_keys.create(payer.account_id)).key
         )
         transfer = await agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
         assert transfer.status == "settled"

@@ -97,7 +97,7 @@ def test_errors_over_a_port_equal_errors_in_process(server: AgentPayServer):
 
 
 def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay):
-    key = server.console.agent_keys.create(client.accounts.create(name="a").account_id)
+    key = server.agent_keys.create(client.accounts.create(name="a").account_id)
     headers = {"Authorization": f"Bearer {server.operator_key}"}
 
     answer = httpx.delete(f"{server.listen()}/ext/v1/console/agent-keys/{key.key_id}", headers=headers)
@@ -196,7 +196,7 @@ def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str,
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {server.operator_key}".encode())],
     }
-    entries = [entry.action for entry in server.console.audit.list()]
+    entries = [entry.action for entry in server.audit_log.list()]
 
     sent = asgi(
         server,
@@ -206,4 +206,4 @@ def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str,
     )
 
     assert sent == []
-    assert [entry.action for entry in server.console.audit.list()] == entries
+    assert [entry.action for entry in server.audit_log.list()] == entries

@@ -333,7 +333,7 @@ def test_404_and_405_of_the_route_come_before_403(shared_server, shared_agent_ht
 def test_403_comes_before_429_and_429_before_413():
     with AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=2)) as server:
         account = server.client().accounts.create(name="a")
-        agent = server.console.agent_keys.create(account.account_id)
+        agent = server.agent_keys.create(account.account_id)
         with raw_client(server, agent.key) as http:
             for _ in range(2):
                 assert http.get(f"/v1/accounts/{account.account_id}").status_code == 200

@@ -281,7 +281,7 @@ def test_a_delivery_equals_the_recorded_event(server: AgentPayServer, http: http
     post(http, order(payer, payee.account_id))
     inbox.wait_for("balance.low_threshold")
 
-    recorded = list(server.console.events.list())[::-1]
+    recorded = list(server.events.list())[::-1]
     assert [event.id for event in inbox.events] == [event.id for event in recorded]
     assert [event.type for event in inbox.events] == [event.type for event in recorded]
     assert inbox.events[1].data.amount_usdc == Decimal(25)
@@ -383,10 +383,10 @@ def test_events_are_listed_newest_first_as_they_are_sent(listed):
 
 def test_events_are_filtered_by_type_and_account(listed):
     server, _, first, second, _, foreign = listed
-    console = server.console
+    events = server.client().events
 
     def found(**filters):
-        return [(event.type, event.data.account_id) for event in console.events.list(**filters)]
+        return [(event.type, event.data.account_id) for event in events.list(**filters)]
 
     assert found(type="transfer.settled") == [("transfer.settled", a) for a in (first, second, first)]
     assert found(account_id=second) == [("transfer.settled", second), ("transfer.initiated", second)]
@@ -400,10 +400,10 @@ def test_events_are_filtered_by_type_and_account(listed):
 def test_events_are_paged(listed, limit, filters):
     server, *_ = listed
 
-    ids = [event.id for event in server.console.events.list(limit=limit, **filters)]
+    ids = [event.id for event in server.events.list(limit=limit, **filters)]
 
-    assert ids == [event.id for event in server.console.events.list(**filters)]
-    assert len(server.console.events.list(limit=limit, **filters).data) == min(limit, len(ids))
+    assert ids == [event.id for event in server.events.list(**filters)]
+    assert len(server.events.list(limit=limit, **filters).data) == min(limit, len(ids))
 
 
 def test_a_cursor_is_valid_only_for_its_list_and_operator(listed):
@@ -432,7 +432,7 @@ def test_an_unknown_type_is_refused_with_the_available_ones(listed):
         answer = http.get("/ext/v1/console/events", params={"type": unknown})
         assert faults(answer) == {"type": f"must be one of {names}"}
         with pytest.raises(InvalidRequestError, match="type must be one of"):
-            list(server.console.events.list(type=unknown))
+            list(server.events.list(type=unknown))
     for member in EVENTS:
         assert http.get("/ext/v1/console/events", params={"type": member}).status_code == 200
 
@@ -467,7 +467,7 @@ def test_every_transfer_of_a_day_has_its_event(server, http: httpx.Client, funde
         post(http, order(payer, payee.account_id, "1", f"k{number}"))
         server.sandbox.clock.advance(hours=6)
 
-    times = [event.created_at for event in server.console.events.list(type="transfer.settled")]
+    times = [event.created_at for event in server.events.list(type="transfer.settled")]
     assert times == [START + timedelta(hours=6 * number) for number in range(4, -1, -1)]
 
 

@@ -148,7 +148,7 @@ def test_low_balance_goes_to_subscribers_with_a_threshold(server: AgentPayServer
 def test_a_deleted_webhook_gets_no_low_balance_event(server: AgentPayServer, funded, pay):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
-    server.console.webhooks.delete(inbox.webhook_id)
+    server.webhooks.delete(inbox.webhook_id)
 
     pay(payer, "60")
 

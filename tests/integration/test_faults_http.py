@@ -170,7 +170,7 @@ def test_the_scope_is_checked_first(server: AgentPayServer, funded: Funded):
     server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="reset")
     with raw_client(server, "") as nobody:
         refused(nobody.get("/v1/accounts"), "unauthorized")
-    with raw_client(server, server.console.agent_keys.create(account.account_id).key) as agent:
+    with raw_client(server, server.agent_keys.create(account.account_id).key) as agent:
         refused(agent.get("/v1/accounts"), "forbidden")
     assert [fault.times for fault in server.sandbox.faults()] == [1]
 
@@ -282,7 +282,7 @@ def test_the_sdk_refuses_an_unknown_effect(server: AgentPayServer):
 
 def test_arming_a_fault_is_audited(server: AgentPayServer):
     server.sandbox.set_fault(TRANSFERS, 1, effect="delay", delay_ms=5)
-    entry = next(iter(server.console.audit.list()))
+    entry = next(iter(server.audit_log.list()))
     assert (entry.action, entry.subject) == ("sandbox.faults.set", TRANSFERS)
     assert entry.after == {"times": 1, "effect": "delay", "delay_ms": 5}
 

@@ -115,7 +115,7 @@ def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Des
     other = client.accounts.create(name="Other")
     server.sandbox.fund(other.account_id, 10)
     before = treasury_lamports(server)
-    key = client.console.agent_keys.create(account_id=desk.payer.account_id).key
+    key = client.agent_keys.create(account_id=desk.payer.account_id).key
     with raw_client(server, key) as http:
         agent = Desk(server, http, desk.payer, desk.payee)
         answers = [cycle(agent, f"attack {number}") for number in range(10)]
@@ -326,7 +326,7 @@ def test_a_policy_is_in_force_and_its_record_waits_while_the_treasury_is_empty(p
     assert money.rows(poor.server, tables.chain_transactions) == []
     holds(poor.server, 10**9)
     poor.server.sandbox.clock.advance(minutes=10)
-    assert client.console.accounts.get(poor.payer.account_id).policy_record is not None
+    assert client.accounts.details(poor.payer.account_id).policy_record is not None
 
 
 # --- Accounts

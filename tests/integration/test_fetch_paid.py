@@ -226,7 +226,7 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(
     assert (waiting["status"], waiting["money_moved"]) == ("pending_approval", "no")
     assert str(waiting["approval_url"]).endswith(f"/dashboard#/transfers/{waiting['transfer_id']}")
     assert fetched(tools, paywall)["transfer_id"] == waiting["transfer_id"]
-    server.console.approvals.approve(str(waiting["transfer_id"]))
+    server.approvals.approve(str(waiting["transfer_id"]))
     approved = tools.get_payment(payment_ref=REF)
     assert (approved["status"], approved["money_moved"]) == ("pending_approval", "no")
     assert "fetch_paid again" in str(approved["next_step"])
@@ -509,7 +509,7 @@ def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(
     server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, reply: httpx.Response | None
 ) -> None:
     paywall.sell("/forecast", "0.25", content={"sky": "blue"})
-    key = server.console.agent_keys.create(account).key
+    key = server.agent_keys.create(account).key
     with AgentPay(base_url=server.listen(), api_key=key, transport=Unreadable(reply)) as agent:
         result = fetched(AgentTools(agent, private_origins=LOOPBACK), paywall)
     (payment,) = client.payments.list(account_id=account)
@@ -555,7 +555,7 @@ def test_private_and_unusual_addresses_are_refused(server: AgentPayServer, accou
 
 def test_the_payment_service_itself_is_refused(server: AgentPayServer, account: str) -> None:
     url = server.listen()
-    agent = AgentPay(base_url=url, api_key=server.console.agent_keys.create(account).key)
+    agent = AgentPay(base_url=url, api_key=server.agent_keys.create(account).key)
     with agent:
         tools = AgentTools(agent, private_origins=LOOPBACK)
         result = tools.fetch_paid(url=f"{url}/v1/transfers", max_usdc="1", payment_ref=REF)

@@ -164,7 +164,7 @@ def test_the_error_of_a_repeated_refusal_says_when_it_was_decided(
     waiting = client.transfers.create(**order)
     server.sandbox.clock.advance(hours=3)
     decided_at = server.sandbox.clock.now()
-    server.console.approvals.reject(waiting.transfer_id)
+    server.approvals.reject(waiting.transfer_id)
     server.sandbox.clock.advance(hours=3)
     with pytest.raises(PolicyViolationError) as raised:
         client.transfers.create(**order)
@@ -336,7 +336,7 @@ class TestScope:
         running = server._running
         seller = Seller(running.server.chain, running.server.context.signer, running._owner.call).open()
         challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
-        with raw_client(server, server.console.agent_keys.create(pair.payer.account_id).key) as agent:
+        with raw_client(server, server.agent_keys.create(pair.payer.account_id).key) as agent:
             bought = agent.post("/ext/v1/payments", json={**challenge, "account_id": pair.payer.account_id})
         again = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.other.account_id})
         assert (bought.status_code, again.status_code) == (201, 201)

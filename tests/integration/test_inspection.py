@@ -254,7 +254,7 @@ def test_the_timeline_nests_every_record_under_its_cause(
     client.policies.update(payer, escalation_threshold=4)
     asked = client.transfers.create(from_=payer, to=payee, amount=5)
     client.accounts.get(payer)
-    server.console.approvals.approve(asked.transfer_id)
+    server.approvals.approve(asked.transfer_id)
     client.accounts.get(payer)
     client.transfers.create(from_=payer, to=payee, amount=4)
     server.sandbox.clock.advance(0)

@@ -80,7 +80,7 @@ def matrix():
             server.sandbox.fund(account_id, 1000)
         neighbour = server.client(api_key=server.sandbox.create_operator("b").key)
         foreign = neighbour.accounts.create(name="foreign").account_id
-        with raw_client(server, server.console.agent_keys.create(own).key) as http:
+        with raw_client(server, server.agent_keys.create(own).key) as http:
             yield Matrix(server, http, own, sibling, foreign)
 
 
@@ -196,7 +196,7 @@ def test_a_revoked_key_is_refused_on_the_next_request(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a").account_id
-    keys = [server.console.agent_keys.create(account_id) for _ in range(2)]
+    keys = [server.agent_keys.create(account_id) for _ in range(2)]
     with raw_client(server, keys[0].key) as revoked, raw_client(server, keys[1].key) as kept:
         path = f"/v1/accounts/{account_id}"
         assert revoked.get(path).status_code == 200
@@ -213,7 +213,7 @@ def test_a_revoked_key_is_refused_on_the_next_request(
 
 
 def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, client: AgentPay):
-    key_id = server.console.agent_keys.create(client.accounts.create(name="a").account_id).key_id
+    key_id = server.agent_keys.create(client.accounts.create(name="a").account_id).key_id
     assert http.delete(f"/ext/v1/console/agent-keys/{key_id}").status_code == 204
 
     for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper()):
@@ -239,15 +239,15 @@ def planted():
 
 def test_keys_are_in_no_repr(planted: AgentPayServer):
     account = planted.client().accounts.create(name="a")
-    agent = planted.console.agent_keys.create(account.account_id)
+    agent = planted.agent_keys.create(account.account_id)
     operator = planted.sandbox.create_operator("b")
 
     seen = [
         *[repr(planted), repr(planted.client()), repr(planted.async_client()), repr(agent), repr(operator)],
-        *[repr(planted.console), repr(planted.sandbox), repr(planted._running.server.operator)],
+        *[repr(planted.agent_keys), repr(planted.sandbox), repr(planted._running.server.operator)],
         *[repr(planted._running.operator), repr(planted._running.server)],
-        str(list(planted.console.agent_keys.list())),
-        str(list(planted.console.audit.list())),
+        str(list(planted.agent_keys.list())),
+        str(list(planted.audit_log.list())),
     ]
 
     for text in seen:
@@ -260,7 +260,7 @@ def test_keys_are_in_no_log_and_no_response(planted: AgentPayServer, caplog: pyt
     answers = []
     with caplog.at_level(logging.DEBUG):
         account = planted.client().accounts.create(name="a")
-        agent = planted.console.agent_keys.create(account.account_id)
+        agent = planted.agent_keys.create(account.account_id)
         planted.sandbox.fund(account.account_id, 5)
         for key in (PLANTED, agent.key, PLANTED[:-1]):
             with raw_client(planted, key) as http:
@@ -271,7 +271,7 @@ def test_keys_are_in_no_log_and_no_response(planted: AgentPayServer, caplog: pyt
                     http.put(f"/v1/accounts/{account.account_id}/policy", json={"paused": True}),
                     http.get("/ext/v1/console/audit"),
                 ]
-        planted.console.agent_keys.revoke(agent.key_id)
+        planted.agent_keys.revoke(agent.key_id)
 
     text = caplog.text + "".join(answer.text + str(answer.headers) for answer in answers)
     for secret in (PLANTED, agent.key):
@@ -289,7 +289,7 @@ def test_keys_are_in_no_log_of_a_port(planted: AgentPayServer, caplog: pytest.Lo
 
 def test_keys_are_in_no_traceback(planted: AgentPayServer):
     account = planted.client().accounts.create(name="a")
-    agent_key = planted.console.agent_keys.create(account.account_id).key
+    agent_key = planted.agent_keys.create(account.account_id).key
     with pytest.raises(PermissionDeniedError) as raised:
         planted.client(api_key=agent_key).policies.pause(account.account_id)
 
@@ -301,7 +301,7 @@ def test_keys_are_in_no_traceback(planted: AgentPayServer):
 
 def test_the_database_holds_digests_and_no_keys(planted: AgentPayServer):
     account = planted.client().accounts.create(name="a", metadata={"x": "MARKER"})
-    agent = planted.console.agent_keys.create(account.account_id)
+    agent = planted.agent_keys.create(account.account_id)
     operator = planted.sandbox.create_operator("b")
 
     database, _ = state_of(planted)

@@ -112,7 +112,7 @@ def test_polling_for_events_is_logged_only_at_debug(client: AgentPay) -> None:
     for level, expected in ((logging.INFO, 0), (logging.DEBUG, 1)):
         stream = io.StringIO()
         with logging_to(stream, LogFormat.JSON, level):
-            client.console.events.list()
+            client.events.list()
         assert stream.getvalue().count('"route":"/ext/v1/console/events"') == expected
 
 
@@ -129,7 +129,7 @@ def test_no_secret_and_no_text_of_callers_is_logged(
     lines: Lines, server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = funded("10"), funded("1")
-    agent = server.console.agent_keys.create(source.account_id, name="planted-name")
+    agent = server.agent_keys.create(source.account_id, name="planted-name")
     webhook = client.webhooks.create(url="https://planted.example/hook", events=["transfer.settled"])
     client.transfers.create(
         from_=source.account_id,

@@ -92,7 +92,7 @@ def place() -> Iterator[Place]:
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 100)
         client.policies.update(payer, max_single_transfer=10, escalation_threshold=5)
-        key = server.console.agent_keys.create(payer).key
+        key = server.agent_keys.create(payer).key
         yield Place(server, payer, payee, key, paywall.listen())
 
 
@@ -285,7 +285,7 @@ async def test_a_call_that_waits_reports_progress(place: Place, monkeypatch: pyt
             ) -> None:
                 reports.append((progress, total, message))
                 if len(reports) == 2:
-                    await place.server.async_console.approvals.approve(pending["transfer_id"])
+                    await place.server.async_client().approvals.approve(pending["transfer_id"])
 
             reports.clear()
             arguments = {"payment_ref": ref, "wait_seconds": 50}
@@ -313,7 +313,7 @@ async def test_a_payment_approved_while_the_page_is_open_is_reported_settled(pla
     tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
 
     async def approve(_context: Any, params: Any) -> types.ElicitResult:
-        await place.server.async_console.approvals.approve(params.url.rpartition("/")[2])
+        await place.server.async_client().approvals.approve(params.url.rpartition("/")[2])
         return types.ElicitResult(action="accept")
 
     async with Client(tools, mode=mode, elicitation_callback=approve) as client:

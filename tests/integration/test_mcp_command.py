@@ -35,7 +35,7 @@ def server() -> Iterator[AgentPayServer]:
 @pytest.fixture
 def agent_key(server: AgentPayServer) -> str:
     account = server.client().accounts.create(name="Model")
-    return server.console.agent_keys.create(account.account_id).key
+    return server.agent_keys.create(account.account_id).key
 
 
 @pytest.fixture(autouse=True)

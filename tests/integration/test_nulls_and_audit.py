@@ -62,14 +62,14 @@ def test_every_mutation_is_audited(server: AgentPayServer, client: AgentPay, fun
     paid = client.transfers.create(from_=account, to=recipient, amount=1)
     server.sandbox.create_operator("second")
     server.sandbox.clock.advance(seconds=1)
-    key = server.console.agent_keys.create(account)
-    server.console.agent_keys.revoke(key.key_id)
+    key = server.agent_keys.create(account)
+    server.agent_keys.revoke(key.key_id)
 
-    entries = list(server.console.audit.list())
+    entries = list(server.audit_log.list())
 
     assert [entry.action for entry in entries] == [
-        "console.agent_keys.revoke",
-        "console.agent_keys.create",
+        "agent_keys.revoke",
+        "agent_keys.create",
         "sandbox.clock.advance",
         "sandbox.operators.create",
         "transfers.create",
@@ -91,7 +91,7 @@ def test_a_repeated_transfer_leaves_no_second_entry(
     recipient = server.sandbox.create_token_account().usdc_token_account
     for _ in range(2):
         client.transfers.create(from_=account, to=recipient, amount=1, idempotency_key="k")
-    actions = [entry.action for entry in server.console.audit.list()]
+    actions = [entry.action for entry in server.audit_log.list()]
     assert actions.count("transfers.create") == 1
 
 

@@ -97,7 +97,7 @@ def test_a_generated_client_completes_the_quickstart(packages: tuple[ModuleType,
             assert (policy.max_single_transfer, policy.max_daily_spend, policy.paused) == (25, 40, False)
 
             key_request = asked.CreateAgentKey(account_id=bot.account_id)
-            made = operation(extensions, "console.agent_keys.create")(client=dashboard, body=key_request)
+            made = operation(extensions, "agent_keys.create")(client=dashboard, body=key_request)
             with client_of(v1, made.key) as agent:
                 pay = operation(v1, "transfers.create")
                 order = sent.CreateTransfer(

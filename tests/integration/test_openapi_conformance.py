@@ -95,7 +95,7 @@ def judged(
         base_url = server.listen()
         accounts = accounts_of(server)
         outside = server.sandbox.create_token_account().usdc_token_account
-        key = server.console.agent_keys.create(accounts[0]).key if as_agent else server.operator_key
+        key = server.agent_keys.create(accounts[0]).key if as_agent else server.operator_key
         configuration = tmp_path / "schemathesis.toml"
         configuration.write_text(
             CONFIGURATION.format(

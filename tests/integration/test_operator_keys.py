@@ -46,12 +46,12 @@ def test_a_key_needs_a_name(shared_http: httpx.Client, body: dict[str, object]) 
 
 def test_a_new_key_has_the_rights_of_its_creator(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="a")
-    key = server.console.operator_keys.create(name="second")
+    key = server.operator_keys.create(name="second")
 
     with raw_client(server, key.key) as second:
         assert second.get(f"/v1/accounts/{account.account_id}/policy").status_code == 200
         assert second.post(PATH, json={"name": "third"}).status_code == 201
-    assert [each.name for each in server.console.operator_keys.list()] == ["third", "second", "operator"]
+    assert [each.name for each in server.operator_keys.list()] == ["third", "second", "operator"]
 
 
 def test_a_leaked_key_is_replaced_without_a_restart(server: AgentPayServer, http: httpx.Client) -> None:
@@ -83,7 +83,7 @@ def test_the_last_key_cannot_be_revoked(server: AgentPayServer, http: httpx.Clie
     assert "Create another one" in body["message"]
     assert http.get("/v1/accounts").status_code == 200
     with pytest.raises(ConflictError) as raised:
-        server.console.operator_keys.revoke(own_key_id(server))
+        server.operator_keys.revoke(own_key_id(server))
     assert raised.value.code == "last_operator_key"
 
 
@@ -97,7 +97,7 @@ def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client) -> No
 def test_keys_of_agents_and_of_other_operators_are_unknown(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ) -> None:
-    agent = server.console.agent_keys.create(client.accounts.create(name="a").account_id)
+    agent = server.agent_keys.create(client.accounts.create(name="a").account_id)
     with raw_client(server, server.sandbox.create_operator("other").key) as other:
         theirs = other.post(PATH, json={"name": "theirs"}).json()
         refused(other.delete(f"{PATH}/{own_key_id(server)}"), "not_found")
@@ -127,7 +127,7 @@ def test_the_temporary_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Pat
         kept, kept_id = first.operator_key, own_key_id(first)
     with AgentPayServer(clock=START, data_dir=tmp_path) as second:
         lent_id = own_key_id(second)
-        assert [key.key_id for key in second.console.operator_keys.list()] == [lent_id, kept_id]
+        assert [key.key_id for key in second.operator_keys.list()] == [lent_id, kept_id]
         with raw_client(second) as lent:
             refused(lent.delete(f"{PATH}/{kept_id}"), "last_operator_key")
             assert lent.delete(f"{PATH}/{lent_id}").status_code == 204
@@ -137,7 +137,7 @@ def test_the_temporary_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Pat
 
 def test_a_key_may_share_the_name_of_a_temporary_one(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
-        lasting = first.console.operator_keys.create(name="this run")
+        lasting = first.operator_keys.create(name="this run")
     with AgentPayServer(data_dir=tmp_path):
         pass
     with AgentPayServer(data_dir=tmp_path, operator_key=lasting.key) as third:
@@ -148,9 +148,9 @@ def test_a_revoked_key_cannot_start_a_server(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         leaked, leaked_id = first.operator_key, own_key_id(first)
         account = first.client().accounts.create(name="a")
-        new = first.console.operator_keys.create(name="June")
+        new = first.operator_keys.create(name="June")
         first.client(api_key=new.key)
-        first.console.operator_keys.revoke(leaked_id)
+        first.operator_keys.revoke(leaked_id)
         with pytest.raises(AuthenticationError):
             first.client().accounts.list()
     with pytest.raises(ValueError, match="this operator key is revoked"):
@@ -162,15 +162,15 @@ def test_a_revoked_key_cannot_start_a_server(tmp_path: Path) -> None:
 
 def test_in_process_calls_use_a_valid_key(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
-        new = first.console.operator_keys.create(name="June")
-        first.console.operator_keys.revoke(own_key_id(first))
+        new = first.operator_keys.create(name="June")
+        first.operator_keys.revoke(own_key_id(first))
     with AgentPayServer(data_dir=tmp_path) as second:
-        (lent_id, lasting_id) = (key.key_id for key in second.console.operator_keys.list())
+        (lent_id, lasting_id) = (key.key_id for key in second.operator_keys.list())
         assert (lent_id, lasting_id) == (own_key_id(second), new.key_id)
 
 
 def test_a_new_key_is_in_no_repr(server: AgentPayServer) -> None:
-    key = server.console.operator_keys.create(name="June")
+    key = server.operator_keys.create(name="June")
     assert key.key not in repr(key)
-    assert key.key not in repr(list(server.console.operator_keys.list()))
-    assert key.key not in str(list(server.console.audit.list()))
+    assert key.key not in repr(list(server.operator_keys.list()))
+    assert key.key not in str(list(server.audit_log.list()))

@@ -22,7 +22,7 @@ def lists(server: AgentPayServer, client: AgentPay):
     makers = {
         "/v1/accounts": lambda: client.accounts.create(name="more"),
         f"/v1/accounts/{account_id}/transactions": lambda: server.sandbox.fund(account_id, 1),
-        "/ext/v1/console/agent-keys": lambda: server.console.agent_keys.create(account_id),
+        "/ext/v1/console/agent-keys": lambda: server.agent_keys.create(account_id),
         "/ext/v1/console/audit": lambda: client.policies.update(account_id, require_memo=next(flips)),
     }
     for make in makers.values():

@@ -193,7 +193,7 @@ def test_a_payment_refused_by_the_policy_raises(server: AgentPayServer, bot: str
         with pytest.raises(errors.PolicyViolationError, match="max_daily_spend"):
             http.get("/forecast")
         assert spent(server, bot) == PRICE
-        operator.console.origins.put(paywall.base_url, blocked=True)
+        operator.sellers.put(paywall.base_url, blocked=True)
         with pytest.raises(errors.PolicyViolationError, match=paywall.base_url):
             http.get("/forecast", extensions={"payment_key": "other"})
 
@@ -206,7 +206,7 @@ def test_an_approved_payment_is_paid_by_the_same_request(server: AgentPayServer,
             http.get("/forecast", extensions={"payment_key": "k"})
         with pytest.raises(errors.PaymentPendingApprovalError):
             http.get("/forecast", extensions={"payment_key": "k"})
-        operator.console.approvals.approve(caught.value.transfer_id)
+        operator.approvals.approve(caught.value.transfer_id)
         assert spent(server, bot) == 0
         assert http.get("/forecast", extensions={"payment_key": "k"}).status_code == 200
         assert spent(server, bot) == PRICE
@@ -287,7 +287,7 @@ with httpx.Client(auth=PaymentAuth(client, account_id=account_id), event_hooks=h
 
 @pytest.mark.parametrize("step", ["before the service is asked", "once it is signed", "once it is presented"])
 def test_a_killed_process_pays_at_most_once(server: AgentPayServer, bot: str, step: str) -> None:
-    key = server.client().console.agent_keys.create(bot).key
+    key = server.client().agent_keys.create(bot).key
     with shop(server, serves_again=True) as paywall:
         url = f"{paywall.listen()}/forecast"
         arguments = [server.listen(), key, bot, url, step]

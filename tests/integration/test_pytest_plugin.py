@@ -220,7 +220,7 @@ PORT_KEYS = """
 
     def test_no_seed_was_chosen(agentpay_server, agentpay_account):
         in_process, earlier = agentpay_server.operator_key, agentpay_server.client()
-        agent_key = agentpay_server.console.agent_keys.create(agentpay_account.account_id).key
+        agent_key = agentpay_server.agent_keys.create(agentpay_account.account_id).key
         url = agentpay_server.listen()
         on_port = agentpay_server.operator_key
         assert (accepts(url, on_port), accepts(url, in_process)) == (True, False)
@@ -316,9 +316,9 @@ def test_no_secret_is_in_the_timeline(pytester: pytest.Pytester) -> None:
         def test_wrong(agentpay_server, agentpay_account):
             client = agentpay_server.client()
             webhook = client.webhooks.create(url="https://example.com/", events=["transfer.settled"])
-            key = agentpay_server.console.agent_keys.create(agentpay_account.account_id).key
+            key = agentpay_server.agent_keys.create(agentpay_account.account_id).key
             agentpay_server.client(api_key=key).accounts.get(agentpay_account.account_id)
-            new = agentpay_server.console.webhooks.rotate_secret(webhook.webhook_id).secret
+            new = agentpay_server.webhooks.rotate_secret(webhook.webhook_id).secret
             other = agentpay_server.sandbox.create_operator("other").key
             secrets = [webhook.secret, key, new, other, agentpay_server.operator_key]
             assert all(len(secret) > 40 for secret in secrets)

@@ -20,7 +20,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 # A stream has no end.
-endpoints = st.sampled_from([each for each in BOUND_ENDPOINTS if each.name != "console.stream"])
+endpoints = st.sampled_from([each for each in BOUND_ENDPOINTS if each.name != "events.stream"])
 
 scalars = (
     st.none()
@@ -64,7 +64,7 @@ def world():
         client = server.client()
         payer, payee = (client.accounts.create(name=name) for name in ("a", "b"))
         server.sandbox.fund(payer.account_id, 1_000_000)
-        agent = server.console.agent_keys.create(payer.account_id).key
+        agent = server.agent_keys.create(payer.account_id).key
         with raw_client(server) as operator_http, raw_client(server, agent) as agent_http:
             yield (operator_http, agent_http), (payer.account_id, payee.account_id)
 

@@ -38,7 +38,7 @@ def payer(funded: Funded) -> str:
 @pytest.fixture
 def new_key(client: AgentPay, payer: str) -> NewKey:
     def new(**limits: object) -> NewAgentKey:
-        return client.console.agent_keys.create(payer, **limits)  # type: ignore[arg-type]
+        return client.agent_keys.create(payer, **limits)  # type: ignore[arg-type]
 
     return new
 
@@ -62,7 +62,7 @@ def test_a_key_works_until_it_expires(
     server.sandbox.clock.advance(seconds=1)
     with pytest.raises(AuthenticationError):
         pay(agent, payer, payee, 1)
-    assert list(server.console.agent_keys.list()) == []
+    assert list(server.agent_keys.list()) == []
 
 
 def test_a_key_without_limits_shows_none(server: AgentPayServer, new_key: NewKey, payer: str) -> None:
@@ -100,9 +100,9 @@ def test_an_invalid_limit_is_refused_by_name(
 
 def test_an_amount_of_the_client_must_be_exact(client: AgentPay, payer: str) -> None:
     with pytest.raises(TypeError):
-        client.console.agent_keys.create(payer, max_total_usdc=0.1)  # type: ignore[arg-type]
+        client.agent_keys.create(payer, max_total_usdc=0.1)  # type: ignore[arg-type]
     with pytest.raises(InvalidRequestError, match="max_total_usdc"):
-        client.console.agent_keys.create(payer, max_total_usdc=0)
+        client.agent_keys.create(payer, max_total_usdc=0)
 
 
 def test_null_is_no_limit(server: AgentPayServer, payer: str) -> None:
@@ -152,7 +152,7 @@ def test_whoami_the_budget_and_the_list_show_what_is_left(
     agent = server.client(api_key=made.key)
     pay(agent, payer, payee, 2)
     me, budget = agent.whoami(), agent.accounts.budget(payer)
-    (listed,) = server.console.agent_keys.list()
+    (listed,) = server.agent_keys.list()
     assert (me.max_total_usdc, me.spent_total_usdc) == (5, 2)
     assert (budget.max_total_usdc, budget.spent_total_usdc, budget.remaining_total_usdc) == (5, 2, 3)
     assert (budget.remaining_usdc, budget.expires_at) == (3, made.expires_at)
@@ -202,10 +202,10 @@ def test_an_approved_transfer_counts_to_the_key_that_asked(
     pay(agent, payer, payee, 2)
     # The operator's approval does not lift the key's total.
     with pytest.raises(PolicyViolationError, match="max_total_usdc"):
-        server.console.approvals.approve(waiting.transfer_id)
+        server.approvals.approve(waiting.transfer_id)
     again = server.client(api_key=new_key(max_total_usdc=5).key)
     waiting = again.transfers.create(from_=payer, to=payee, amount=4)
-    assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
+    assert server.approvals.approve(waiting.transfer_id).status == "settled"
     assert again.whoami().spent_total_usdc == 4
     assert agent.whoami().spent_total_usdc == 2
 
@@ -222,7 +222,7 @@ def test_a_transfer_in_flight_counts_in_full() -> None:
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 100)
-        key = client.console.agent_keys.create(payer, max_total_usdc=5).key
+        key = client.agent_keys.create(payer, max_total_usdc=5).key
         agent = server.client(api_key=key)
         with server.sandbox.fault("chain_never_lands"):
             with pytest.raises((TransferOutcomeUnknownError, ChainUnavailableError)):

@@ -55,7 +55,7 @@ def test_the_low_balance_scenario(server: AgentPayServer) -> None:
 def test_the_pending_approval_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("pending_approval")
     assert scenario.transfer.status == "pending_approval"
-    assert server.console.approvals.approve(scenario.transfer.transfer_id).status == "settled"
+    assert server.approvals.approve(scenario.transfer.transfer_id).status == "settled"
 
 
 def test_the_near_session_cap_scenario(server: AgentPayServer) -> None:
@@ -75,7 +75,7 @@ def test_the_undelivered_webhook_scenario(server: AgentPayServer) -> None:
     assert len(scenario.delivery.attempts) == 5
     assert scenario.inbox.events == []
     assert (server.sandbox.clock.now() - START).total_seconds() == 30 + 300 + 1_800 + 7_200
-    server.console.events.replay(scenario.delivery.event_id)
+    server.events.replay(scenario.delivery.event_id)
     event = scenario.inbox.wait_for("transfer.settled")
     assert event.data.transfer_id == scenario.transfer.transfer_id
 

@@ -105,7 +105,7 @@ def rotating(server: AgentPayServer) -> str:
     """Return a webhook amid a rotation, so that both of its columns hold a secret."""
     webhook = server.client().webhooks.create(url="http://127.0.0.1:9/never", events=["transfer.settled"])
     assert webhook.webhook_id is not None
-    server.console.webhooks.rotate_secret(webhook.webhook_id)
+    server.webhooks.rotate_secret(webhook.webhook_id)
     return webhook.webhook_id
 
 
@@ -115,7 +115,7 @@ def attempted(server: AgentPayServer) -> Delivery:
     server.sandbox.fund(payer, 1)
     server.client().transfers.create(from_=payer, to=payee, amount=1)
     server.sandbox.clock.advance(0)
-    return server.console.deliveries.list().data[0]
+    return server.deliveries.list().data[0]
 
 
 SWAPS = {
@@ -139,7 +139,7 @@ def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
     place.run(swapped)
     with place.server() as server:
         attempted(server)
-        for delivery in server.console.deliveries.list(webhook_id=one):
+        for delivery in server.deliveries.list(webhook_id=one):
             (attempt,) = delivery.attempts
             assert "cannot be decrypted" in (attempt.error or "")
 
@@ -195,7 +195,7 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
         place.run(lambda connection: put(connection, where, b"damaged" * 9))
 
     with place.server() as server:
-        newest = server.console.webhooks.rotate_secret(webhook_id).secret
+        newest = server.webhooks.rotate_secret(webhook_id).secret
 
     found = opened(place.run(ciphertexts))
     # A secret that does not open signs nothing, so the new one applies at once.

@@ -29,7 +29,7 @@ def guessed(server: AgentPayServer, seed: int) -> list[str]:
     """The keys that anyone with the seed can compute, by running the same server."""
     with AgentPayServer(clock=START, seed=seed) as twin:
         account = twin.client().accounts.create(name="Agent").account_id
-        return [twin.operator_key, twin.console.agent_keys.create(account).key]
+        return [twin.operator_key, twin.agent_keys.create(account).key]
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_keys_of_a_generated_seed_are_refused_on_the_port(unchosen: AgentPayServ
     with unchosen as server:
         client = server.client()
         account = client.accounts.create(name="Agent")
-        agent_key = server.console.agent_keys.create(account.account_id).key
+        agent_key = server.agent_keys.create(account.account_id).key
         server.listen()
         assert [is_accepted(server, key) for key in guessed(server, 7)] == [False, False]
         assert is_accepted(server, server.operator_key)
@@ -79,7 +79,7 @@ def test_identifiers_still_follow_the_seed(unchosen: AgentPayServer) -> None:
     def identities(server: AgentPayServer) -> list[object]:
         with server:
             account = server.client().accounts.create(name="Agent")
-            key_id = server.console.agent_keys.create(account.account_id).key_id
+            key_id = server.agent_keys.create(account.account_id).key_id
             return [server.operator_key, account, key_id, server.client().accounts.create(name="Next")]
 
     assert identities(unchosen) == identities(AgentPayServer(clock=START, seed=7))

@@ -268,7 +268,7 @@ def test_a_cap_above_the_balance_is_refused(desk: Desk) -> None:
 
 def test_a_session_cannot_bypass_an_approval(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, escalation_threshold=10)
-    key = desk.server.console.agent_keys.create(desk.payer.account_id).key
+    key = desk.server.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
         response = agent.post("/ext/v1/sessions", json=desk.terms())
         assert "escalation_threshold" in refused(response, "policy_violation", "rejected", None)
@@ -358,7 +358,7 @@ def test_the_low_balance_event_fires_at_opening_and_not_at_closing(desk: Desk) -
 def test_an_agent_reads_and_uses_only_sessions_of_its_account(desk: Desk, funded: Funded) -> None:
     other = funded("100", name="Other")
     mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
-    key = desk.server.console.agent_keys.create(desk.payer.account_id).key
+    key = desk.server.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
         charged = agent.post(f"/ext/v1/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
         assert (charged.status_code, charged.json()["running_total_usdc"]) == (200, "1.000000")
@@ -442,6 +442,6 @@ def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> Non
     desk.charge(session_id, "100")
     for _ in range(2):
         desk.close(session_id)
-    entries = [entry for entry in desk.server.console.audit.list() if entry.subject == session_id]
+    entries = [entry for entry in desk.server.audit_log.list() if entry.subject == session_id]
     assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
     assert all(entry.request_id for entry in entries)

@@ -39,7 +39,7 @@ def code_of(link: httpx.URL | str) -> str:
 
 def signed_in(server: AgentPayServer, link: httpx.URL | str) -> AgentPay:
     """A client with the key that a link gives."""
-    return server.client(api_key=server.console.sign_in(code_of(link)).key)
+    return server.client(api_key=server.operator_keys.sign_in(code_of(link)).key)
 
 
 def test_a_link_is_exchanged_once_without_a_key(
@@ -88,7 +88,7 @@ def test_codes_and_keys_are_not_interchangeable(server: AgentPayServer, link: ht
     with raw_client(server, code_of(link)) as bearer:
         refused(bearer.get("/ext/v1/whoami"), "unauthorized")
     with pytest.raises(AuthenticationError):
-        server.console.sign_in(server.operator_key)
+        server.operator_keys.sign_in(server.operator_key)
 
 
 def test_a_code_expires_after_ten_minutes(server: AgentPayServer, link: httpx.URL) -> None:
@@ -98,7 +98,7 @@ def test_a_code_expires_after_ten_minutes(server: AgentPayServer, link: httpx.UR
     server.sandbox.clock.advance(1)
     with pytest.raises(AuthenticationError):
         signed_in(server, late)
-    server.console.sign_in_code()
+    server.operator_keys.create_sign_in_code()
     assert len(rows(server, tables.sign_in_codes)) == 1, "the expired code is forgotten"
 
 
@@ -106,17 +106,17 @@ def test_a_console_key_expires_after_twelve_hours(server: AgentPayServer, link: 
     console = signed_in(server, link)
     server.sandbox.clock.advance(timedelta(hours=12).total_seconds() - 1)
     console.accounts.create(name="In time")
-    assert [key.kind for key in server.console.operator_keys.list()] == ["console", "operator"]
+    assert [key.kind for key in server.operator_keys.list()] == ["console", "operator"]
     server.sandbox.clock.advance(1)
     with pytest.raises(AuthenticationError):
         console.whoami()
-    assert [key.kind for key in server.console.operator_keys.list()] == ["operator"]
+    assert [key.kind for key in server.operator_keys.list()] == ["operator"]
 
 
 def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_codes(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
-    made = server.console.sign_in(code_of(link))
+    made = server.operator_keys.sign_in(code_of(link))
     account = server.client(api_key=made.key).accounts.create(name="a")
     with raw_client(server, made.key) as console:
         assert console.get(KEYS).json()["data"][0] == {
@@ -138,7 +138,7 @@ def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_code
 
 
 def test_a_console_key_does_not_count_as_the_last_one(server: AgentPayServer, link: httpx.URL) -> None:
-    console = server.console.sign_in(code_of(link))
+    console = server.operator_keys.sign_in(code_of(link))
     with raw_client(server, server.operator_key) as http:
         refused(http.delete(f"{KEYS}/{server.client().whoami().key_id}"), "last_operator_key")
         assert http.delete(f"{KEYS}/{console.key_id}").status_code == 204
@@ -151,29 +151,32 @@ def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
     snapshot = server.sandbox.snapshot()
-    made = server.console.sign_in(code_of(link))
+    made = server.operator_keys.sign_in(code_of(link))
     with raw_client(server, made.key) as console:
         assert console.post("/ext/v1/sandbox/clock/advance", json={"seconds": 13 * 3600}).is_success
-        (kept,) = [key for key in server.console.operator_keys.list() if key.kind == "console"]
+        (kept,) = [key for key in server.operator_keys.list() if key.kind == "console"]
         assert kept.expires_at == START + timedelta(hours=25)
         assert console.post(f"/ext/v1/sandbox/snapshots/{snapshot.snapshot_id}/restore").is_success
-        (kept,) = [key for key in server.console.operator_keys.list() if key.kind == "console"]
+        (kept,) = [key for key in server.operator_keys.list() if key.kind == "console"]
         assert kept.expires_at == START + timedelta(hours=12), "the time that it had left"
         assert console.post("/ext/v1/sandbox/reset").status_code == 204
         assert console.get("/ext/v1/whoami").is_success
 
 
 def test_a_sign_in_and_its_code_are_audited(server: AgentPayServer, browser: httpx.Client) -> None:
-    made = server.console.sign_in_code()
+    made = server.operator_keys.create_sign_in_code()
     answer = browser.post(SIGN_IN, json={"code": made.code})
-    entry, code, *_ = server.console.audit.list()
+    entry, code, *_ = server.audit_log.list()
     assert (entry.action, entry.subject, entry.key_id) == (
-        "console.sign_in",
+        "operator_keys.sign_in",
         answer.json()["key_id"],
         answer.json()["key_id"],
     )
     assert entry.request_id == answer.headers["x-request-id"]
-    assert (code.action, code.key_id) == ("console.sign_in_code", server.client().whoami().key_id)
+    assert (code.action, code.key_id) == (
+        "operator_keys.create_sign_in_code",
+        server.client().whoami().key_id,
+    )
     trail = str(rows(server, tables.audit))
     assert made.code[-20:] not in trail
     assert answer.json()["key"][-20:] not in trail
@@ -184,8 +187,8 @@ def test_codes_and_keys_are_in_no_log_no_record_and_no_repr(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         key = browser.post(SIGN_IN, json={"code": code_of(link)}).json()["key"]
-        fresh = server.console.sign_in_code()
-        made = server.console.sign_in(fresh.code)
+        fresh = server.operator_keys.create_sign_in_code()
+        made = server.operator_keys.sign_in(fresh.code)
     texts = [caplog.text, str(server.requests), server.timeline(), repr(fresh), repr(made), repr(server)]
     texts.append(str(rows(server, tables.sign_in_codes)) + str(rows(server, tables.api_keys)))
     for secret in (code_of(link), key, fresh.code, made.key):
@@ -197,7 +200,9 @@ def test_a_seed_does_not_determine_sign_in_codes() -> None:
     codes = []
     for _ in range(2):
         with AgentPayServer(clock=START, seed=7) as server:
-            codes.append((server.console.sign_in_code().code, server.client().accounts.create(name="a")))
+            codes.append(
+                (server.operator_keys.create_sign_in_code().code, server.client().accounts.create(name="a"))
+            )
     (one, account), (other, same) = codes
     assert one != other
     assert account.account_id == same.account_id
@@ -222,6 +227,6 @@ def test_requests_without_a_key_are_rate_limited_by_address() -> None:
 
 def test_a_code_belongs_to_the_operator_that_asked_for_it(server: AgentPayServer) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    key = server.console.sign_in(other.console.sign_in_code().code)
+    key = server.operator_keys.sign_in(other.operator_keys.create_sign_in_code().code)
     assert server.client(api_key=key.key).whoami().operator_id == other.whoami().operator_id
     assert json.loads(key.to_json())["key_id"] == key.key_id

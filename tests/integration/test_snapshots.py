@@ -59,13 +59,13 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
         pay(server, payer, outside.usdc_token_account, "after-2"),
         client.accounts.create(name="Third"),
         server.sandbox.fund(payee.account_id, 3),
-        server.console.agent_keys.create(payer.account_id).key,
+        server.agent_keys.create(payer.account_id).key,
         client.policies.update(payer.account_id, max_single_transfer=50),
         server.sandbox.clock.advance(hours=1),
         pay(server, payer, payee.account_id, "after-3"),
         [client.accounts.balance(account.account_id) for account in (payer, payee)],
         [list(client.accounts.transactions(account.account_id)) for account in (payer, payee)],
-        [event.id for event in server.console.events.list()],
+        [event.id for event in server.events.list()],
     ]
     return answers
 
@@ -329,7 +329,7 @@ def test_inboxes_are_restored_and_later_ones_get_nothing(server: AgentPayServer)
     server.sandbox.restore(snapshot)
 
     assert len(inbox.receipts) == 1
-    assert len(list(server.console.webhooks.list())) == 1
+    assert len(list(server.webhooks.list())) == 1
     again = pay(server, payer, payee.account_id, "again")
     inbox.wait_for("transfer.settled", where=lambda event: event.data.transfer_id == again.transfer_id)
     assert [receipt.status_code for receipt in inbox.receipts] == [200, 200]
@@ -349,7 +349,7 @@ def test_pending_deliveries_are_restored(server: AgentPayServer):
         assert [receipt.status_code for receipt in inbox.receipts] == [500, 200]
         server.sandbox.restore(snapshot)
         assert [receipt.status_code for receipt in inbox.receipts] == [500]
-        (delivery,) = server.console.deliveries.list()
+        (delivery,) = server.deliveries.list()
         assert delivery.status == "retrying"
 
 
@@ -406,7 +406,7 @@ def test_an_unknown_snapshot_and_that_of_another_operator_are_404(server: AgentP
 
 def test_agent_keys_cannot_snapshot_restore_or_reset(server: AgentPayServer):
     payer, _ = prepared(server)
-    key = server.console.agent_keys.create(payer.account_id).key
+    key = server.agent_keys.create(payer.account_id).key
     with raw_client(server, key) as agent:
         for path in (
             "/ext/v1/sandbox/snapshots",
@@ -419,13 +419,13 @@ def test_agent_keys_cannot_snapshot_restore_or_reset(server: AgentPayServer):
 def test_snapshots_and_restores_are_audited(server: AgentPayServer):
     snapshot = server.sandbox.snapshot()
     server.sandbox.restore(snapshot)
-    entries = [(entry.action, entry.subject) for entry in server.console.audit.list()]
+    entries = [(entry.action, entry.subject) for entry in server.audit_log.list()]
     assert entries[:2] == [
         ("sandbox.snapshots.restore", snapshot.snapshot_id),
         ("sandbox.snapshots.create", snapshot.snapshot_id),
     ]
     server.sandbox.reset()
-    assert next(iter(server.console.audit.list())).action == "sandbox.reset"
+    assert next(iter(server.audit_log.list())).action == "sandbox.reset"
 
 
 def test_snapshots_are_refused_with_a_data_directory(tmp_path: Path):

@@ -272,7 +272,7 @@ def test_the_files_hold_neither_seed_nor_keys(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as server:
         webhook = server.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
         agent = server.client().accounts.create(name="A")
-        key = server.console.agent_keys.create(agent.account_id).key
+        key = server.agent_keys.create(agent.account_id).key
         sealed_under = (tmp_path / "key").read_text().strip()
         secrets = [webhook.secret, server.operator_key, key, sealed_under]
         world = server._running
@@ -305,7 +305,7 @@ def test_no_file_log_repr_or_traceback_of_a_server_in_trouble_holds_a_secret(
         secrets = [
             planted,
             client.webhooks.create(url="http://receiver.invalid", events=["transfer.rejected"]).secret,
-            server.console.agent_keys.create(account.account_id).key,
+            server.agent_keys.create(account.account_id).key,
             (tmp_path / "data" / "key").read_text().strip(),
             world._owner.call(custody_seed(context.database, context.vault, context.randomness)).hex(),
         ]

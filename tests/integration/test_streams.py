@@ -58,7 +58,7 @@ def test_a_stream_is_resumed_after_any_event_without_gap_or_repetition(
     server: AgentPayServer, refuse
 ) -> None:
     made = [refuse() for _ in range(5)]
-    stream = server.console.stream(last_event_id=made[1].id)
+    stream = server.events.stream(last_event_id=made[1].id)
     assert [next(stream).id for _ in range(3)] == [event.id for event in made[2:]]
     later = [refuse() for _ in range(3)]
     assert [next(stream).id for _ in range(3)] == [event.id for event in later]
@@ -70,7 +70,7 @@ def test_a_long_absence_is_read_page_by_page(
 ) -> None:
     monkeypatch.setattr(tail, "_PAGE", 2)
     made = [refuse() for _ in range(7)]
-    stream = server.console.stream(last_event_id=made[0].id)
+    stream = server.events.stream(last_event_id=made[0].id)
     assert [next(stream).id for _ in range(6)] == [event.id for event in made[1:]]
     stream.close()
 
@@ -94,7 +94,7 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
     payee = other.accounts.create(name="b")
     Sandbox(other).fund(account.account_id, "1")
     other.policies.update(account.account_id, escalation_threshold=0)
-    stream = other.console.stream(last_event_id=theirs.id)
+    stream = other.events.stream(last_event_id=theirs.id)
     heard: list[Event] = []
     listening = threading.Thread(target=lambda: heard.append(next(stream)))
     listening.start()
@@ -109,15 +109,15 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
 def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: AgentPayServer, refuse) -> None:
     server.listen()
     made, following = refuse(), refuse()
-    stolen = server.console.operator_keys.create(name="stolen")
+    stolen = server.operator_keys.create(name="stolen")
     headers = {"Authorization": f"Bearer {stolen.key}", "Last-Event-ID": made.id}
     with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
         lines = lines_of(response)
         assert next(lines) == f"id: {following.id}"
-        server.console.operator_keys.revoke(stolen.key_id)
+        server.operator_keys.revoke(stolen.key_id)
         refuse()
         assert len(list(lines)) == 1, "the data of the first event, and then the end"
-    own = server.console.stream(last_event_id=following.id)
+    own = server.events.stream(last_event_id=following.id)
     assert next(own).id != following.id
     own.close()
 
@@ -126,7 +126,7 @@ def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refu
     server.listen()
     with raw_client(server, "") as http:
         signed_in = http.post(
-            "/ext/v1/console/sign-in", json={"code": server.console.sign_in_code().code}
+            "/ext/v1/console/sign-in", json={"code": server.operator_keys.create_sign_in_code().code}
         ).json()
     headers = {"Authorization": f"Bearer {signed_in['key']}"}
     with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
@@ -141,7 +141,7 @@ def test_a_poll_sends_nothing_to_a_stream_whose_key_it_did_not_check(
 ) -> None:
     """A stream joins while a poll reads: its key may be revoked before the newest event of that poll."""
     made = refuse()
-    first = server.console.stream(last_event_id=made.id)
+    first = server.events.stream(last_event_id=made.id)
     refuse()
     next(first)
     followed = server._running.server.services.tail
@@ -165,16 +165,16 @@ def test_a_poll_sends_nothing_to_a_stream_whose_key_it_did_not_check(
 def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServer, refuse) -> None:
     made = refuse()
     following = refuse()
-    streams = [server.console.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_KEY)]
+    streams = [server.events.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_KEY)]
     assert {next(stream).id for stream in streams} == {following.id}
     with pytest.raises(RateLimitError, match="10 streams"):
-        next(server.console.stream(max_retries=0))
-    with server.client(api_key=server.console.operator_keys.create(name="other").key) as other:
-        of_other_key = other.console.stream(last_event_id=made.id)
+        next(server.events.stream(max_retries=0))
+    with server.client(api_key=server.operator_keys.create(name="other").key) as other:
+        of_other_key = other.events.stream(last_event_id=made.id)
         assert next(of_other_key).id == following.id
         of_other_key.close()
     streams[0].close()
-    again = server.console.stream(last_event_id=made.id)
+    again = server.events.stream(last_event_id=made.id)
     assert next(again).id == following.id
     for stream in [*streams[1:], again]:
         stream.close()
@@ -182,7 +182,7 @@ def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServe
 
 
 def test_agents_have_no_stream(server: AgentPayServer, client: AgentPay) -> None:
-    key = server.console.agent_keys.create(client.accounts.create(name="a").account_id).key
+    key = server.agent_keys.create(client.accounts.create(name="a").account_id).key
     with raw_client(server, key) as http:
         refused(http.get(PATH), "forbidden")
 
@@ -202,11 +202,11 @@ def test_a_restore_ends_the_streams(server: AgentPayServer, refuse) -> None:
     made = refuse()
     snapshot = server.sandbox.snapshot()
     following = refuse()
-    stream = server.console.stream(last_event_id=made.id)
+    stream = server.events.stream(last_event_id=made.id)
     assert next(stream).id == following.id
     server.sandbox.restore(snapshot)
     assert next(stream, None) is None
-    again = server.console.stream(last_event_id=following.id)
+    again = server.events.stream(last_event_id=following.id)
     ended = threading.Timer(1, refuse)
     ended.start()
     assert next(again).id != following.id
@@ -218,13 +218,13 @@ async def test_the_async_client_streams_events(server: AgentPayServer, refuse) -
     made = await asyncio.to_thread(refuse)
     following = await asyncio.to_thread(refuse)
     client = server.async_client()
-    stream = client.console.stream(last_event_id=made.id)
+    stream = client.events.stream(last_event_id=made.id)
     assert (await anext(stream)).id == following.id
     await stream.aclose()
 
 
 def test_an_event_between_the_opening_and_the_first_iteration_is_read(server: AgentPayServer, refuse) -> None:
-    with server.console.stream() as stream:
+    with server.events.stream() as stream:
         assert stream.response is not None
         assert stream.response.status_code == 200
         assert stream.response.request_id is not None
@@ -238,7 +238,7 @@ def test_an_event_between_the_opening_and_the_first_iteration_is_read(server: Ag
 @pytest.mark.anyio
 async def test_an_async_stream_begins_when_it_is_entered(server: AgentPayServer, refuse) -> None:
     async with server.async_client() as client:
-        opened = client.console.stream()
+        opened = client.events.stream()
         await asyncio.to_thread(refuse)
         async with opened as stream:
             event = await asyncio.to_thread(refuse)
@@ -249,10 +249,10 @@ async def test_an_async_stream_begins_when_it_is_entered(server: AgentPayServer,
 
 
 def test_a_stream_of_a_revoked_key_fails_when_it_is_opened(server: AgentPayServer) -> None:
-    key = server.console.operator_keys.create(name="stolen")
-    server.console.operator_keys.revoke(key.key_id)
+    key = server.operator_keys.create(name="stolen")
+    server.operator_keys.revoke(key.key_id)
     with server.client(api_key=key.key) as client, pytest.raises(AuthenticationError) as refused_:
-        client.console.stream()
+        client.events.stream()
     assert refused_.value.outcome == "not_done"
 
 

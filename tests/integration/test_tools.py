@@ -174,7 +174,7 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(
     assert result["approval_url"] == page
     assert tools.pay(payment_ref=REF, to=payee, amount_usdc="5") == result
 
-    server.console.approvals.approve(str(result["transfer_id"]))
+    server.approvals.approve(str(result["transfer_id"]))
 
     paid = tools.get_payment(payment_ref=REF)
     assert (paid["status"], paid["approval_url"]) == ("settled", None)
@@ -186,7 +186,7 @@ def test_a_payment_that_a_person_rejects_is_rejected(
 ) -> None:
     client.policies.update(payer, escalation_threshold=5)
     pending = tools.pay(payment_ref=REF, to=payee, amount_usdc="5")
-    server.console.approvals.reject(str(pending["transfer_id"]), reason="Too expensive")
+    server.approvals.reject(str(pending["transfer_id"]), reason="Too expensive")
     for result in (
         tools.pay(payment_ref=REF, to=payee, amount_usdc="5"),
         tools.get_payment(payment_ref=REF),
@@ -283,8 +283,8 @@ def test_a_later_refusal_does_not_deny_a_payment_in_flight(
     tools = AgentTools(server.agent_client(payer).with_options(max_retries=0))
     with server.sandbox.fault("chain_never_lands"):
         tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-        for key in client.console.agent_keys.list():
-            client.console.agent_keys.revoke(key.key_id)
+        for key in client.agent_keys.list():
+            client.agent_keys.revoke(key.key_id)
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
     assert (result["status"], result["money_moved"]) == ("unauthorized", "unknown")
     assert "unauthorized" in str(result["reason"])
@@ -312,8 +312,8 @@ def test_a_revoked_key_is_unauthorized_for_good(
 ) -> None:
     if is_known:
         tools.account_id()
-    for key in client.console.agent_keys.list():
-        client.console.agent_keys.revoke(key.key_id)
+    for key in client.agent_keys.list():
+        client.agent_keys.revoke(key.key_id)
     for name, arguments in CALLS.items():
         given = {**arguments, **({"to": payee} if "to" in arguments else {})}
         result = getattr(tools, name)(**given)
@@ -341,8 +341,8 @@ def test_a_key_that_is_revoked_between_reading_and_paying_is_unauthorized(
     create = tools._client.transfers.create
 
     def revoked(**query: Any) -> Any:
-        for key in client.console.agent_keys.list():
-            client.console.agent_keys.revoke(key.key_id)
+        for key in client.agent_keys.list():
+            client.agent_keys.revoke(key.key_id)
         return create(**query)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -394,7 +394,7 @@ def test_get_payment_waits_for_the_end(
         path = f"/v1/transfers/{pending['transfer_id']}"
         while not any(each.path == path for each in server.requests):  # noqa: ASYNC110
             await asyncio.sleep(0)  # until it has looked once and waits
-        await server.async_console.approvals.approve(str(pending["transfer_id"]))
+        await server.async_client().approvals.approve(str(pending["transfer_id"]))
         return await looking
 
     assert asyncio.run(wait())["status"] == "settled"

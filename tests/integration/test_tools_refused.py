@@ -178,7 +178,7 @@ def test_a_rejection_by_a_person_is_final_for_the_reference(
     client.policies.update(payer, max_single_transfer=5, escalation_threshold=1)
     pending = asked(tool, tools, payee, paywall)
     assert pending["status"] == "pending_approval"
-    server.console.approvals.reject(str(pending["transfer_id"]))
+    server.approvals.reject(str(pending["transfer_id"]))
     client.policies.update(payer, escalation_threshold=None)
     for hours in (0, 25, 25):
         server.sandbox.clock.advance(hours=hours)
@@ -199,7 +199,7 @@ def test_a_payment_about_which_nobody_decided_asks_again(
     again = asked("pay", tools, payee, paywall)
     assert again["status"] == "pending_approval"
     assert again["transfer_id"] != first["transfer_id"]
-    server.console.approvals.approve(str(again["transfer_id"]))
+    server.approvals.approve(str(again["transfer_id"]))
     assert asked("pay", tools, payee, paywall)["status"] == "settled"
     assert spent(client, payer) == "1.500000"
 

@@ -110,8 +110,8 @@ def test_the_check_stores_reserves_and_emits_nothing(
             client.accounts.budget(payer),
             list(client.transfers.list()),
             list(client.accounts.transactions(payer)),
-            list(server.console.events.list()),
-            list(server.console.audit.list()),
+            list(server.events.list()),
+            list(server.audit_log.list()),
             len(server.transactions),
         )
 

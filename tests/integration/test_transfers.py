@@ -233,7 +233,7 @@ def test_an_agent_key_pays_only_from_its_account(
     agent = server.agent_client(payer.account_id)
     transfer = agent.transfers.create(from_=payer.account_id, to=other.account_id, amount="1")
     assert agent.transfers.get(transfer.transfer_id) == transfer
-    with raw_client(server, server.console.agent_keys.create(payer.account_id).key) as http:
+    with raw_client(server, server.agent_keys.create(payer.account_id).key) as http:
         for source in (other.account_id, "acct_00000000000000000000000000"):
             body = {**money.order(payer, payer.account_id), "from": source}
             assert money.post(http, body).json()["error"] == "forbidden"

@@ -70,7 +70,7 @@ def test_a_low_balance_event_without_a_threshold_is_warned_of(http: httpx.Client
     useful = register(http, events=["balance.low_threshold"], low_balance_threshold_usdc=5).json()
     assert "low_balance_threshold_usdc is not set" in useless["warning"]
     assert "warning" not in useful
-    listed = {each.webhook_id: each.warning for each in client.console.webhooks.list()}
+    listed = {each.webhook_id: each.warning for each in client.webhooks.list()}
     assert listed == {useless["webhook_id"]: useless["warning"], useful["webhook_id"]: None}
 
 
@@ -260,7 +260,7 @@ def test_the_secret_is_shown_once_and_nowhere_else(
 ):
     with caplog.at_level(logging.DEBUG):
         webhook = server.client().webhooks.create(url=server.webhook_inbox().url, events=TYPES)
-        new = server.console.webhooks.rotate_secret(webhook.webhook_id).secret
+        new = server.webhooks.rotate_secret(webhook.webhook_id).secret
         payer, payee = funded("5"), funded("1")
         server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
         server.sandbox.clock.advance(0)
@@ -274,9 +274,7 @@ def test_the_secret_is_shown_once_and_nowhere_else(
             )
         ]
 
-    seen = "".join(
-        [*answers, caplog.text, repr(webhook), repr(server), str(list(server.console.webhooks.list()))]
-    )
+    seen = "".join([*answers, caplog.text, repr(webhook), repr(server), str(list(server.webhooks.list()))])
     for secret in (webhook.secret, new):
         assert secret[-20:] not in seen
         assert "whsec_" not in seen
@@ -284,8 +282,8 @@ def test_the_secret_is_shown_once_and_nowhere_else(
 
 def test_the_database_holds_no_secret(server: AgentPayServer, http: httpx.Client):
     secret = register(http, url="https://marker.example/").json()["secret"]
-    webhook_id = next(iter(server.console.webhooks.list())).webhook_id
-    new = server.console.webhooks.rotate_secret(webhook_id).secret
+    webhook_id = next(iter(server.webhooks.list())).webhook_id
+    new = server.webhooks.rotate_secret(webhook_id).secret
 
     database, _ = state_of(server)
 
@@ -315,7 +313,7 @@ def test_a_secret_moved_to_another_webhook_signs_nothing(server: AgentPayServer,
 
     assert len(first.events) == 2, "the others are delivered"
     assert second.receipts == []
-    for delivery in server.console.deliveries.list(webhook_id=second.webhook_id):
+    for delivery in server.deliveries.list(webhook_id=second.webhook_id):
         (attempt,) = delivery.attempts
         assert "cannot be decrypted" in (attempt.error or "")
 
@@ -344,10 +342,10 @@ def test_webhooks_are_listed_without_the_secret(http: httpx.Client):
 def test_the_list_is_paged_newest_first(server: AgentPayServer, client: AgentPay):
     made = [client.webhooks.create(url=URL, events=["transfer.settled"]).webhook_id for _ in range(7)]
 
-    page = server.console.webhooks.list(limit=3)
+    page = server.webhooks.list(limit=3)
 
     assert [webhook.webhook_id for webhook in page.data] == made[:3:-1]
-    assert [webhook.webhook_id for webhook in server.console.webhooks.list(limit=3)] == made[::-1]
+    assert [webhook.webhook_id for webhook in server.webhooks.list(limit=3)] == made[::-1]
 
 
 def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
@@ -356,7 +354,7 @@ def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
     response = http.delete(f"/ext/v1/console/webhooks/{deleted}")
 
     assert (response.status_code, response.content) == (204, b"")
-    assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [kept]
+    assert [webhook.webhook_id for webhook in server.webhooks.list()] == [kept]
     refused(http.delete(f"/ext/v1/console/webhooks/{deleted}"), "not_found")
     refused(http.post(f"/ext/v1/console/webhooks/{deleted}/rotate-secret"), "not_found")
 
@@ -369,13 +367,13 @@ def test_a_deleted_webhook_gets_no_more_events(server: AgentPayServer, funded: F
     server.sandbox.clock.advance(0)
     assert len(gone.receipts) == 2
 
-    server.console.webhooks.delete(gone.webhook_id)
+    server.webhooks.delete(gone.webhook_id)
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     server.sandbox.clock.advance(hours=3)
 
     assert len(gone.receipts) == 2
     assert len(kept.events) == 4
-    given_up = list(server.console.deliveries.list(webhook_id=gone.webhook_id))
+    given_up = list(server.deliveries.list(webhook_id=gone.webhook_id))
     assert [(d.status, len(d.attempts), d.next_attempt_at) for d in given_up] == [
         ("undelivered", 1, None)
     ] * 2
@@ -387,9 +385,9 @@ def test_deliveries_of_a_deleted_webhook_stay_delivered(server: AgentPayServer, 
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     inbox.wait_for("transfer.settled")
 
-    server.console.webhooks.delete(inbox.webhook_id)
+    server.webhooks.delete(inbox.webhook_id)
 
-    assert [d.status for d in server.console.deliveries.list()] == ["delivered"]
+    assert [d.status for d in server.deliveries.list()] == ["delivered"]
 
 
 @pytest.mark.parametrize("identifier", [UNKNOWN_WEBHOOK, "x", "wh_", UNKNOWN_ACCOUNT, "%00"])
@@ -420,11 +418,11 @@ def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPaySer
     http.post(f"/ext/v1/console/webhooks/{webhook_id}/rotate-secret", json={"overlap_seconds": 60})
     http.delete(f"/ext/v1/console/webhooks/{webhook_id}")
 
-    entries = [entry for entry in server.console.audit.list() if entry.subject == webhook_id]
+    entries = [entry for entry in server.audit_log.list() if entry.subject == webhook_id]
 
     assert [entry.action for entry in entries] == [
-        "console.webhooks.delete",
-        "console.webhooks.rotate_secret",
+        "webhooks.delete",
+        "webhooks.rotate_secret",
         "webhooks.create",
     ]
     assert all(entry.request_id.startswith("req_") for entry in entries)

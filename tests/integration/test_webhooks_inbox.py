@@ -65,7 +65,7 @@ def test_a_where_condition_may_call_the_server(running: AgentPayServer):
 def test_by_default_an_inbox_subscribes_to_every_type(server: AgentPayServer):
     server.webhook_inbox()
 
-    (webhook,) = server.console.webhooks.list()
+    (webhook,) = server.webhooks.list()
     assert set(webhook.events) == set(EVENTS)
 
 
@@ -76,7 +76,7 @@ def test_an_inbox_is_registered_as_a_webhook(server: AgentPayServer, client: Age
         events=["transfer.settled"], account_ids=[account_id], low_balance_threshold_usdc="2.5"
     )
 
-    (webhook,) = server.console.webhooks.list()
+    (webhook,) = server.webhooks.list()
     assert (webhook.webhook_id, webhook.url) == (inbox.webhook_id, inbox.url)
     assert (webhook.events, webhook.account_ids) == (("transfer.settled",), (account_id,))
     assert webhook.low_balance_threshold_usdc == Decimal("2.5")
@@ -86,7 +86,7 @@ def test_an_inbox_is_registered_as_a_webhook(server: AgentPayServer, client: Age
 def test_an_invalid_registration_is_refused(server: AgentPayServer, arguments):
     with pytest.raises(InvalidRequestError):
         server.webhook_inbox(**arguments)
-    assert list(server.console.webhooks.list()) == []
+    assert list(server.webhooks.list()) == []
 
 
 def test_waiting_does_not_advance_a_manual_clock(server: AgentPayServer, funded: Funded):
@@ -136,7 +136,7 @@ def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funde
     pay(server, payer.account_id, payee.account_id)
     server.sandbox.clock.advance(minutes=10)
     (event,) = inbox.events
-    server.console.events.replay(event.id)
+    server.events.replay(event.id)
     server.sandbox.clock.advance(0)
 
     assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [
@@ -194,7 +194,7 @@ def test_inboxes_of_two_servers_are_independent(server: AgentPayServer, funded: 
 def test_an_inbox_keeps_verifying_during_and_after_a_rotation(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
-    new = server.console.webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=60).secret
+    new = server.webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=60).secret
     pay(server, payer.account_id, payee.account_id)
     server.sandbox.clock.advance(60)
     assert len(inbox.events) == 1
@@ -225,7 +225,7 @@ def test_a_post_to_an_unknown_inbox_fails(server: AgentPayServer, client: AgentP
 
     server.sandbox.clock.advance(0)
 
-    (delivery,) = server.console.deliveries.list()
+    (delivery,) = server.deliveries.list()
     assert (delivery.status, delivery.attempts[0].error) == ("retrying", "no answer: ReadError")
 
 

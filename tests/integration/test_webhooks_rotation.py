@@ -67,7 +67,7 @@ def test_during_the_overlap_both_headers_sign_with_old_and_new_secret(
     old = registered.secret
     assert signers(deliver(), old) == (0, None)
 
-    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    new = server.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), old, new) == (0, 1)
     server.sandbox.clock.advance(DAY - MILLISECOND)
@@ -79,7 +79,7 @@ def test_during_the_overlap_both_headers_sign_with_old_and_new_secret(
 
 
 def test_each_header_holds_one_digest(server: AgentPayServer, registered, deliver):
-    server.console.webhooks.rotate_secret(registered.webhook_id)
+    server.webhooks.rotate_secret(registered.webhook_id)
 
     post = deliver()
 
@@ -90,7 +90,7 @@ def test_each_header_holds_one_digest(server: AgentPayServer, registered, delive
 def test_the_overlap_lasts_as_long_as_requested(server: AgentPayServer, registered, deliver):
     old = registered.secret
     for overlap in (1, 60, 3600, 30 * 24 * 3600):
-        new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=overlap).secret
+        new = server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=overlap).secret
 
         server.sandbox.clock.advance(overlap - MILLISECOND)
         assert signers(deliver(), old, new) == (0, 1)
@@ -100,7 +100,7 @@ def test_the_overlap_lasts_as_long_as_requested(server: AgentPayServer, register
 
 
 def test_an_overlap_of_zero_ends_the_old_secret_at_once(server: AgentPayServer, registered, deliver):
-    new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
+    new = server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
 
     post = deliver()
 
@@ -111,7 +111,7 @@ def test_an_overlap_of_zero_ends_the_old_secret_at_once(server: AgentPayServer, 
 
 def test_either_secret_or_both_verify_during_a_rotation(server: AgentPayServer, registered, deliver):
     old = registered.secret
-    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    new = server.webhooks.rotate_secret(registered.webhook_id).secret
 
     overlapping = deliver()
     server.sandbox.clock.advance(DAY)
@@ -129,7 +129,7 @@ def test_a_receiver_that_knows_only_the_contract_header_verifies_every_delivery(
     server: AgentPayServer, registered, deliver
 ):
     # It reads one header, and learns of the new secret at some time within the overlap.
-    new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    new = server.webhooks.rotate_secret(registered.webhook_id).secret
     known = [registered.secret]
     for hour in range(30):
         if hour == 12:
@@ -143,17 +143,17 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     server: AgentPayServer, http: httpx.Client, registered, deliver
 ):
     first = registered.secret
-    second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    second = server.webhooks.rotate_secret(registered.webhook_id).secret
     server.sandbox.clock.advance(DAY - MILLISECOND)
 
     # A third signature would have no header, and receivers with only the first secret would fail.
     path = f"/ext/v1/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
     with pytest.raises(ConflictError, match="overlap_seconds 0"):
-        server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=1)
+        server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=1)
     assert signers(deliver(), first, second) == (0, 1)
     server.sandbox.clock.advance(MILLISECOND)
-    third = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    third = server.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), first, second, third) == (1, 2)
     server.sandbox.clock.advance(DAY)
@@ -163,18 +163,18 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
 def test_a_rotation_after_the_overlap_of_another_starts_from_the_new_secret(
     server: AgentPayServer, registered, deliver
 ):
-    second = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=60).secret
+    second = server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=60).secret
     server.sandbox.clock.advance(61)
 
-    third = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    third = server.webhooks.rotate_secret(registered.webhook_id).secret
 
     assert signers(deliver(), registered.secret, second, third) == (1, 2)
 
 
 def test_a_leak_during_an_overlap_ends_both_old_secrets(server: AgentPayServer, registered, deliver):
-    second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
+    second = server.webhooks.rotate_secret(registered.webhook_id).secret
 
-    third = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
+    third = server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
 
     assert signers(deliver(), registered.secret, second, third) == (2, None)
 
@@ -184,7 +184,7 @@ def test_a_retry_is_signed_with_the_current_secrets(
 ):
     receiver.next(500, 500, 500)
     first = deliver()
-    new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=120).secret
+    new = server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=120).secret
     server.sandbox.clock.advance(hours=1)
 
     assert [signers(post, registered.secret, new) for post in receiver.posts] == [
@@ -199,7 +199,7 @@ def test_a_retry_is_signed_with_the_current_secrets(
 def test_a_rotation_affects_only_its_webhook(server: AgentPayServer, client, registered, receiver, deliver):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
 
-    server.console.webhooks.rotate_secret(other.webhook_id, overlap_seconds=0)
+    server.webhooks.rotate_secret(other.webhook_id, overlap_seconds=0)
 
     assert signers(deliver(), registered.secret) == (0, None)
 
@@ -219,7 +219,7 @@ def test_stored_secrets_are_sealed_for_their_webhook(
     server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver
 ):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
-    server.console.webhooks.rotate_secret(other.webhook_id)
+    server.webhooks.rotate_secret(other.webhook_id)
     secrets = ("secret", "next_secret", "next_secret_us")
     table = tables.webhooks
 
@@ -235,6 +235,6 @@ def test_stored_secrets_are_sealed_for_their_webhook(
         deliver()
 
     assert receiver.posts == []
-    (attempt,) = next(iter(server.console.deliveries.list(webhook_id=registered.webhook_id))).attempts
+    (attempt,) = next(iter(server.deliveries.list(webhook_id=registered.webhook_id))).attempts
     assert "cannot be decrypted with this server's encryption key" in (attempt.error or "")
     assert "whsec_" not in (attempt.error or "")

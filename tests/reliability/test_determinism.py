@@ -31,7 +31,7 @@ def run(seed: int) -> tuple[object, ...]:
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
         outside = server.sandbox.create_token_account()
         funding = server.sandbox.fund(payer.account_id, "100")
-        agent_key = server.console.agent_keys.create(payer.account_id)
+        agent_key = server.agent_keys.create(payer.account_id)
         client.policies.update(payer.account_id, max_single_transfer=10)
         server.sandbox.clock.advance(12.5)
         transfers = [

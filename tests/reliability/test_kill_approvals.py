@@ -74,7 +74,7 @@ def killed_in_approval(escalated: Escalated, point: str) -> None:
 def approved_again(server: AgentPayServer, transfer_id: str) -> bool:
     """Approve, and tell whether the transfer still waited."""
     try:
-        server.console.approvals.approve(transfer_id)
+        server.approvals.approve(transfer_id)
     except ConflictError:
         return False
     return True
@@ -90,7 +90,7 @@ def settled_after_restart(escalated: Escalated, *, still_waits: bool | None = No
         assert client.transfers.create(**terms(escalated.it)) == answer
         assert answer.transfer_id == escalated.transfer_id
         survey.assert_settled_once(escalated.it, answer, escalated.before, was_escalated=True)
-        decisions = survey.rows(tables.audit, action="console.approvals.approve")
+        decisions = survey.rows(tables.audit, action="approvals.approve")
         assert [row["subject"] for row in decisions] == [escalated.transfer_id]
 
 
@@ -131,7 +131,7 @@ def test_an_approval_refused_by_policy_and_killed_is_refused_once(escalated: Esc
     with escalated.it.served() as server:
         client, survey = server.client(), Survey(server)
         with pytest.raises(AccountPausedError if point == "approve.begun" else ConflictError):
-            server.console.approvals.approve(escalated.transfer_id)
+            server.approvals.approve(escalated.transfer_id)
         with pytest.raises(AccountPausedError) as raised:
             client.transfers.create(**terms(escalated.it))
         assert raised.value.transfer_id == escalated.transfer_id

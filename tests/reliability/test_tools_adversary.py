@@ -230,12 +230,12 @@ class World:
             self.server.sandbox.clear_faults()
         else:
             self.server.sandbox.clear_faults()
-            for waiting in self.server.console.approvals.list():
+            for waiting in self.server.approvals.list():
                 try:
                     if event.is_approved:
-                        self.server.console.approvals.approve(waiting.transfer_id)
+                        self.server.approvals.approve(waiting.transfer_id)
                     else:
-                        self.server.console.approvals.reject(waiting.transfer_id)
+                        self.server.approvals.reject(waiting.transfer_id)
                 except AgentPayError:  # the policy refuses, or it has been decided
                     continue
 

@@ -42,7 +42,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, str]:
     """A place with a payer and a payee, and an agent-scoped key of the payer."""
     it = prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
     with it.served() as server:
-        return it, server.console.agent_keys.create(it.payer).key
+        return it, server.agent_keys.create(it.payer).key
 
 
 @pytest.mark.parametrize("point", POINTS)
@@ -200,7 +200,7 @@ def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answe
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 100)
-        key = server.console.agent_keys.create(payer).key
+        key = server.agent_keys.create(payer).key
         orders = {
             "pay": {**ORDER, "to": payee},
             "fetch_paid": {**FETCH, "url": f"{paywall.listen()}/forecast"},

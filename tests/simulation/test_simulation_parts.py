@@ -256,7 +256,7 @@ def test_after_a_503_a_rotation_may_have_happened(status: int, is_lost: bool) ->
         raise APIError(f"no answer about {webhook_id} and {overlap_seconds} s", status_code=status)
 
     webhooks = SimpleNamespace(rotate_secret=refuse)
-    operator._client = SimpleNamespace(console=SimpleNamespace(webhooks=webhooks))
+    operator._client = SimpleNamespace(webhooks=webhooks)
     try:
         with pytest.raises(APIError):
             world.loop.run_until_complete(operator._rotate(random.Random(1)))

@@ -102,11 +102,11 @@ def an_event_narrows_by_its_type(event: AnyEvent) -> str:
 
 
 async def events_of_lists_and_streams_have_their_types(client: AgentPay, async_client: AsyncAgentPay) -> None:
-    for event in client.console.events.list():
+    for event in client.events.list():
         assert_type(event, AnyEvent)
-    with client.console.stream() as stream:
+    with client.events.stream() as stream:
         assert_type(next(stream), AnyEvent)
-    async with async_client.console.stream() as async_stream:
+    async with async_client.events.stream() as async_stream:
         async for each in async_stream:
             assert_type(each, AnyEvent)
 

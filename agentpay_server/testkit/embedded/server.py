@@ -9,14 +9,8 @@ from typing import Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overl
 import anyio.to_thread
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._async.console import AsyncConsole
-from agentpay._async.sessions import AsyncSessions
 from agentpay._sync.client import AgentPay
-from agentpay._sync.console import Console
-from agentpay._sync.sessions import Sessions
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import Delivery
-from agentpay.contract.events import Event
 from agentpay.contract.policies import Limit
 from agentpay.errors import APITimeoutError, ConflictError, OutcomeUnknownError
 from agentpay_server.assembly.config import ServerConfig
@@ -28,6 +22,7 @@ from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import Application, application
+from agentpay_server.testkit.embedded.homes import Homes, RecordedDeliveries, RecordedEvents
 from agentpay_server.testkit.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.recorder import (
@@ -56,7 +51,7 @@ _TIMELINE_SECONDS: Final = 5.0
 _PUMP_SECONDS_LEAST: Final = 0.01
 
 
-class AgentPayServer:
+class AgentPayServer(Homes):
     """A payment service in process: real behavior and real Solana transactions, without external systems.
 
     Use it as a context manager, sync or async:
@@ -183,29 +178,13 @@ class AgentPayServer:
         return self._running.base_url
 
     @property
-    def sessions(self) -> Sessions:
-        """Sessions of the first operator's accounts."""
-        return self._running.operator.sessions
-
-    @property
-    def console(self) -> Console:
-        """The operator API of the first operator's dashboard."""
-        return self._running.operator.console
+    def _operator(self) -> AgentPay:
+        return self._running.operator
 
     @property
     def sandbox(self) -> Sandbox:
         """Test features: test money, outside recipients, the clock, faults, snapshots."""
         return self._running.sandbox
-
-    @property
-    def async_sessions(self) -> AsyncSessions:
-        """The async version of `sessions`."""
-        return self._running.async_operator.sessions
-
-    @property
-    def async_console(self) -> AsyncConsole:
-        """The async version of `console`."""
-        return self._running.async_operator.console
 
     @property
     def async_sandbox(self) -> AsyncSandbox:
@@ -237,7 +216,7 @@ class AgentPayServer:
         Raises:
             NotFoundError: no such account.
         """
-        return self.client(api_key=self.console.agent_keys.create(account_id).key)
+        return self.client(api_key=self.agent_keys.create(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
         """Return an async client with a new agent key of one account (interface K5).
@@ -248,7 +227,7 @@ class AgentPayServer:
         Raises:
             NotFoundError: no such account.
         """
-        return self.async_client(api_key=self.console.agent_keys.create(account_id).key)
+        return self.async_client(api_key=self.agent_keys.create(account_id).key)
 
     def webhook_inbox(
         self,
@@ -393,21 +372,23 @@ class AgentPayServer:
         return self._running.call(_now(self._running.recorder.requests))
 
     @property
-    def events(self) -> Records[Event]:
+    def events(self) -> RecordedEvents:
         """The newest events of all operators, at most 1,000, newest last, subscribed to or not.
 
-        They are what a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
+        They are what a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`. It also
+        has the methods of `client.events`, for the first operator.
         """
-        return Records(
-            self._running.call(self._running.server.services.deliveries.newest_events(RECORDS_MAX))
-        )
+        newest = self._running.server.services.deliveries.newest_events(RECORDS_MAX)
+        return RecordedEvents(self._running.call(newest), self._operator.events)
 
     @property
-    def deliveries(self) -> Records[Delivery]:
-        """The newest deliveries with their attempts, at most 1,000, newest last."""
-        return Records(
-            self._running.call(self._running.server.services.deliveries.newest_deliveries(RECORDS_MAX))
-        )
+    def deliveries(self) -> RecordedDeliveries:
+        """The newest deliveries with their attempts, at most 1,000, newest last.
+
+        It also has the methods of `client.deliveries`, for the first operator.
+        """
+        newest = self._running.server.services.deliveries.newest_deliveries(RECORDS_MAX)
+        return RecordedDeliveries(self._running.call(newest), self._operator.deliveries)
 
     @property
     def transactions(self) -> Records[ChainTransaction]:

@@ -100,7 +100,7 @@ class DemoWorld:
         for name, policy in _POLICIES.items():
             self._fund(name, 100)
             self._operator.policies.update(self.accounts[name], **policy)
-            key = self._server.console.agent_keys.create(self.accounts[name], name=name).key
+            key = self._server.agent_keys.create(self.accounts[name], name=name).key
             self._agents[name] = self._server.client(api_key=key)
         self._operator.policies.update(
             self.accounts[BUYER], allowed_counterparties=[self.accounts[DATASETS], self.accounts[INFERENCE]]
@@ -120,7 +120,7 @@ class DemoWorld:
         account_id = self._operator.accounts.create(name=MODEL).account_id
         self._server.sandbox.fund(account_id, 100)
         self._operator.policies.update(account_id, **_MODEL_POLICY)
-        key = self._server.console.agent_keys.create(account_id, name="MCP").key
+        key = self._server.agent_keys.create(account_id, name="MCP").key
         env = {"AGENTPAY_BASE_URL": self._server.base_url, "AGENTPAY_API_KEY": key}
         # The interpreter rather than `agentpay-mcp`, which may not be on the host's path.
         started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
@@ -187,7 +187,7 @@ class DemoWorld:
 
     def _leaves_too_few(self) -> bool:
         """Return whether the user has decided a transfer that was left to them."""
-        waiting = {each.transfer_id for each in self._operator.console.approvals.list(limit=100)}
+        waiting = {each.transfer_id for each in self._operator.approvals.list(limit=100)}
         self._left = [transfer_id for transfer_id in self._left if transfer_id in waiting]
         return len(self._left) < _LEFT
 
@@ -227,10 +227,10 @@ class DemoWorld:
         transfer_id = self._waiting.pop(0)
         try:
             if self._random.random() < 0.7:
-                status = str(self._server.console.approvals.approve(transfer_id).status)
+                status = str(self._server.approvals.approve(transfer_id).status)
                 self._record("Operator", "approves a transfer", status, transfer_id=transfer_id)
             else:
-                self._server.console.approvals.reject(transfer_id, reason="Take the train")
+                self._server.approvals.reject(transfer_id, reason="Take the train")
                 self._record("Operator", "rejects a transfer", "rejected", transfer_id=transfer_id)
         except errors.ConflictError:
             self._record("Operator", "was too late to decide", "refused", transfer_id=transfer_id)
@@ -274,7 +274,7 @@ class DemoWorld:
             content={"text": "Rain."},
         )
         # The category of an x402 payment, whose challenge has none.
-        self._operator.console.origins.put(self._paid_api.base_url, category="inference")
+        self._operator.sellers.put(self._paid_api.base_url, category="inference")
         auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
         self._http = httpx.Client(
             transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False

@@ -103,7 +103,7 @@ class UndeliveredWebhook(Scenario):
     Attributes:
         transfer: the transfer.
         inbox: the receiver, which now works.
-        delivery: the event's delivery; `console.events.replay(delivery.event_id)` delivers it again.
+        delivery: the event's delivery; `events.replay(delivery.event_id)` delivers it again.
     """
 
     transfer: Transfer
@@ -127,7 +127,7 @@ class _Stage:
         self.accounts = client.accounts
         self.account_id = client.accounts.create(name="Agent").account_id
         self.payee_id = client.accounts.create(name="Payee").account_id
-        self.agent_key = server.console.agent_keys.create(self.account_id).key
+        self.agent_key = server.agent_keys.create(self.account_id).key
         self.agent = server.client(api_key=self.agent_key)
 
     def fund(self, amount: int) -> None:
@@ -159,7 +159,7 @@ def _near_daily_limit(stage: _Stage) -> Scenario:
     stage.fund(200)
     stage.policies.update(stage.account_id, max_daily_spend=100)
     stage.pay(95)
-    remaining = stage.server.console.accounts.get(stage.account_id).remaining_usdc
+    remaining = stage.server.accounts.details(stage.account_id).remaining_usdc
     return NearDailyLimit(limit_usdc=Decimal(100), remaining_usdc=remaining or Decimal(0), **stage.set())
 
 
@@ -199,7 +199,7 @@ def _undelivered_webhook(stage: _Stage) -> Scenario:
     inbox.fail_next(times=1 + len(RETRY_DELAYS_US))
     transfer = stage.pay(10)
     stage.server.sandbox.clock.advance(sum(RETRY_DELAYS_US) / SECOND_US)
-    (delivery,) = stage.server.console.deliveries.list(webhook_id=inbox.webhook_id)
+    (delivery,) = stage.server.deliveries.list(webhook_id=inbox.webhook_id)
     return UndeliveredWebhook(transfer=transfer, inbox=inbox, delivery=delivery, **stage.set())
 
 

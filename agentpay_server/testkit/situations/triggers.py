@@ -14,7 +14,7 @@ from attrs import frozen
 from agentpay import AgentPay
 from agentpay.contract import identifiers
 from agentpay.contract.choices import EventType
-from agentpay.contract.console import AccountDetail
+from agentpay.contract.console import AccountDetails
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
@@ -60,7 +60,7 @@ class Stage:
         self._say = say
         self.amount_usdc = amount_usdc
         self.account_id = account_id
-        self.account: AccountDetail = server.console.accounts.get(account_id)
+        self.account: AccountDetails = server.accounts.details(account_id)
 
     def pay(self, amount_usdc: Decimal) -> Transfer:
         """Transfer to a permitted payee, whatever the balance is."""
@@ -116,7 +116,7 @@ class Stage:
         """In ascending order."""
         return sorted(
             webhook.low_balance_threshold_usdc
-            for webhook in self._server.console.webhooks.list(limit=100)
+            for webhook in self._server.webhooks.list(limit=100)
             if webhook.low_balance_threshold_usdc
             and "balance.low_threshold" in webhook.events
             and (not webhook.account_ids or self.account_id in webhook.account_ids)
@@ -131,7 +131,7 @@ class Stage:
             account_ids=[self.account_id],
             low_balance_threshold_usdc=threshold_usdc,
         )
-        cleaning.callback(self._server.console.webhooks.delete, webhook.webhook_id or "")
+        cleaning.callback(self._server.webhooks.delete, webhook.webhook_id or "")
 
     def _payee(self) -> str:
         """Return one from the policy, or a new outside token account."""

@@ -73,11 +73,11 @@ def pay(**wrong):
         (lambda c: c.transfers.list(account_id=AN_ACCOUNT), "account_id must be a string, not Account: pass"),
         (lambda c: c.transfers.list(idempotency_key=5), "idempotency_key must be a string, not int"),
         (
-            lambda c: c.console.events.replay(testing.event("transfer.settled")),
+            lambda c: c.events.replay(testing.event("transfer.settled")),
             "event_id must be a string, not TransferSettled: pass event.id",
         ),
         (
-            lambda c: c.console.webhooks.rotate_secret("wh_a", overlap_seconds="60"),
+            lambda c: c.webhooks.rotate_secret("wh_a", overlap_seconds="60"),
             "overlap_seconds must be an integer, not str",
         ),
         (

@@ -146,11 +146,11 @@ def test_a_stream_of_events_ends_at_the_deadline(flavour: str) -> None:
 
     def read(base_url: str) -> None:
         with AgentPay(base_url=base_url, **settings) as client:
-            list(client.console.stream(total_timeout=1))
+            list(client.events.stream(total_timeout=1))
 
     async def aread(base_url: str) -> None:
         async with AsyncAgentPay(base_url=base_url, **settings) as client:
-            async for _ in client.console.stream(total_timeout=1):
+            async for _ in client.events.stream(total_timeout=1):
                 raise AssertionError
 
     with Dripping(events, None, warm=0) as service, pytest.raises(errors.APITimeoutError) as caught:

@@ -82,15 +82,15 @@ def test_the_endpoint_table_distinguishes_lookups_from_other_calls():
     for endpoint in EXTENSION_ENDPOINTS:
         takes_an_identifier = "{" in endpoint.path or endpoint.name in (
             "sessions.open",
-            "console.agent_keys.create",
+            "agent_keys.create",
         )
         assert takes_an_identifier <= (ErrorCode.NOT_FOUND in endpoint.every_error)
-    assert {"whoami", "transfers.list", "console.audit.list"} <= {endpoint.name for endpoint in PLAIN}
+    assert {"whoami", "transfers.list", "audit_log.list"} <= {endpoint.name for endpoint in PLAIN}
     assert all(endpoint.is_extension for endpoint in EXTENSION_ENDPOINTS)
     assert not any(endpoint.is_extension for endpoint in ENDPOINTS)
 
 
 def test_a_mock_of_the_client_has_the_extensions():
     for kind in (AgentPay, AsyncAgentPay):
-        for name in ("sessions", "console", "whoami"):
+        for name in ("sessions", "approvals", "whoami"):
             assert inspect.getattr_static(kind, name)

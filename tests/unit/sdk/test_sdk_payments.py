@@ -228,13 +228,11 @@ def test_payments_are_read_listed_and_reported(caller: Any) -> None:
 
 def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
     script = caller.script(answer(200, PIN), answer(200, PIN), answer(200, page([PIN])), answer(204, b""))
-    pin = caller(
-        lambda c: c.console.origins.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5")
-    )
+    pin = caller(lambda c: c.sellers.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5"))
     assert pin.origin == SELLER
-    assert caller(lambda c: c.console.origins.get(SELLER)) == pin
-    assert caller.items(lambda c: c.console.origins.list()) == [pin]
-    caller(lambda c: c.console.origins.delete(SELLER))
+    assert caller(lambda c: c.sellers.get(SELLER)) == pin
+    assert caller.items(lambda c: c.sellers.list()) == [pin]
+    caller(lambda c: c.sellers.delete(SELLER))
     path = "/ext/v1/console/origins/https%3A%2F%2Fapi.seller.example"
     assert [(request.method, request.url.raw_path.decode()) for request in script.requests] == [
         ("PUT", path),
@@ -248,7 +246,7 @@ def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
         "max_amount": "0.500000",
     }
     with pytest.raises(TypeError, match="recipients is a list"):
-        caller(lambda c: c.console.origins.put(SELLER, recipients="a" * 32))
+        caller(lambda c: c.sellers.put(SELLER, recipients="a" * 32))
 
 
 @pytest.mark.parametrize(

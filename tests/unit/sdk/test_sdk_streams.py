@@ -1,4 +1,4 @@
-"""`console.stream` of peers that misbehave: every fault is a declared error, in both clients."""
+"""`events.stream` of peers that misbehave: every fault is a declared error, in both clients."""
 
 import gzip
 from collections.abc import Callable
@@ -26,13 +26,13 @@ Read = Callable[[httpx.Response], list[Event]]
 
 def _sync(response: httpx.Response) -> list[Event]:
     with AgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: response)) as client:
-        return list(client.console.stream())
+        return list(client.events.stream())
 
 
 def _async(response: httpx.Response) -> list[Event]:
     async def read() -> list[Event]:
         async with AsyncAgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: response)) as client:
-            return [event async for event in client.console.stream()]
+            return [event async for event in client.events.stream()]
 
     return anyio.run(read)
 
@@ -60,7 +60,7 @@ def test_events_are_read(read: Read) -> None:
 )
 def test_a_response_that_is_no_stream_of_events_is_a_decoding_error(read: Read, headers) -> None:
     with pytest.raises(
-        ResponseValidationError, match=r"console.stream \(200\) is not a readable stream of events"
+        ResponseValidationError, match=r"events.stream \(200\) is not a readable stream of events"
     ) as refused:
         read(streamed(b"<html>", **headers))
     assert refused.value.status_code == 200
@@ -95,7 +95,7 @@ def test_an_event_without_end_is_a_decoding_error(read: Read, line: bytes) -> No
 def test_an_event_object_is_refused_with_what_to_pass() -> None:
     client = AgentPay(**SETTINGS)
     with pytest.raises(TypeError, match=r"a string, not TransferSettled: pass event\.id"):
-        next(client.console.stream(last_event_id=testing.event("transfer.settled")))  # type: ignore[arg-type]
+        next(client.events.stream(last_event_id=testing.event("transfer.settled")))  # type: ignore[arg-type]
 
 
 def test_a_closed_http_client_ends_streams_too() -> None:
@@ -103,7 +103,7 @@ def test_a_closed_http_client_ends_streams_too() -> None:
     client = AgentPay(**SETTINGS, http_client=http)
     http.close()
     with pytest.raises(ClosedClientError):
-        next(client.console.stream())
+        next(client.events.stream())
 
 
 def failing_after(event: object) -> httpx.Response:
@@ -122,7 +122,7 @@ def failing_after(event: object) -> httpx.Response:
 def test_a_stream_that_breaks_names_the_last_event_to_continue_after() -> None:
     event = testing.event("transfer.settled")
     client = AgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: failing_after(event)))
-    stream = client.console.stream(last_event_id="evt_before")
+    stream = client.events.stream(last_event_id="evt_before")
     assert stream.last_event_id == "evt_before"
     assert next(stream) == event
     with pytest.raises(APIConnectionError) as caught:
@@ -142,13 +142,13 @@ def test_a_stream_connects_when_it_is_opened_not_before(kind: type) -> None:
     client = kind(**SETTINGS, transport=httpx.MockTransport(answer))
 
     async def enter() -> None:
-        opened = client.console.stream()
+        opened = client.events.stream()
         assert asked == []
         async with opened:
             assert len(asked) == 1
 
     if kind is AgentPay:
-        client.console.stream()
+        client.events.stream()
         assert len(asked) == 1
     else:
         anyio.run(enter)

@@ -25,33 +25,30 @@ from agentpay.contract.requests import UnsetType
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
-    Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
-    AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
-    APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
-    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncEventStream
-    AsyncOperatorKeys
-    AsyncOrigins AsyncPage AsyncPages AsyncPayments AsyncPolicies AsyncRegisteredWebhooks
-    AsyncServedRequests AsyncSessions AsyncTransfers AsyncWebhooks Audit AuditEntry
-    AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
-    CheckTransferParams ClosedClientError ClosingReason ConfigurationError ConflictError Console
-    ConsoleKey ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
-    ResponseValidationError Deliveries Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events
-    EventStream EventType
-    NotSupportedError FeeBudgetExceededError FieldError IdempotencyConflictError Identity
-    InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
-    KeyKind Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey
-    OperatorKeyKind OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
-    PaymentOutcome PaymentPendingApprovalError PaymentProtocol
-    PaymentRefusedError Payments PaymentSplit PendingTransfer PermissionDeniedError PinnedOrigin
-    PinOriginParams Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitError RawResponse RefusedError RegisteredWebhook
-    RegisteredWebhooks RequestTimeoutError
-    ReplayedDeliveries ServedRequest ServedRequests ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError Sessions SessionStatus
-    SignInCode Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer
-    TransferCheck TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers
-    TransferStatus UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError
-    WebhookPayloadError Webhooks WebhookSignatureError __version__
+    Account AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus AgentKey
+    AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError APITimeoutError
+    Approvals AsyncAccounts AsyncAgentKeys AsyncAgentPay AsyncApprovals AsyncAuditLog
+    AsyncDeliveries AsyncEvents AsyncEventStream AsyncOperatorKeys AsyncPage AsyncPages
+    AsyncPayments AsyncPolicies AsyncRequestLogs AsyncSellers AsyncSessions AsyncTransfers
+    AsyncWebhooks AuditEntry AuditLog AuthenticationError AuthorizePaymentParams Balance Budget
+    CallOptions ChainUnavailableError CheckTransferParams ClosedClientError ClosingReason
+    ConfigurationError ConflictError ConsoleKey ConsoleSummary CreateAccountParams
+    CreateTransferParams CreateWebhookParams Deliveries Delivery DeliveryAttempt Direction ErrorBody
+    ErrorCode Events EventStream EventType FeeBudgetExceededError FieldError
+    IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
+    InvalidRecipientError InvalidRequestError KeyKind Model NewAgentKey NewOperatorKey NewSecret
+    NotFoundError NotSupportedError OpenSessionParams OperatorKey OperatorKeyKind OperatorKeys
+    Outcome OutcomeUnknownError Page Payment PaymentHeader PaymentOutcome
+    PaymentPendingApprovalError PaymentProtocol PaymentRefusedError Payments PaymentSplit
+    PendingTransfer PermissionDeniedError PinnedOrigin PinOriginParams Policies Policy PolicyParams
+    PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitError RawResponse
+    RefusedError RegisteredWebhook ReplayedDeliveries RequestLogs RequestTimeoutError
+    ResponseValidationError Sellers ServedRequest ServerError ServiceUnavailableError Session
+    SessionCapExceededError SessionClosedError Sessions SessionStatus SignInCode Transaction
+    TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
+    WebhookSignatureError __version__
 """
 
 WITHOUT_ENDPOINT = ["policies.pause", "policies.resume", "policies.update", "transfers.wait"]
@@ -64,7 +61,7 @@ def methods_of_resources():
     endpoints = [endpoint.name for endpoint in (*ENDPOINTS, *EXTENSION_ENDPOINTS)]
     for name in [*(OTHER_NAMES.get(name, name) for name in endpoints), *WITHOUT_ENDPOINT]:
         resource, _, method = name.rpartition(".")
-        if resource in ("", "console"):  # Not resources: the client, and the home of several.
+        if not resource:  # A method of the client.
             continue
         found.setdefault(resource, []).append(method)
     return {resource: sorted(names) for resource, names in found.items()}
@@ -123,7 +120,7 @@ def test_importing_the_package_is_lazy():
         "agentpay._async.client",
         # Extensions, which few programs use.
         "agentpay._sync.sessions",
-        "agentpay._sync.console",
+        "agentpay._sync.approvals",
         "agentpay._sync.payments",
         "agentpay.payments",
         "agentpay.contract.sessions",
@@ -158,7 +155,7 @@ def test_both_clients_have_the_same_surface():
     settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
     sync, asynchronous = AgentPay(**settings), AsyncAgentPay(**settings)
     assert set(methods(asynchronous)) - set(methods(sync)) == {"aclose"}
-    assert set(methods(sync)) == {"close", "request", "whoami", "with_options"}
+    assert set(methods(sync)) == {"close", "request", "summary", "whoami", "with_options"}
     for resource, names in METHODS.items():
         one, other = (methods(attrgetter(resource)(client)) for client in (sync, asynchronous))
         assert sorted(one) == sorted(other) == names
@@ -171,11 +168,13 @@ def test_both_clients_have_the_same_surface():
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             first = parameters[next(iter(parameters))]
             leads_with_id = (
-                first.name.endswith("_id") or first.name == "origin"
+                first.name.endswith("_id") or first.name in ("code", "origin")
             ) and first.default is inspect.Parameter.empty
             leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == int(leads_with_id)
-            assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))
+            assert inspect.iscoroutinefunction(other[name]) == (
+                name not in ("list", "list_details", "stream", "transactions")
+            )
             assert inspect.getdoc(one[name])
 
 
@@ -199,7 +198,7 @@ def test_every_parameter_is_described(resource):
         (agentpay.CheckTransferParams, Transfers.check),
         (agentpay.OpenSessionParams, Sessions.open),
         (agentpay.AuthorizePaymentParams, agentpay.Payments.authorize),
-        (agentpay.PinOriginParams, agentpay.Origins.put),
+        (agentpay.PinOriginParams, agentpay.Sellers.put),
     ],
 )
 def test_the_argument_dictionaries_match_the_methods(params, method):

@@ -206,7 +206,7 @@ class CrashTest:
         self, servers: list[ServerProcess], shop_url: str, account_id: str, names: list[str], scratch: Path
     ) -> list[AgentProcess]:
         with self._client(servers[0]) as client:
-            key = client.console.agent_keys.create(account_id, name="Crash test").key
+            key = client.agent_keys.create(account_id, name="Crash test").key
         each = self._plan.purchases
         agents = []
         for number in range(self._plan.agents):
@@ -279,7 +279,7 @@ class CrashTest:
 
     def _books(self, servers: list[ServerProcess], account_id: str) -> Books:
         with self._client(servers[0]) as client:
-            detail = client.console.accounts.get(account_id)
+            detail = client.accounts.details(account_id)
             payments = list(client.payments.list(account_id=account_id, limit=100))
             entries = list(client.accounts.transactions(account_id, limit=100, status="settled"))
             return Books(

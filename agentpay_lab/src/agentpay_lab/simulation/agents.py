@@ -249,12 +249,12 @@ class Operator(Worker):
         elif x < 0.8:
             await self._rotate(chance)
         elif x < 0.9:
-            events = (await client.console.events.list(limit=20)).data
+            events = (await client.events.list(limit=20)).data
             if events:
                 event = chance.choice(events)
                 self.note("operator", "replays", event.id)
                 world.replayed.add(event.id)
-                await client.console.events.replay(event.id)
+                await client.events.replay(event.id)
         else:
             self.note("operator", "mints for", account_id)
             await AsyncSandbox(client).fund(account_id, usdc(chance.randint(1, 50_000)))
@@ -262,14 +262,10 @@ class Operator(Worker):
     async def _decide(self, chance: random.Random, transfer_id: str) -> None:
         is_approved = chance.random() < 0.7
         self.note("operator", "approves" if is_approved else "rejects", transfer_id)
-        console, judges = self._client.console, self.world.judges
+        approvals, judges = self._client.approvals, self.world.judges
         asked_at = self.world.loop.time()
         try:
-            decided = await (
-                console.approvals.approve(transfer_id)
-                if is_approved
-                else console.approvals.reject(transfer_id)
-            )
+            decided = await (approvals.approve(transfer_id) if is_approved else approvals.reject(transfer_id))
         except ConflictError:
             self.world.waiting.pop(transfer_id, None)
             return
@@ -286,7 +282,7 @@ class Operator(Worker):
         overlap = chance.choice((5, 60))
         self.note("operator", "rotates the secret of", webhook_id)
         try:
-            new = await self._client.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
+            new = await self._client.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
         except AgentPayError as error:
             status = error.status_code if isinstance(error, APIError) else None
             if status is None or status >= _UNKNOWN_FROM_STATUS:

@@ -243,7 +243,7 @@ async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
         )
         world.judges.limits[account.usdc_token_account].single_micro = None
-        detail = await client.console.accounts.get(account.account_id)
+        detail = await client.accounts.details(account.account_id)
         if detail.remaining_usdc is not None:
             rest = to_micro(detail.remaining_usdc)
             world.cluster.pay_from_outside(account.usdc_token_account, rest + 1)
@@ -319,7 +319,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
     spent = world.judges.total_spent[address]
     if paid != spent:
         world.violate("history and chain differ in what was paid", name, paid, spent)
-    detail = await client.console.accounts.get(name)
+    detail = await client.accounts.details(name)
     if to_micro(detail.reserved_usdc):
         world.violate("reserved, though nothing is in flight", name, detail.reserved_usdc)
     if world.loop.time() < _DAY_SECONDS and to_micro(detail.spent_usdc) != spent:
@@ -329,7 +329,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
 async def _judge_events(world: "World", client: SimulatedClient) -> None:
     """Check that each change has its event, and each event was received or has a listed delivery."""
     world.mail.judge()
-    events = [event async for event in client.console.events.list(limit=100)]
+    events = [event async for event in client.events.list(limit=100)]
     told: Counter[tuple[str, str]] = Counter(
         (event.type, str(getattr(event.data, "transfer_id", None))) for event in events
     )
@@ -350,7 +350,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
                     world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
     listed: set[tuple[str, str]] = set()
     for status in ("retrying", "undelivered", "pending"):
-        async for delivery in client.console.deliveries.list(status=status, limit=100):
+        async for delivery in client.deliveries.list(status=status, limit=100):
             listed.add((delivery.webhook_id, delivery.event_id))
     for path, (webhook_id, types) in world.mail.webhooks.items():
         for event in events:
@@ -360,7 +360,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_audit(world: "World", client: SimulatedClient) -> None:
-    subjects = {entry.subject async for entry in client.console.audit.list(limit=100)}
+    subjects = {entry.subject async for entry in client.audit_log.list(limit=100)}
     wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
     for subject in sorted(wanted - subjects):
         world.violate("not in the audit trail", subject)

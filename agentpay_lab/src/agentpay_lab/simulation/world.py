@@ -270,7 +270,7 @@ class World:
             made = await sandbox.create_token_account()
             self.outside.append(made.usdc_token_account)
         for seller in self.sellers:
-            await client.console.origins.put(seller.origin, sponsor_fees=True)
+            await client.sellers.put(seller.origin, sponsor_fees=True)
         for number, events in enumerate(_EVENTS):
             webhook = await client.webhooks.create(url=f"http://hook.invalid/{number}", events=events)
             self.secrets[webhook.webhook_id] = WebhookSecrets([webhook.secret])
@@ -280,7 +280,7 @@ class World:
             own, key = None, self.operator_key
             if self.plan.skew.agent_keys:
                 own = self.accounts[number % len(self.accounts)]
-                key = (await client.console.agent_keys.create(own.account_id)).key
+                key = (await client.agent_keys.create(own.account_id)).key
                 self.log_secrets.append(key)
             self._workers.append(Agent(self, number, key, own))
 

@@ -1,27 +1,26 @@
-# Generated from _async by scripts/unasync.py. Edit that one.
-"""The pins of sellers as a resource of the console, an extension."""
+"""The sellers resource, an extension: what the operator allows each seller to be paid."""
 
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Unpack
 
 from agentpay._arguments import request_of
-from agentpay._sync.paging import Page
-from agentpay._sync.resource import Resource
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import payments
 from agentpay.contract.payments import PinnedOrigin, PinOrigin
 
 
-class Origins(Resource):
+class AsyncSellers(AsyncResource):
     """Pins of sellers, which override their challenges. All need an operator key."""
 
     __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[PinnedOrigin]:
+    ) -> AsyncPages[PinnedOrigin]:
         """List the pinned sellers, the last pinned first.
 
         Args:
@@ -31,7 +30,7 @@ class Origins(Resource):
         """
         return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
 
-    def put(
+    async def put(
         self,
         origin: str,
         *,
@@ -59,12 +58,12 @@ class Origins(Resource):
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
         body = request_of(PinOrigin, locals())
-        pin: PinnedOrigin = self._call(
+        pin: PinnedOrigin = await self._call(
             prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
         )
         return pin
 
-    def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
+    async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
         """Read the pin of a seller.
 
         Args:
@@ -74,10 +73,10 @@ class Origins(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        pin: PinnedOrigin = self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
+        pin: PinnedOrigin = await self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
         return pin
 
-    def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
+    async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
 
         Args:
@@ -87,4 +86,4 @@ class Origins(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)
+        await self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)

@@ -1,26 +1,27 @@
-"""The pins of sellers as a resource of the console, an extension."""
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""The sellers resource, an extension: what the operator allows each seller to be paid."""
 
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Unpack
 
 from agentpay._arguments import request_of
-from agentpay._async.paging import AsyncPages
-from agentpay._async.resource import AsyncResource
+from agentpay._sync.paging import Page
+from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import payments
 from agentpay.contract.payments import PinnedOrigin, PinOrigin
 
 
-class AsyncOrigins(AsyncResource):
+class Sellers(Resource):
     """Pins of sellers, which override their challenges. All need an operator key."""
 
     __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> AsyncPages[PinnedOrigin]:
+    ) -> Page[PinnedOrigin]:
         """List the pinned sellers, the last pinned first.
 
         Args:
@@ -30,7 +31,7 @@ class AsyncOrigins(AsyncResource):
         """
         return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
 
-    async def put(
+    def put(
         self,
         origin: str,
         *,
@@ -58,12 +59,12 @@ class AsyncOrigins(AsyncResource):
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
         body = request_of(PinOrigin, locals())
-        pin: PinnedOrigin = await self._call(
+        pin: PinnedOrigin = self._call(
             prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
         )
         return pin
 
-    async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
+    def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
         """Read the pin of a seller.
 
         Args:
@@ -73,10 +74,10 @@ class AsyncOrigins(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        pin: PinnedOrigin = await self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
+        pin: PinnedOrigin = self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
         return pin
 
-    async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
+    def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
 
         Args:
@@ -86,4 +87,4 @@ class AsyncOrigins(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        await self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)
+        self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)

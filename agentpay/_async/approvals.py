@@ -1,0 +1,79 @@
+"""The approvals resource, an extension: decide about transfers that wait for an operator."""
+
+from typing import Unpack
+
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import approvals
+from agentpay.contract.approvals import PendingTransfer, RejectTransfer
+from agentpay.contract.transfers import Transfer
+
+
+class AsyncApprovals(AsyncResource):
+    """Transfers that are pending an operator's approval (interface AP1 to AP5). All need an operator key."""
+
+    __module__ = "agentpay"
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[PendingTransfer]:
+        """List the transfers that are pending approval, newest first (interface CO5).
+
+        Args:
+            limit: transfers per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
+
+    async def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
+        """Approve a transfer: the policy in force is checked again, and the transfer is executed.
+
+        See interface AP3. If the response is lost, read the transfer: approving again never pays twice.
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The transfer, settled.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it is not pending approval (`not_pending`).
+            PolicyViolationError: the policy in force refuses it; it is now rejected.
+            AccountPausedError: the account is paused; it is now rejected.
+            InsufficientBalanceError: the account holds too little; it is still pending.
+            TransferFailedError: the chain refused the transaction; nothing moved.
+            InvalidRecipientError: the recipient cannot receive now; it is still pending.
+            ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
+                still pending; with it, it was sent and its outcome is unknown.
+        """
+        request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
+        transfer: Transfer = await self._call(request, options)
+        return transfer
+
+    async def reject(
+        self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
+    ) -> Transfer:
+        """Reject a transfer that is pending approval (interface AP4).
+
+        Args:
+            transfer_id: the transfer, `txn_…`.
+            reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The transfer, rejected.
+
+        Raises:
+            NotFoundError: no such transfer of this operator.
+            ConflictError: it is not pending approval (`not_pending`).
+        """
+        request = prepare(
+            approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
+        )
+        transfer: Transfer = await self._call(request, options)
+        return transfer

@@ -1,0 +1,46 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""What was done and requested, as resources, an extension: the audit log and the request logs."""
+
+from typing import Unpack
+
+from agentpay._sync.paging import Page
+from agentpay._sync.resource import Resource
+from agentpay._options import CallOptions
+from agentpay.contract import console
+from agentpay.contract.console import AuditEntry, ServedRequest
+
+
+class AuditLog(Resource):
+    """Changes, and who made them (interface CO13, CO14). Needs an operator key."""
+
+    __module__ = "agentpay"
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[AuditEntry]:
+        """List the audit trail, newest first.
+
+        Args:
+            limit: entries per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
+
+
+class RequestLogs(Resource):
+    """The requests that the server has responded to (interface CO17). Needs an operator key."""
+
+    __module__ = "agentpay"
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> Page[ServedRequest]:
+        """List the last 1,000 requests of the operator to this server process, newest first.
+
+        Args:
+            limit: requests per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
