@@ -195,27 +195,6 @@ def accounts() -> str:
     return svg("Accounts, keys and policy: who may spend what.", 1000, 296, parts)
 
 
-def crashes() -> str:
-    """The outcome of a transfer if the process dies."""
-    rows = (
-        ("the process dies", "stored", "what the next start does", "a retry with the key"),
-        ("before the first commit", "nothing", "nothing", "creates the transfer"),
-        ("after it, before sending", "signed bytes, reservation", "sends the bytes", "resumes the transfer"),
-        ("after sending", "the same", "asks for the signature", "resumes the transfer"),
-        ("after the bytes landed", "the same", "finds it, commits", "returns the transfer"),
-        ("after the second commit", "everything", "posts the events", "returns the transfer"),
-    )
-    parts = []
-    for line, cells in enumerate(rows):
-        for place, text in enumerate(cells):
-            kind = "c" if line == 0 else ("g" if place == 3 else "p")
-            parts.append(box(20 + 244 * place, 20 + 44 * line, 236, 36, [text], kind))
-    parts.append(words(508, 304, "In every row the payment is made at most once.", kind="s"))
-    return svg(
-        "The crash matrix: wherever the process dies, the payment is made at most once.", 1016, 322, parts
-    )
-
-
 def overview() -> str:
     """What agentpay is: agent, service with its policy, chain; events back to the operator."""
     parts = [
@@ -239,33 +218,51 @@ def overview() -> str:
 
 
 def house() -> str:
-    """The parts of the project and who imports whom."""
-    floors = (
-        ("g", ("agentpay-server, pytest plugin", "embedded server", "HTTP: routes, console, metrics")),
-        ("p", ("server.py: puts everything together",)),
-        ("p", ("transfers", "payments", "sessions", "accounts", "webhooks", "operators", "sandbox")),
-        ("c", ("money: preflight, authorization, settlement", "outbox: events in the same commit")),
-        ("p", ("database: units of work", "chain: embedded, or any RPC")),
-        ("p", ("platform: clock, tasks, keys, vault, logs",)),
-        ("g", ("agentpay: the client, its command line and tools",)),
-        ("c", ("agentpay.contract: models, endpoints, errors, money",)),
+    """The rooms of the project, each with one line; a room uses only rooms below it."""
+    floors: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
+        ("g", (("cli", "the commands"), ("testkit", "server in your process, paywall"))),
+        (
+            "g",
+            (
+                ("http", "requests, console, health"),
+                ("assembly", "connects all rooms"),
+                ("sandbox", "test money, clock, faults"),
+            ),
+        ),
+        (
+            "p",
+            (
+                ("payments", "behind HTTP 402"),
+                ("transfers", "pay once"),
+                ("sessions", "many small charges"),
+            ),
+        ),
+        ("p", (("accounts", "policies, deposits"), ("operators", "keys, audit"), ("webhooks", "deliveries"))),
+        ("c", (("engine", "decides, signs, settles"), ("ledger", "rows of money, keys and events"))),
+        ("c", (("chain", "embedded, or any Solana RPC"), ("database", "SQLite, PostgreSQL"))),
+        ("p", (("platform", "clock, settings, errors, logs"),)),
+        ("g", (("agentpay", "the client, and the contract that both share"),)),
     )
-    width, parts = 1000, []
-    for floor, (kind, names) in enumerate(floors):
-        each = (width - 40 - 10 * (len(names) - 1)) / len(names)
+    width, parts = 760, []
+    for floor, (kind, rooms) in enumerate(floors):
+        each = (width - 40 - 10 * (len(rooms) - 1)) / len(rooms)
         parts += [
-            box(20 + (each + 10) * place, 16 + 56 * floor, each, 44, [name], kind)
-            for place, name in enumerate(names)
+            box(20 + (each + 10) * place, 16 + 66 * floor, each, 54, room, kind)
+            for place, room in enumerate(rooms)
         ]
-    bottom = 16 + 56 * len(floors)
-    parts.append(words(width / 2, bottom + 10, "A part imports only what is below it.", kind="s"))
-    return svg("The parts of the packages: each imports only what is below it.", width, bottom + 26, parts)
+    bottom = 16 + 66 * len(floors)
+    parts.append(words(width / 2, bottom + 10, "A room uses only rooms below it, or to its right.", kind="s"))
+    return svg(
+        "The rooms of the packages: each uses only rooms below it, or to its right.",
+        width,
+        bottom + 26,
+        parts,
+    )
 
 
 DIAGRAMS: dict[str, Callable[[], str]] = {
     "accounts": accounts,
     "architecture": house,
-    "crash-matrix": crashes,
     "deliveries": deliveries,
     "overview": overview,
     "payment": payment,

@@ -15,8 +15,8 @@ ABOUT = """\
 Two Python packages: `agentpay`, the client, and `agentpay_server`, the payment service, in process or on a
 port, with real SPL Token transactions on a Solana virtual machine. Amounts are `Decimal`, `int` or `str`,
 never `float`. Every payment has an idempotency key. After `TransferOutcomeUnknownError`, call again with the
-key that the error carries, never with another key. Every Python block of these pages runs unchanged in the
-test suite.
+key that the error carries, never with another key. The Python blocks of these pages run unchanged in
+the test suite.
 """
 
 
