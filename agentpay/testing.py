@@ -1,7 +1,8 @@
 """Objects, errors and deliveries of the service, for unit tests without a service.
 
-    client = Mock(spec=AgentPay)
-    client.transfers.create.side_effect = testing.error("insufficient_balance")
+    client = testing.client()
+    client.transfers.create.side_effect = [testing.error("rate_limited"), testing.make(Transfer)]
+    client.accounts.list.return_value = testing.page([testing.make(Account)])
 
 Values are the examples of the OpenAPI documents, the same in every run; arguments override them. Arguments
 have the types of the client: amounts are `Decimal`, `int` or `str`, times `datetime` or ISO 8601 text. To
@@ -9,60 +10,42 @@ test how money moves, use a real server: `agentpay_server`.
 """
 
 import secrets
-from collections.abc import Hashable, Mapping
+from collections.abc import AsyncIterator, Generator, Hashable, Iterable, Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
-from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast, get_args
 
 import attrs
 
 from agentpay._deliveries import signed_headers
 from agentpay._events import read_event
 from agentpay._requests import error_of
+from agentpay._sync.client import AgentPay
+from agentpay._sync.paging import Page
 from agentpay.contract import choices, codec, json_text
-from agentpay.contract.accounts import Account, Balance
-from agentpay.contract.approvals import PendingTransfer
-from agentpay.contract.console import (
-    AccountDetails,
-    AgentKey,
-    AuditEntry,
-    ConsoleSummary,
-    NewAgentKey,
-    PolicyRecordView,
-    ServedRequest,
-)
-from agentpay.contract.deliveries import (
-    Delivery,
-    DeliveryAttempt,
-    NewSecret,
-    RegisteredWebhook,
-    ReplayedDeliveries,
-)
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event
 from agentpay.contract.examples import FIELDS, Examples
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.headers import REQUEST_ID, RETRY_AFTER, STATUS_HEADERS
-from agentpay.contract.identity import Identity
 from agentpay.contract.models import Model
-from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentSplit, PinnedOrigin
-from agentpay.contract.policies import AccountPolicy, Policy
+from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import Payment
+from agentpay.contract.policies import Policy
 from agentpay.contract.responses import RawResponse
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
-from agentpay.contract.sign_in import ConsoleKey, SignInCode
-from agentpay.contract.spending import Budget, TransferCheck
+from agentpay.contract.spending import TransferCheck
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcNumber, UsdcString, format_string, to_decimal
-from agentpay.contract.webhooks import Webhook
 from agentpay.errors import APIError
 from agentpay.webhooks import Secret, WebhookSecrets
 
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 
 _UNSIGNED: Final = {"tx_signature": None, "chain_explorer_url": None}
 _REFUSED: Final = {"error": "policy_violation", "message": MEANINGS[ErrorCode.POLICY_VIOLATION]}
@@ -99,6 +82,13 @@ _PAYMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """The same of a payment."""
 
+_CHECKS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "settle": {"error": None, "message": None},
+    "escalate": {"error": None, "message": None},
+    "reject": _REFUSED,
+}
+"""The same of a predicted outcome."""
+
 _UNSETTLED: Final = {
     "settled_usdc": None,
     "returned_usdc": None,
@@ -124,182 +114,119 @@ _ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = {
 """The same for a history entry, by type."""
 
 
-def transfer(status: choices.TransferStatus = "settled", **fields: Any) -> Transfer:  # noqa: ANN401
-    """Return a transfer; if it is rejected or failed, it has an `error` and a `message`."""
-    return _made(Transfer, {"status": status, **_of("status", status, _TRANSFERS)}, fields)
+_MATCHING: Final[Mapping[type, tuple[str, str, Mapping[str, Mapping[str, Any]]]]] = {
+    Transfer: ("status", "settled", _TRANSFERS),
+    Payment: ("status", "submitted", _PAYMENTS),
+    Session: ("status", "settled", _SESSIONS),
+    Transaction: ("type", "transfer", _ENTRIES),
+    TransferCheck: ("would", "settle", _CHECKS),
+}
+"""The field of a model on which others depend, its default, and the fields that match each of its values."""
+
+
+def make(model: type[M], **fields: Any) -> M:  # noqa: ANN401
+    """Return an object of a model: `testing.make(Transfer, status="failed", amount_usdc=5)`.
+
+    Args:
+        model: its class, such as `Transfer`, or that of an event.
+        fields: its fields; of an event, those of its `data`. The others are those of an example, and match:
+            a transfer that failed has an `error`, and a paused account a paused policy.
+
+    Raises:
+        TypeError: the model has no such field, or an amount is a float.
+        ValueError: a value is not valid for its field.
+    """
+    if issubclass(model, Event) and model in EVENT_CLASSES.values():
+        (name,) = get_args(attrs.fields_dict(cast("Any", model))["type"].type)
+        return cast("M", event(name, **fields))
+    return _made(model, _matching(model, fields), fields)
+
+
+def _matching(model: type[Model], given: Mapping[str, Any]) -> Mapping[str, Any]:
+    if model in _MATCHING:
+        name, default, examples = _MATCHING[model]
+        value = given.get(name, default)
+        if value not in examples:
+            raise ValueError(f"unknown {name} {value!r}; available: {', '.join(examples)}")
+        return {name: value, **examples[value]}
+    if {"status", "policy"} <= attrs.fields_dict(cast("Any", model)).keys():
+        return {"policy": make(Policy, paused=given.get("status") == "paused")}
+    if model is ErrorBody:
+        code = given.get("error", "policy_violation")
+        if code not in list(ErrorCode):
+            raise ValueError(f"unknown error code {code!r}; available: {', '.join(ErrorCode)}")
+        return _error_fields(ErrorCode(code))
+    return {}
+
+
+class _Both(Generic[T]):
+    """What `for` and `async for` go through."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+
+    def __iter__(self) -> Iterator[T]:
+        return self._items
+
+    def __next__(self) -> T:
+        return next(self._items)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        for item in self._items:
+            yield item
+
+
+class MadePage(Page[T]):
+    """A page of `testing.page`: what a list method of either client returns."""
+
+    def __await__(self) -> Generator[object, None, Self]:
+        return self
+        yield
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        for item in self:
+            yield item
+
+    def iter_pages(self) -> Any:  # noqa: ANN401 - as of the client that it is made for
+        """Yield this page and all following ones."""
+        return _Both(super().iter_pages())
+
+
+def page(items: Iterable[T] = (), *following: Iterable[T]) -> MadePage[T]:
+    """Return what a list method returns, of the sync and of the async client.
+
+    Args:
+        items: the items of the first page.
+        following: the items of each further page.
+    """
+    bodies: list[PageBody[T]] = [
+        PageBody(
+            data=tuple(each),
+            cursor=str(number) if number <= len(following) else "",
+            has_more=number <= len(following),
+        )
+        for number, each in enumerate((items, *following), 1)
+    ]
+    return MadePage(lambda cursor: bodies[int(cursor or 0)], None, bodies[0])
+
+
+def client() -> Any:  # noqa: ANN401 - a mock is whatever it is used as
+    """Return a mock of `AgentPay`, whose methods check the arguments of each call.
+
+    It has the resources of a client, and `isinstance(mock, AgentPay)` is true. Set what a call returns or
+    raises: `client.transfers.create.return_value = testing.make(Transfer)`.
+    """
+    from agentpay._mocks import mock_of  # noqa: PLC0415 - it brings unittest.mock
 
+    return mock_of(AgentPay)
 
-def pending_transfer(**fields: Any) -> PendingTransfer:  # noqa: ANN401
-    """Return a transfer that is pending an operator's approval."""
-    return _made(PendingTransfer, {}, fields)
 
+def async_client() -> Any:  # noqa: ANN401 - as above
+    """Return a mock of `AsyncAgentPay`, as `client` does: its methods are awaited."""
+    from agentpay._async.client import AsyncAgentPay  # noqa: PLC0415 - the sync client does without
+    from agentpay._mocks import mock_of  # noqa: PLC0415 - as above
 
-def transfer_check(would: choices.Outcome = "settle", **fields: Any) -> TransferCheck:  # noqa: ANN401
-    """Return the predicted outcome of a transfer."""
-    refused = _REFUSED if would == "reject" else {"error": None, "message": None}
-    return _made(TransferCheck, {**refused, "would": would}, fields)
-
-
-def payment(status: choices.TransferStatus = "submitted", **fields: Any) -> Payment:  # noqa: ANN401
-    """Return a payment behind HTTP 402; one that is rejected or failed has an `error` and a `message`."""
-    return _made(Payment, {"status": status, **_of("status", status, _PAYMENTS)}, fields)
-
-
-def payment_header(**fields: Any) -> PaymentHeader:  # noqa: ANN401
-    """Return the header that presents a payment."""
-    return _made(PaymentHeader, {}, fields)
-
-
-def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
-    """Return the outcome of a payment as its client reported it."""
-    return _made(PaymentOutcome, {}, fields)
-
-
-def payment_split(**fields: Any) -> PaymentSplit:  # noqa: ANN401
-    """Return the part of a payment that another recipient than the primary one gets."""
-    return _made(PaymentSplit, {}, fields)
-
-
-def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
-    """Return an operator's pin of a seller."""
-    return _made(PinnedOrigin, {}, fields)
-
-
-def account(status: choices.AccountStatus = "active", **fields: Any) -> Account:  # noqa: ANN401
-    """Return an account; the policy of a paused one is paused."""
-    return _made(Account, {"status": status, "policy": policy(paused=status == "paused")}, fields)
-
-
-def account_details(status: choices.AccountStatus = "active", **fields: Any) -> AccountDetails:  # noqa: ANN401
-    """Return an account with its details on the console; the policy of a paused one is paused."""
-    return _made(AccountDetails, {"status": status, "policy": policy(paused=status == "paused")}, fields)
-
-
-def balance(**fields: Any) -> Balance:  # noqa: ANN401
-    """Return the balance of an account."""
-    return _made(Balance, {}, fields)
-
-
-def budget(**fields: Any) -> Budget:  # noqa: ANN401
-    """Return the budget of an account."""
-    return _made(Budget, {}, fields)
-
-
-def policy(**fields: Any) -> Policy:  # noqa: ANN401
-    """Return a policy; one without limits is `Policy()`."""
-    return _made(Policy, {}, fields)
-
-
-def account_policy(**fields: Any) -> AccountPolicy:  # noqa: ANN401
-    """Return the policy of an account."""
-    return _made(AccountPolicy, {}, fields)
-
-
-def policy_record_view(**fields: Any) -> PolicyRecordView:  # noqa: ANN401
-    """Return the on-chain record of a policy."""
-    return _made(PolicyRecordView, {}, fields)
-
-
-def transaction(type: choices.TransactionType = "transfer", **fields: Any) -> Transaction:  # noqa: A002, ANN401
-    """Return an entry of an account's history."""
-    return _made(Transaction, {"type": type, **_of("type", type, _ENTRIES)}, fields)
-
-
-def session(status: choices.SessionStatus = "settled", **fields: Any) -> Session:  # noqa: ANN401
-    """Return a session."""
-    return _made(Session, {"status": status, **_of("status", status, _SESSIONS)}, fields)
-
-
-def webhook(**fields: Any) -> Webhook:  # noqa: ANN401
-    """Return a webhook as it is registered, with its secret."""
-    return _made(Webhook, {}, fields)
-
-
-def registered_webhook(**fields: Any) -> RegisteredWebhook:  # noqa: ANN401
-    """Return a webhook as the console lists it."""
-    return _made(RegisteredWebhook, {}, fields)
-
-
-def new_secret(**fields: Any) -> NewSecret:  # noqa: ANN401
-    """Return a new secret of a webhook."""
-    return _made(NewSecret, {}, fields)
-
-
-def delivery_record(**fields: Any) -> Delivery:  # noqa: ANN401
-    """Return a delivery as the console lists it. `delivery` returns one as a receiver gets it."""
-    return _made(Delivery, {}, fields)
-
-
-def delivery_attempt(**fields: Any) -> DeliveryAttempt:  # noqa: ANN401
-    """Return a delivery attempt."""
-    return _made(DeliveryAttempt, {}, fields)
-
-
-def agent_key(**fields: Any) -> AgentKey:  # noqa: ANN401
-    """Return an agent-scoped key, without the key itself."""
-    return _made(AgentKey, {}, fields)
-
-
-def new_agent_key(**fields: Any) -> NewAgentKey:  # noqa: ANN401
-    """Return an agent-scoped key as it is created."""
-    return _made(NewAgentKey, {}, fields)
-
-
-def operator_key(**fields: Any) -> OperatorKey:  # noqa: ANN401
-    """Return an operator key, without the key itself."""
-    return _made(OperatorKey, {}, fields)
-
-
-def new_operator_key(**fields: Any) -> NewOperatorKey:  # noqa: ANN401
-    """Return an operator key as it is created."""
-    return _made(NewOperatorKey, {}, fields)
-
-
-def console_key(**fields: Any) -> ConsoleKey:  # noqa: ANN401
-    """Return the key of a browser that signs in to the console."""
-    return _made(ConsoleKey, {}, fields)
-
-
-def sign_in_code(**fields: Any) -> SignInCode:  # noqa: ANN401
-    """Return a code that signs in to the console once."""
-    return _made(SignInCode, {}, fields)
-
-
-def identity(**fields: Any) -> Identity:  # noqa: ANN401
-    """Return the identity of a client's key, as `whoami` does."""
-    return _made(Identity, {}, fields)
-
-
-def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
-    """Return an entry of the audit trail."""
-    return _made(AuditEntry, {}, fields)
-
-
-def replayed_deliveries(**fields: Any) -> ReplayedDeliveries:  # noqa: ANN401
-    """Return how many deliveries were replayed."""
-    return _made(ReplayedDeliveries, {}, fields)
-
-
-def console_summary(**fields: Any) -> ConsoleSummary:  # noqa: ANN401
-    """Return an operator's summary on the console."""
-    return _made(ConsoleSummary, {}, fields)
-
-
-def served_request(**fields: Any) -> ServedRequest:  # noqa: ANN401
-    """Return a request as the console lists it, without its content."""
-    return _made(ServedRequest, {}, fields)
-
-
-def field_error(**fields: Any) -> FieldError:  # noqa: ANN401
-    """Return one fault of a request."""
-    return _made(FieldError, {}, fields)
-
-
-def error_body(error: choices.ErrorCode = "policy_violation", **fields: Any) -> ErrorBody:  # noqa: ANN401
-    """Return the body of an error, with the fields of this error."""
-    if error not in list(ErrorCode):
-        raise ValueError(f"unknown error code {error!r}; available: {', '.join(ErrorCode)}")
-    return _made(ErrorBody, _error_fields(ErrorCode(error)), fields)
+    return mock_of(AsyncAgentPay)
 
 
 def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields: Any) -> APIError:  # noqa: ANN401
@@ -314,7 +241,7 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
         ValueError: the code does not exist. The message lists the available ones.
         TypeError: error bodies have no such field.
     """
-    body = error_body(code, **fields)
+    body = make(ErrorBody, error=code, **fields)
     status = HTTP_STATUS[ErrorCode(code)]
     headers = {REQUEST_ID.name.lower(): str(fields.get("request_id") or REQUEST_ID.example)}
     if RETRY_AFTER in STATUS_HEADERS.get(status, ()):
@@ -411,13 +338,6 @@ def _named(of: choices.EventType | AnyEvent, data: dict[str, Any]) -> AnyEvent:
     return of
 
 
-def _of(name: str, value: str, examples: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the fields that match a status or a type."""
-    if value not in examples:
-        raise ValueError(f"unknown {name} {value!r}; available: {', '.join(examples)}")
-    return examples[value]
-
-
 def _made(model: type[M], defaults: Mapping[str, Any], given: Mapping[str, Any]) -> M:
     """Return a model's example with other values, validated like a response of the service.
 
@@ -476,7 +396,7 @@ def _error_fields(code: ErrorCode) -> dict[str, Any]:
     if code is ErrorCode.SESSION_CAP_EXCEEDED:
         return {**fields, "session_id": FIELDS["session_id"], "status": "open"}
     if code is ErrorCode.INVALID_REQUEST:
-        fields["details"] = (field_error(),)
+        fields["details"] = (make(FieldError),)
     return {**fields, "request_id": FIELDS["request_id"]}
 
 

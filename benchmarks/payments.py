@@ -13,7 +13,7 @@ from collections.abc import Callable
 import httpx
 from harness import Result, compare, print_table, seconds_per_call
 
-from agentpay import AgentPay, testing
+from agentpay import AgentPay, Payment, testing
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
@@ -71,7 +71,7 @@ def own_time() -> Result:
         """Signs at once."""
 
     service = Service(api_key=KEY, base_url=URL)
-    payment = testing.payment()
+    payment = testing.make(Payment)
     service.payments.authorize = lambda **_: payment  # type: ignore[method-assign]
     transport = httpx.MockTransport(answer)
     auth = PaymentAuth(service, account_id="acct_a")

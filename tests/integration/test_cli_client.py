@@ -17,7 +17,7 @@ from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
 
-from agentpay import AgentPay, testing
+from agentpay import Account, AgentPay, Payment, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, lines
@@ -262,8 +262,10 @@ def test_a_session_is_opened_charged_and_closed(agentpay: CommandLine, funded: F
 
 def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
     """The exchange is exact here: that sellers are paid is tested where payments are."""
-    account = testing.account(name="Payer")
-    payment = testing.payment("settled", account_id=account.account_id, origin="https://api.example")
+    account = testing.make(Account, name="Payer")
+    payment = testing.make(
+        Payment, status="settled", account_id=account.account_id, origin="https://api.example"
+    )
     page = {"data": [payment.to_dict()], "cursor": "", "has_more": False}
     environment = {
         "AGENTPAY_BASE_URL": "https://pay.example",

@@ -87,7 +87,8 @@ def payment(purchase: str, signature: str, micro: int = PRICE_MICRO) -> LandedPa
 
 
 def transfer(purchase: str, signature: str | None, status: choices.TransferStatus = "settled") -> Transfer:
-    return testing.transfer(
+    return testing.make(
+        Transfer,
         transfer_id=f"txn_{purchase}",
         idempotency_key=purchase,
         status=status,

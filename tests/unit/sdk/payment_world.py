@@ -11,7 +11,7 @@ import httpx
 import httpx2
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, testing
 from agentpay.payments import PaymentAuth
 
 SELLER = "https://api.seller.example"
@@ -40,7 +40,7 @@ class Service:
         body = json.loads(request.content)
         if request.url.path.endswith("/outcome"):
             self.reports.append({"transfer_id": request.url.path.split("/")[4], **body})
-            return self._scripted() or answer(200, testing.payment(transfer_id="txn_1").to_dict())
+            return self._scripted() or answer(200, testing.make(Payment, transfer_id="txn_1").to_dict())
         assert (request.method, request.url.path) == ("POST", "/ext/v1/payments")
         self.orders.append(body)
         return self._scripted() or answer(201, self.payment(body).to_dict())
@@ -54,9 +54,9 @@ class Service:
     def payment(self, order: dict[str, Any], **fields: Any) -> Any:
         keys = list(dict.fromkeys(each["idempotency_key"] for each in self.orders))
         number = keys.index(order["idempotency_key"]) + 1
-        header = testing.payment_header(name=self.header, value=f"cheque-{number}")
+        header = testing.make(PaymentHeader, name=self.header, value=f"cheque-{number}")
         asked = {name: order[name] for name in ("account_id", "origin")}
-        return testing.payment(transfer_id=f"txn_{number}", **{"header": header, **asked, **fields})
+        return testing.make(Payment, transfer_id=f"txn_{number}", **{"header": header, **asked, **fields})
 
 
 Reply = Callable[[Any], Any]

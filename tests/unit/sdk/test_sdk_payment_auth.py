@@ -18,7 +18,7 @@ import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
 from sdk_world import KEY, URL
 
-from agentpay import AgentPay, AsyncAgentPay, _messages, errors, payments, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, _messages, errors, payments, testing
 from agentpay._challenges import beside_authorization
 from agentpay.payments import (
     OutcomeUnknownError,
@@ -220,7 +220,9 @@ def test_an_unpayable_challenge_is_raised(world: World) -> None:
 
 def test_a_payment_pending_approval_raises_with_advice(world: World) -> None:
     world.seller.serves(world.seller.asks)
-    waiting = testing.payment("pending_approval", transfer_id="txn_9", account_id="acct_a", origin=SELLER)
+    waiting = testing.make(
+        Payment, status="pending_approval", transfer_id="txn_9", account_id="acct_a", origin=SELLER
+    )
     world.service.steps = [httpx.Response(202, json=waiting.to_dict())]
     with pytest.raises(PaymentPendingApprovalError, match=r"approvals\.approve") as caught:
         world.get(extensions={"payment_key": "forecast-7"})
@@ -804,7 +806,7 @@ def test_floats_are_refused() -> None:
 def test_a_mock_of_the_client_is_accepted() -> None:
     client = Mock(spec=AgentPay)
     client.base_url = URL
-    client.payments.authorize.return_value = testing.payment(transfer_id="txn_7")
+    client.payments.authorize.return_value = testing.make(Payment, transfer_id="txn_7")
     steps = iter([httpx.Response(402, headers={"PAYMENT-REQUIRED": "e30="}), httpx.Response(200)])
     auth = PaymentAuth(client, account_id="acct_a")
     with httpx.Client(auth=auth, transport=httpx.MockTransport(lambda _: next(steps))) as http:

@@ -13,10 +13,10 @@ import pytest
 from payment_world import FORECAST, MPP, SELLER, V1
 from sdk_world import answer, page, refusal
 
-from agentpay import _challenges, errors, testing
+from agentpay import Payment, PinnedOrigin, _challenges, errors, testing
 
-PAYMENT = testing.payment(transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
-PIN = testing.pinned_origin(origin=SELLER).to_dict()
+PAYMENT = testing.make(Payment, transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
+PIN = testing.make(PinnedOrigin, origin=SELLER).to_dict()
 
 
 def authorize(client: Any, **options: Any) -> Any:
@@ -138,7 +138,7 @@ def test_an_invalid_argument_is_refused_before_sending(
 
 
 def test_a_payment_pending_approval_has_no_header(caller: Any) -> None:
-    waiting = testing.payment("pending_approval", account_id="acct_a", origin=SELLER).to_dict()
+    waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     caller.script(answer(202, waiting))
     payment = caller(lambda c: authorize(c, response=of_httpx()))
     assert (payment.status, payment.header) == ("pending_approval", None)

@@ -10,7 +10,7 @@ from mpp.runtime import CredentialParams
 from payment_world import FORECAST, SELLER, Service, refusal
 from sdk_world import KEY, URL, answer
 
-from agentpay import AgentPay, AsyncAgentPay, errors, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, errors, testing
 from agentpay.integrations.pympp import AgentPayRuntime
 
 pytestmark = pytest.mark.anyio
@@ -55,7 +55,7 @@ def service() -> Service:
         echo = Challenge.from_www_authenticate(order["headers"][0][1]).to_echo()
         number = original(order).transfer_id
         credential = Credential(challenge=echo, payload={"type": "transaction", "transaction": number})
-        header = testing.payment_header(name="Authorization", value=credential.to_authorization())
+        header = testing.make(PaymentHeader, name="Authorization", value=credential.to_authorization())
         return original(order, header=header, **fields)
 
     played.payment = payment  # type: ignore[method-assign]
@@ -98,7 +98,7 @@ async def test_one_request_makes_one_payment_for_repeated_challenges(
 
 async def test_refusals_of_the_service_are_raised(service: Service, runtime: AgentPayRuntime) -> None:
     transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller(asks=9)))
-    waiting = testing.payment("pending_approval", account_id="acct_a", origin=SELLER).to_dict()
+    waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     service.steps = [
         refusal(402, "policy_violation", transfer_id="txn_1", status="rejected"),
         answer(202, waiting),

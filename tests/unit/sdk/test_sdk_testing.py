@@ -2,54 +2,62 @@
 
 import inspect
 import json
-import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from operator import attrgetter
 from typing import Any, get_args
-from unittest.mock import Mock
 
-import attrs
+import anyio
 import pytest
 from test_sdk_objects import models
 
 import agentpay
-from agentpay import AgentPay, Transfer, errors, testing
+from agentpay import (
+    Account,
+    AgentPay,
+    AsyncAgentPay,
+    Balance,
+    CallOptions,
+    Payment,
+    Policy,
+    Session,
+    Transaction,
+    Transfer,
+    errors,
+    testing,
+)
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay.integrations import WebhookRouter
-from agentpay.webhooks import EVENT_CLASSES, SIGNATURE_HEADER, TransferSettled, UnknownEvent, unwrap
+from agentpay.webhooks import EVENT_CLASSES, SIGNATURE_HEADER, Event, TransferSettled, UnknownEvent, unwrap
 from agentpay_server import AgentPayServer
 
 SECRET = "whsec_test"
-NAMES = {"Delivery": "delivery_record", "Event": "event"}
-
-
-def maker(model: type) -> Any:
-    snake = re.sub(r"(?<!^)(?=[A-Z])", "_", model.__name__).lower()
-    return getattr(testing, NAMES.get(model.__name__, snake))
 
 
 def returned() -> list[type]:
     return [
         model
         for model in models()
-        if not model.__name__.endswith("Data") and model not in EVENT_CLASSES.values()
+        if not model.__name__.endswith("Data") and model not in (Event, UnknownEvent)
     ]
 
 
 @pytest.mark.parametrize("model", returned(), ids=lambda model: model.__name__)
 def test_every_model_can_be_created(model: Any) -> None:
-    made = maker(model)()
+    made = testing.make(model)
 
     assert type(made) is model
     assert model.from_dict(json.loads(json.dumps(made.to_dict()))) == made
-    assert maker(model)() == made
+    is_event = model in EVENT_CLASSES.values()  # Each has a new id.
+    assert (testing.make(model) == made) is not is_event
 
 
 @pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
 def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.transfer(status)
+    made = testing.make(Transfer, status=status)
 
     assert made.status == status
     assert (made.settled_at is not None) == (status == "settled")
@@ -59,7 +67,7 @@ def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
 
 @pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
 def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.payment(status)
+    made = testing.make(Payment, status=status)
 
     assert made.status == status
     assert (made.header is not None) == (status == "submitted")
@@ -69,47 +77,47 @@ def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
 
 @pytest.mark.parametrize("status", get_args(agentpay.SessionStatus))
 def test_a_session_has_the_fields_of_its_status(status: Any) -> None:
-    made = testing.session(status)
+    made = testing.make(Session, status=status)
 
     assert made.status == status
     assert (made.settled_usdc is not None) == (made.settled_at is not None) == (status == "settled")
 
 
 def test_a_paused_account_has_a_paused_policy() -> None:
-    assert testing.account("paused").policy.paused
-    assert not testing.account().policy.paused
+    assert testing.make(Account, status="paused").policy.paused
+    assert not testing.make(Account).policy.paused
 
 
 def test_values_are_converted_as_by_the_client() -> None:
     moment = datetime(2026, 5, 1, tzinfo=UTC)
 
-    made = testing.transfer(amount_usdc=5, from_="acct_1", settled_at=moment)
+    made = testing.make(Transfer, amount_usdc=5, from_="acct_1", settled_at=moment)
 
     assert (made.amount_usdc, made.from_, made.settled_at) == (Decimal(5), "acct_1", moment)
-    assert testing.transfer(amount_usdc="0.5").to_dict()["amount_usdc"] == "0.500000"
-    assert testing.account(policy=testing.policy(max_daily_spend="7.5")).policy.max_daily_spend == Decimal(
-        "7.5"
-    )
-    assert testing.policy(max_daily_spend=None, categories=["data"]).categories == ("data",)
+    assert testing.make(Transfer, amount_usdc="0.5").to_dict()["amount_usdc"] == "0.500000"
+    assert testing.make(
+        Account, policy=testing.make(Policy, max_daily_spend="7.5")
+    ).policy.max_daily_spend == Decimal("7.5")
+    assert testing.make(Policy, max_daily_spend=None, categories=["data"]).categories == ("data",)
 
 
 def test_invalid_fields_are_refused() -> None:
     with pytest.raises(TypeError, match="Transfer has no field 'amount'; it has transfer_id, status"):
-        testing.transfer(amount=5)
+        testing.make(Transfer, amount=5)
     with pytest.raises(TypeError, match="not float"):
-        testing.transfer(amount_usdc=0.1)
+        testing.make(Transfer, amount_usdc=0.1)
     with pytest.raises(ValueError, match="memo must be"):
-        testing.transfer(memo=7)
+        testing.make(Transfer, memo=7)
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: testing.error("nope"), "unknown error code 'nope'; available: "),
-        (lambda: testing.transfer(status="setled"), "unknown status 'setled'; available: settled, "),
-        (lambda: testing.session(status="paid"), "unknown status 'paid'; available: "),
-        (lambda: testing.payment(status="open"), "unknown status 'open'; available: "),
-        (lambda: testing.transaction(type="fee"), "unknown type 'fee'; available: "),
+        (lambda: testing.make(Transfer, status="setled"), "unknown status 'setled'; available: settled, "),
+        (lambda: testing.make(Session, status="paid"), "unknown status 'paid'; available: "),
+        (lambda: testing.make(Payment, status="open"), "unknown status 'open'; available: "),
+        (lambda: testing.make(Transaction, type="fee"), "unknown type 'fee'; available: "),
     ],
 )
 def test_an_unknown_code_status_or_type_is_refused_with_the_available_ones(make: Any, message: str) -> None:
@@ -146,12 +154,120 @@ def test_an_error_has_the_class_that_a_call_raises() -> None:
 
 
 def test_a_mock_of_the_client_returns_and_raises_them() -> None:
-    client = Mock(spec=AgentPay)
-    client.transfers.create.side_effect = [testing.error("insufficient_balance"), testing.transfer()]
+    client = testing.client()
+    client.transfers.create.side_effect = [testing.error("insufficient_balance"), testing.make(Transfer)]
 
     with pytest.raises(errors.InsufficientBalanceError):
         client.transfers.create(from_="a", to="b", amount=1)
     assert isinstance(client.transfers.create(from_="a", to="b", amount=1), Transfer)
+
+
+def test_an_event_is_made_by_its_class_too() -> None:
+    event = testing.make(TransferSettled, amount_usdc=5, id="evt_1")
+
+    assert (event.id, event.data.amount_usdc) == ("evt_1", 5)
+
+
+# --- Mocks of the clients ---------------------------------------------------------------------------------
+
+KINDS = pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
+
+
+def mock_and_client(kind: type) -> tuple[Any, Any]:
+    real = kind(api_key="ap_operator_x", base_url="https://api.example.com")
+    return (testing.client() if kind is AgentPay else testing.async_client()), real
+
+
+def methods(resource: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Each method of a client and of its resources, by its path."""
+    for name in dir(resource):
+        value = None if name.startswith("_") else getattr(resource, name)
+        if inspect.ismethod(value):
+            yield path + name, value
+        elif hasattr(value, "_caller"):
+            yield from methods(value, f"{path}{name}.")
+
+
+@KINDS
+def test_every_method_of_a_mock_checks_its_arguments(kind: type) -> None:
+    mock, real = mock_and_client(kind)
+    found = dict(methods(real))
+    assert "transfers.create" in found
+    for path, method in found.items():
+        mocked = attrgetter(path)(mock)
+        with pytest.raises(TypeError, match=r"timeuot|too many"):
+            mocked(*[None] * 9, timeuot=3)
+        signature = inspect.signature(method)
+        required = {
+            each.name: None
+            for each in signature.parameters.values()
+            if each.default is each.empty and each.kind is not each.VAR_KEYWORD
+        }
+        if required:
+            with pytest.raises(TypeError, match="missing a required argument"):
+                mocked()
+        takes_options = any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values())
+        result = mocked(**required, **dict.fromkeys(CallOptions.__annotations__ if takes_options else ()))
+        assert inspect.isawaitable(result) is inspect.iscoroutinefunction(method), path
+        if inspect.isawaitable(result):
+            anyio.run(_awaited, result)
+        assert mocked.call_count == 1
+
+
+async def _awaited(result: Any) -> Any:
+    return await result
+
+
+@KINDS
+def test_a_mock_has_what_its_client_has(kind: type) -> None:
+    mock, real = mock_and_client(kind)
+    assert isinstance(mock, kind)
+    for wrong in ("trasfers", "transfers.creat", "send"):
+        with pytest.raises(AttributeError):
+            attrgetter(wrong)(mock)
+    assert (mock.timeout, mock.max_retries) == (real.timeout, real.max_retries)
+    assert mock.with_options(timeout=3) is mock
+
+
+def test_a_mock_is_a_context_manager_as_its_client() -> None:
+    async def entered() -> None:
+        mock = testing.async_client()
+        async with mock as client:
+            assert client is mock
+
+    mock = testing.client()
+    with mock as client:
+        assert client is mock
+    anyio.run(entered)
+
+
+def test_a_page_is_iterated_by_both_clients() -> None:
+    first, second = (testing.make(Account, name=name) for name in ("a", "b"))
+
+    async def names() -> list[Any]:
+        client = testing.async_client()
+        client.accounts.list.return_value = testing.page([first], [second])
+        page = await client.accounts.list()
+        return [
+            [each.name async for each in client.accounts.list()],
+            [each.name async for each in page],
+            [len(each.data) async for each in client.accounts.list().iter_pages()],
+            [each.name for each in (await page.next_page()).data],
+            page.has_more,
+        ]
+
+    client = testing.client()
+    client.accounts.list.return_value = testing.page([first], [second])
+    page = client.accounts.list()
+    in_sync = [
+        [each.name for each in page],
+        [each.name for each in client.accounts.list()],
+        [len(each.data) for each in page.iter_pages()],
+        [each.name for each in page.next_page().data],
+        page.has_more,
+    ]
+    assert in_sync == anyio.run(names) == [["a", "b"], ["a", "b"], [1, 1], ["b"], True]
+    assert not testing.page([])
 
 
 @pytest.mark.parametrize("kind", get_args(agentpay.EventType))
@@ -213,8 +329,8 @@ def test_deliveries_and_objects_match_those_of_the_service() -> None:
         transfer = client.transfers.create(from_=bot, to=shop, amount="5")
         real = inbox.wait_for("transfer.settled")
 
-        assert set(testing.transfer().to_dict()) == set(transfer.to_dict())
-        assert set(testing.account().to_dict()) == set(client.accounts.get(bot).to_dict())
+        assert set(testing.make(Transfer).to_dict()) == set(transfer.to_dict())
+        assert set(testing.make(Account).to_dict()) == set(client.accounts.get(bot).to_dict())
         made = testing.event("transfer.settled").to_dict()
         assert list(made) == list(real.to_dict())
         assert list(made["data"]) == list(real.to_dict()["data"])
@@ -222,14 +338,15 @@ def test_deliveries_and_objects_match_those_of_the_service() -> None:
 
 def test_the_module_is_imported_on_first_use() -> None:
     code = (
-        "import sys, agentpay;print('agentpay.testing' in sys.modules, agentpay.testing.balance().account_id)"
+        "import sys, agentpay;print('agentpay.testing' in sys.modules, "
+        "agentpay.testing.make(agentpay.Balance).account_id)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", testing.balance().account_id]
+    assert done.stdout.split() == ["False", testing.make(Balance).account_id]
 
 
 def test_every_function_documents_its_return_type() -> None:
     for name, value in vars(testing).items():
         if inspect.isfunction(value) and value.__module__ == testing.__name__ and not name.startswith("_"):
             assert inspect.getdoc(value), name
-            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error", "delivery")
+            assert value.__annotations__["return"] is not None, name

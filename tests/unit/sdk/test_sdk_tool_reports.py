@@ -11,7 +11,7 @@ from agentpay._fetching import FetchRefusedError, checked_headers, target_of
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
-from agentpay.testing import session, transfer
+from agentpay.testing import make
 from agentpay.tools import reports
 from agentpay.tools.results import PaymentStatus
 
@@ -22,7 +22,9 @@ RECORDED = ["settled", "submitted", "pending_approval", "approved", "failed", "s
 
 def recorded(status: str, error: str | None = None) -> Transfer:
     message = None if error is None else "No."
-    return Transfer.from_dict({**transfer().to_dict(), "status": status, "error": error, "message": message})
+    return Transfer.from_dict(
+        {**make(Transfer).to_dict(), "status": status, "error": error, "message": message}
+    )
 
 
 @pytest.mark.parametrize("error", CODES)
@@ -62,7 +64,7 @@ def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
     "status", ["opening", "open", "closing", "settled", "failed", "status_of_a_later_version"]
 )
 def test_a_session_is_consistent(status: str) -> None:
-    known = Session.from_dict({**session().to_dict(), "status": status})
+    known = Session.from_dict({**make(Session).to_dict(), "status": status})
     assert_consistent(reports.session_of(known, REF))
     assert_consistent(reports.session_conflict(known, REF, to="acct_2", cap_usdc="3"))
     assert_consistent(reports.charge_conflict(known, REF, "charge-1"))
