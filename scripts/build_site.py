@@ -2,8 +2,8 @@
 
     python scripts/build_site.py
 
-If AGENTPAY_REPOSITORY is set to the address of the repository, pages have a link to edit them. Everything
-else is in `zensical.toml`.
+Once the project has a home (`scripts/home.py`), pages have a link to edit them. Everything else is in
+`zensical.toml`.
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import tomllib
 from pathlib import Path
 
+from home import UNDECIDED, home
 from release import version
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,7 +40,7 @@ def configuration(text: str, *, number: str, repository: str | None) -> str:
 
 def main() -> None:
     """Build the site, and add the Markdown sources, which llms.txt links to."""
-    repository = os.environ.get("AGENTPAY_REPOSITORY")
+    repository = None if home().startswith(UNDECIDED) else home()
     text = configuration(CONFIGURATION.read_text("utf-8"), number=version(), repository=repository)
     # In the same directory, since its paths are relative to it.
     copy = CONFIGURATION.with_name(f".zensical-{os.getpid()}.toml")

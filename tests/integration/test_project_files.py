@@ -22,6 +22,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import build_site  # noqa: E402
 import diagrams  # noqa: E402
 import follow  # noqa: E402
+import home  # noqa: E402
 import release  # noqa: E402
 import try_container  # noqa: E402
 
@@ -94,6 +95,20 @@ def test_the_workflow_publishes_only_a_tag_that_fits_the_tree() -> None:
     assert workflow["permissions"] == {"contents": "read"}
     assert workflow["jobs"]["publish"]["permissions"] == {"id-token": "write"}
     assert not any("checkout" in step.get("uses", "") for step in workflow["jobs"]["publish"]["steps"])
+
+
+def test_the_home_is_stated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in home.NAMED_IN:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text((ROOT / name).read_text("utf-8"), "utf-8")
+    old = home.home()
+    monkeypatch.setattr(home, "ROOT", tmp_path)
+    home.main("https://example.org/owner/kit/")
+    assert home.home() == "https://example.org/owner/kit"
+    texts = {name: (tmp_path / name).read_text("utf-8") for name in home.NAMED_IN}
+    assert [name for name, text in texts.items() if old in text] == []
+    assert "https://example.org/owner/kit/issues" in texts["pyproject.toml"]
+    assert "(https://example.org/owner/kit)" in texts["SECURITY.md"]
 
 
 def test_the_version_is_stated_once() -> None:
