@@ -17,6 +17,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_lab.cli.crash_test:crash_test",
         "Kill servers and agents while hostile sellers are paid, then count payments on the chain.",
     ),
+    "receiver-test": (
+        "agentpay_lab.cli.receiver_test:receiver_test",
+        "Deliver genuine and hostile webhook events, and score what a receiver acts on.",
+    ),
     "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""

@@ -1,0 +1,121 @@
+"""`agentpay-lab receiver-test`: planted faults are named, and receivers without one pass."""
+
+import asyncio
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from agentpay_lab.cli import main
+from agentpay_lab.receiver_test.run import Plan, ReceiverError, ReceiverTest, Report
+
+HERE = Path(__file__).parent
+RECEIVERS = HERE.parents[1] / "examples/receivers"
+
+# Each fault, and words of the sentence that names it.
+FAULTS = {
+    "no deduplication": "It acted 3 times on an event that was delivered three times.",
+    "compares parsed JSON": "It acted on the signed JSON in other bytes.",
+    "responds before it stores": "It never acted on an event to which it had responded before it was killed.",
+    "trusts the order": "It never acted on an event that arrived after a later one.",
+    "accepts an old secret for ever": "It acted on the old secret after the overlap.",
+    "verifies nothing": "It acted on a signature made with another secret.",
+    "accepts what is not signed": "It acted on a delivery without a signature.",
+    "ignores the next signature": "It never acted on a rotation to its secret (X-Service-Signature-Next).",
+    "fails on malformed signatures": "It did not respond within 10 seconds to a malformed signature",
+    "fails on malformed bodies": "It did not respond within 10 seconds to a signed body that is no event",
+    "refuses late deliveries": "It never acted on the last retry, 2 h 36 min after the event.",
+    "refuses unknown types": "It responded 400 to an event of a newer type",
+    "checks, then acts": "times on an event that was delivered 8 times at once.",
+}
+SECRETS = {"secret": "whsec_current", "old_secret": "whsec_rotated_out"}
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def report_of(tmp_path: Path, fault: str, kills: int = 0) -> Report:
+    port, acted = free_port(), tmp_path / "acted"
+    command = (sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), str(acted), fault)
+    plan = Plan(
+        url=f"http://127.0.0.1:{port}/",
+        acted=str(acted),
+        command=command,
+        wait_seconds=3,
+        kills=kills,
+        **SECRETS,
+    )
+    return asyncio.run(ReceiverTest(plan, lambda _: None).run())
+
+
+def sentences(report: Report) -> list[str]:
+    return [miss.sentence for result in report.results for miss in result.misses]
+
+
+def test_a_receiver_without_a_fault_passes(tmp_path: Path) -> None:
+    report = report_of(tmp_path, "none", kills=4)
+    assert sentences(report) == []
+    assert report.has_passed
+    assert len(report.results) == 16
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named_with_the_request_that_shows_it(tmp_path: Path, fault: str) -> None:
+    report = report_of(tmp_path, fault, kills=4 if "responds" in fault else 0)
+    named = [miss for result in report.results for miss in result.misses if FAULTS[fault] in miss.sentence]
+    assert named, sentences(report)
+    assert not report.has_passed
+    assert {"headers", "body"} == named[0].request.keys()
+
+
+def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RECEIVER_DATABASE", str(tmp_path / "receiver.sqlite"))
+    port = free_port()
+    command = (sys.executable, str(RECEIVERS / "durable_app.py"))
+    monkeypatch.setenv("PORT", str(port))
+    base = f"http://127.0.0.1:{port}"
+    plan = Plan(url=f"{base}/webhooks", acted=f"{base}/acted", command=command, kills=4, **SECRETS)
+    report = asyncio.run(ReceiverTest(plan, lambda _: None).run())
+    assert sentences(report) == []
+
+
+def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> None:
+    port, acted = free_port(), tmp_path / "acted"
+    arguments = [
+        "receiver-test",
+        f"http://127.0.0.1:{port}/",
+        "--acted",
+        str(acted),
+        "--wait",
+        "3",
+        "--kills",
+        "0",
+        "--json",
+    ]
+    command = ["--", sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), str(acted)]
+    good = CliRunner().invoke(main, [*arguments, *command, "none"])
+    assert good.exit_code == 0, good.output
+    assert json.loads(good.stdout)["has_passed"] is True
+    acted.unlink()
+    bad = CliRunner().invoke(main, [*arguments, *command, "no deduplication"])
+    assert bad.exit_code == 1
+    misses = [miss for result in json.loads(bad.stdout)["results"] for miss in result["misses"]]
+    assert any("3 times" in miss["sentence"] for miss in misses)
+
+
+def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None:
+    plan = Plan(url=f"http://127.0.0.1:{free_port()}/", acted="x", secret="whsec_x", command=("false",))
+    with pytest.raises(ReceiverError, match="exit code 1"):
+        asyncio.run(ReceiverTest(plan, lambda _: None).run())
+
+
+def test_without_a_secret_or_a_command_nothing_is_tested() -> None:
+    result = CliRunner().invoke(main, ["receiver-test", "http://127.0.0.1:1/", "--acted", "x"])
+    assert result.exit_code == 2
