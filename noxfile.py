@@ -381,7 +381,7 @@ def lowest(session: nox.Session) -> None:
     session.install("uv")  # pip cannot resolve to lowest versions
     session.run_install(
         *("uv", "pip", "install", "--python", session.virtualenv.location, "--resolution", "lowest-direct"),
-        *("--group", "test", "--editable", ".[server,postgres,fast]", "--editable", "./agentpay_lab"),
+        *("--group", "test", "--editable", ".[server,postgres]", "--editable", "./agentpay_lab"),
     )
     session.run(*ON_ALL_CORES, *WARNINGS_PASS, *session.posargs)
 
@@ -392,7 +392,6 @@ def newest(session: nox.Session) -> None:
     session.install(
         "--upgrade",
         *EDITABLE,
-        *PYPROJECT["project"]["optional-dependencies"]["fast"],
         *group("test", "frameworks"),
     )
     session.run(*ON_ALL_CORES, *WARNINGS_PASS, *session.posargs)

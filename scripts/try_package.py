@@ -131,10 +131,9 @@ def documented(client: Installed, database_url: str, laboratory: Path) -> list[I
         Install((), needs, (partial(package_ways.as_receiver, app=app),)) for app, needs in RECEIVERS.items()
     ]
     return [
-        Install(("server",), (), (serves, package_ways.without_driver)),
+        Install(("server",), (), (serves, serves_in_memory, package_ways.without_driver)),
         Install(("server", "postgres"), (), (stores,)),
         Install(("server",), (f"{laboratory}",), (package_ways.as_laboratory,)),
-        Install(("server", "fast"), (), (serves_in_memory,)),
         Install(("test",), ("pytest",), (package_ways.as_test_suite,)),
         Install(("test", "cluster", "ops"), (), (package_ways.with_cluster_and_metrics,)),
         Install(("test",), (), (package_ways.as_test_kit,)),

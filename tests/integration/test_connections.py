@@ -11,7 +11,6 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command_line import next_json
@@ -23,10 +22,7 @@ from server_world import raw_client
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.http.port import server as port_server
 from agentpay_server.http.port.connections import connection_limit, raise_descriptor_limit
-from agentpay_server.http.port.fast import GuardedHttptools
-from agentpay_server.http.port.guarded import GuardedH11
 
 resource = pytest.importorskip("resource")
 
@@ -37,15 +33,8 @@ SHORT_BODY = Settings(body_timeout_seconds=0.2)
 FOR_EVER = 366 * 24 * 3600.0
 
 
-@pytest.fixture(params=[GuardedH11, GuardedHttptools], ids=["h11", "httptools"])
-def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Ports are read by each parser."""
-    monkeypatch.setattr(port_server, "parser", lambda: request.param)
-    return request.param
-
-
 @pytest.fixture
-def listening(parser: type) -> Iterator[Callable[[Settings], AgentPayServer]]:
+def listening() -> Iterator[Callable[[Settings], AgentPayServer]]:
     """Starts servers that have a port."""
     with ExitStack() as started:
 
@@ -190,7 +179,6 @@ def test_a_long_call_does_not_count_as_a_slow_peer(listening: Listening) -> None
     assert answered.status == 200
 
 
-@pytest.mark.usefixtures("parser")
 def test_closing_the_server_does_not_wait_for_open_connections() -> None:
     patient = Settings(head_timeout_seconds=FOR_EVER, idle_timeout_seconds=FOR_EVER, shutdown_seconds=60)
     server = AgentPayServer(settings=patient).start()
@@ -373,8 +361,6 @@ def submitted(server: AgentPayServer) -> float:
 CHILD = """
 import logging, os, resource, sys
 from agentpay_server import AgentPayServer
-from agentpay_server.http.port import guarded, server as port_server
-{parser}
 logging.basicConfig(level=logging.WARNING)
 held, is_limited = [], False
 with AgentPayServer() as server:
@@ -399,10 +385,9 @@ with AgentPayServer() as server:
 class Child:
     """A server in a separate process that uses up its file descriptors on request."""
 
-    def __init__(self, parser: type) -> None:
-        choice = "port_server.parser = lambda: guarded.GuardedH11" if parser is GuardedH11 else ""
+    def __init__(self) -> None:
         theirs, ours = os.pipe()
-        self.process = LoadedPython("-c", CHILD.format(parser=choice), stdin=theirs)
+        self.process = LoadedPython("-c", CHILD, stdin=theirs)
         os.close(theirs)
         self.orders = os.fdopen(ours, "w")
         assert self.process.stdout is not None
@@ -424,8 +409,8 @@ class Child:
 
 
 @pytest.fixture
-def child(parser: type) -> Iterator[Child]:
-    running = Child(parser)
+def child() -> Iterator[Child]:
+    running = Child()
     with running.process as process, running.orders:
         try:
             yield running

@@ -50,7 +50,6 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.database.migrations.running": frozenset({"test", "ops"}),
     "agentpay_server.database.migrations.versions": frozenset({"test", "ops"}),
     "agentpay_server.http.exposition": frozenset({"test", "ops"}),
-    "agentpay_server.http.port.fast": frozenset({"test", "fast"}),
     "agentpay_server.database.postgres": frozenset({"test", "postgres"}),
     "agentpay_server.database.postgres_connections": frozenset({"test", "postgres"}),
 }
@@ -284,7 +283,7 @@ def loaded_by(program: str) -> frozenset[str]:
 
 def test_an_embedded_server_loads_nothing_of_other_extras() -> None:
     others = frozenset().union(
-        *(distributions()[extra] for extra in ("cluster", "postgres", "ops", "cli", "mcp", "fast"))
+        *(distributions()[extra] for extra in ("cluster", "postgres", "ops", "cli", "mcp"))
     ) - frozenset().union(*(distributions()[extra] for extra in ("", "test")))
     foreign = {name for name, found in installed().items() if found & others}
     assert {"solana", "httpx2", "websockets", "asyncpg", "alembic", "prometheus_client", "click"} <= foreign

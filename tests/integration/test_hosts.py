@@ -12,16 +12,11 @@ from server_world import raw_client
 
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
-from agentpay_server.http.port import server as port_server
-from agentpay_server.http.port.fast import GuardedHttptools
-from agentpay_server.http.port.guarded import GuardedH11
 
 
-@pytest.fixture(params=[GuardedH11, GuardedHttptools], ids=["h11", "httptools"], scope="module")
-def local(request: pytest.FixtureRequest) -> Iterator[AgentPayServer]:
-    """A server with a port, read by each parser."""
-    with pytest.MonkeyPatch.context() as patch, AgentPayServer() as server:
-        patch.setattr(port_server, "parser", lambda: request.param)
+@pytest.fixture(scope="module")
+def local() -> Iterator[AgentPayServer]:
+    with AgentPayServer() as server:
         server.listen(allowed_hosts=["Pay.Example", "2001:db8::7"])
         yield server
 
@@ -72,11 +67,7 @@ UPGRADE = (
 )
 
 
-@pytest.mark.parametrize("parser", [GuardedH11, GuardedHttptools], ids=["h11", "httptools"])
-def test_a_websocket_for_another_host_is_refused_as_any_request(
-    parser: type[GuardedH11 | GuardedHttptools], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(port_server, "parser", lambda: parser)
+def test_a_websocket_for_another_host_is_refused_as_any_request() -> None:
     with AgentPayServer() as server:
         base_url, path = server.rpc_url.rsplit("/ext/v1/sandbox", 1)
         line = f"GET /ext/v1/sandbox{path} HTTP/1.1"
@@ -152,8 +143,8 @@ def test_in_process_there_is_no_host_to_check(local: AgentPayServer) -> None:
         ("http://pay.example/healthz", "localhost", 200),
         ("http://localhost/v1/accounts?limit=1", "localhost", 200),
         ("http://localhost/v1/accounts?limit=0", "localhost", 400),
-        ("http://localhost", "localhost", 404),
-        ("http://localhost?limit=1", "localhost", 404),
+        ("http://localhost", "localhost", 303),
+        ("http://localhost?limit=1", "localhost", 303),
         ("http://localhost/v1%2faccounts", "localhost", 404),
         ("http://evil.example/healthz", "localhost", 421),
         ("http://user@localhost/healthz", "localhost", 400),

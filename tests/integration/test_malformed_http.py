@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import uvicorn
@@ -12,9 +11,6 @@ from hypothesis import strategies as st
 from peers import GET_HEALTH, Answered, Peer
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.http.port import server as port_server
-from agentpay_server.http.port.fast import GuardedHttptools
-from agentpay_server.http.port.guarded import GuardedH11
 
 HOST = b"Host: localhost\r\n"
 MALFORMED = [
@@ -49,33 +45,20 @@ MALFORMED = [
 ]
 
 
-@pytest.fixture(params=[GuardedH11, GuardedHttptools], ids=["h11", "httptools"], scope="module")
-def parser(request: pytest.FixtureRequest) -> type:
-    """Ports are read by each parser."""
-    kind: type = request.param
-    return kind
-
-
-@contextmanager
-def port_of(parser: type, settings: Settings | None = None) -> Iterator[AgentPayServer]:
-    with pytest.MonkeyPatch.context() as patch, AgentPayServer(settings=settings) as server:
-        patch.setattr(port_server, "parser", lambda: parser)
+@pytest.fixture(scope="module")
+def listening() -> Iterator[AgentPayServer]:
+    """A server with a port."""
+    with AgentPayServer() as server:
         server.listen()
         yield server
 
 
 @pytest.fixture(scope="module")
-def listening(parser: type) -> Iterator[AgentPayServer]:
-    """A server with a port."""
-    with port_of(parser) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def hasty(parser: type) -> Iterator[AgentPayServer]:
+def hasty() -> Iterator[AgentPayServer]:
     """A server with a port, which gives up a peer that says no more at once."""
     at_once = Settings(head_timeout_seconds=0.05, idle_timeout_seconds=0.05, body_timeout_seconds=0.05)
-    with port_of(parser, at_once) as server:
+    with AgentPayServer(settings=at_once) as server:
+        server.listen()
         yield server
 
 

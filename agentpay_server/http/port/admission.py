@@ -19,9 +19,6 @@ from agentpay_server.platform.errors import Problem, invalid, shown
 HEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum size of the request line and all headers, of which one may repeat a seller's challenge."""
 
-TARGET: Final = "agentpay.target"
-"""ASGI scope key of the whole request target, set by a parser whose path and query may lack parts of it."""
-
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -77,9 +74,6 @@ def _is_framed(scope: Scope) -> bool:
 
 
 def _target(scope: Scope) -> bytes:
-    if TARGET in scope:
-        target: bytes = scope[TARGET]
-        return target
     raw_path: bytes = scope["raw_path"]
     query: bytes = scope["query_string"]
     return raw_path + b"?" + query if query else raw_path

@@ -1,24 +1,36 @@
-"""The open connections of one port, and which of them wait for their peers.
+"""The open connections of one port, a limit on them, and which of them wait for their peers.
 
 A connection with a request in service is never dropped. One that waits for its peer (to send a request or the
 rest of one, or to read a response) can be: a retry loses nothing. At the limit, each new connection replaces
-the one that has waited longest, so slow or silent peers cannot lock others out.
+the one that has waited longest, so slow or silent peers cannot lock others out. If none waits, new ones stay
+in the kernel's backlog; asyncio's own servers would accept them, and fail without file descriptors.
 """
 
 import asyncio
 import contextlib
+import logging
 import math
+import socket
+from collections.abc import Callable
 from typing import Final, Protocol
+
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.metrics import Metrics
 
 try:
     import resource
 except ImportError:  # Windows has no such limit.
     resource = None  # type: ignore[assignment]
 
-from agentpay_server.platform.metrics import Metrics
-
 _OTHER_DESCRIPTORS: Final = 400
 """File descriptors for everything else: 256 deliveries, the database, the chain, files."""
+
+_PAUSE_SECONDS: Final = 1.0
+"""Pause before accepting is retried, unless a connection closes earlier."""
+
+_LINE_SECONDS: Final = 60.0
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Peer(Protocol):
@@ -30,16 +42,9 @@ class Connections:
         self.limit: int = limit
         self._metrics = metrics
         self._open: set[Peer] = set()
-        # Ordered by the start of the wait.
         self._waiting: dict[Peer, None] = {}
         self._changed = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._open)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self._open) >= self.limit
+        self._next_line_at = 0.0
 
     def opened(self, connection: Peer) -> None:
         self._open.add(connection)
@@ -48,7 +53,8 @@ class Connections:
     def closed(self, connection: Peer) -> None:
         self._waiting.pop(connection, None)
         if connection in self._open:
-            self._forget(connection)
+            self._open.remove(connection)
+            self._metrics.connections -= 1
         self._changed.set()
 
     def waits(self, connection: Peer) -> None:
@@ -62,30 +68,48 @@ class Connections:
         """Its request is being served."""
         self._waiting.pop(connection, None)
 
-    def make_room(self) -> bool:
-        """Drop the connection that has waited longest; return False if none waits."""
-        longest = next(iter(self._waiting), None)
-        if longest is None:
-            return False
-        del self._waiting[longest]
-        self._forget(longest)
-        self.count_dropped("crowded")
-        longest.drop()
-        return True
-
     def count_dropped(self, reason: str) -> None:
         self._metrics.connections_dropped[reason] += 1
 
-    async def changed(self, *, within_seconds: float) -> None:
-        """Return once a connection closes or starts to wait, or after a timeout."""
-        self._changed.clear()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_seconds):
-                await self._changed.wait()
+    async def accept(self, sock: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        """Accept connections until cancelled, and close the socket in the end."""
+        loop = asyncio.get_running_loop()
+        sock.settimeout(0)
+        with sock:
+            while True:
+                try:
+                    accepted, _ = await loop.sock_accept(sock)
+                except ConnectionAbortedError:
+                    continue
+                except OSError as error:
+                    # In practice, no file descriptor is free.
+                    await self._make_room(f"errno {error.errno}", pauses=True)
+                    continue
+                try:
+                    while len(self._open) >= self.limit:
+                        await self._make_room("max_connections", pauses=not self._waiting)
+                    await loop.connect_accepted_socket(protocol, accepted)
+                except BaseException as error:
+                    accepted.close()
+                    if not isinstance(error, OSError):
+                        raise
 
-    def _forget(self, connection: Peer) -> None:
-        self._open.discard(connection)
-        self._metrics.connections -= 1
+    async def _make_room(self, reason: str, *, pauses: bool) -> None:
+        """Drop the connection that has waited longest, if any does."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._next_line_at:
+            self._next_line_at = now + _LINE_SECONDS
+            open_ones = len(self._open)
+            log(logger, logging.WARNING, "connections.full", reason=reason, open=open_ones, limit=self.limit)
+        self._changed.clear()
+        if (longest := next(iter(self._waiting), None)) is not None:
+            self.closed(longest)
+            self.count_dropped("crowded")
+            longest.drop()
+            self._changed.clear()
+        if pauses:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _PAUSE_SECONDS)
 
 
 def connection_limit(wanted: int) -> int:

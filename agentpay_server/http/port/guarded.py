@@ -1,7 +1,6 @@
-"""One connection with deadlines, which refuses malformed HTTP in the application's own format.
+"""One connection with deadlines: uvicorn reads and writes HTTP, by h11.
 
-uvicorn parses and prints HTTP; `Guarded` adds deadlines and refusals to each of its parsers. A connection
-either has a request in service or waits for its peer, and each kind of wait has a deadline:
+A connection either has a request in service or waits for its peer, and each kind of wait has a deadline:
 
     HEAD      the rest of a request's head          ──► 408, then closed (closed silently if nothing arrived)
     IDLE      another request                       ──► closed
@@ -9,6 +8,8 @@ either has a request in service or waits for its peer, and each kind of wait has
     REST      the rest of a body that is not needed ──► dropped
     RESPONSE  the peer to read a response           ──► dropped
     LINGER    the peer to read a refusal            ──► dropped
+
+Of uvicorn, this uses what a protocol of asyncio has, and the attributes that are no names with an underscore.
 """
 
 import asyncio
@@ -16,14 +17,12 @@ import logging
 from collections.abc import Callable, Mapping
 from enum import Enum, auto
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import h11
 from attrs import frozen
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.config import Config
-from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.server import ServerState
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.http.hosts import Hosts
@@ -32,9 +31,6 @@ from agentpay_server.http.port.connections import Connections
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
 from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.settings import Settings
-
-Refusal = Callable[[Problem], tuple[int, Headers, bytes]]
 
 _LINGER_SECONDS: Final = 2.0
 """How long a refused peer may keep sending: closing earlier could reset the connection before it reads."""
@@ -65,10 +61,22 @@ class Port:
     """
 
     app: ASGIApp
-    refusal: Refusal
+    refusal: Callable[[Problem], tuple[int, Headers, bytes]]
     hosts: Hosts
     connections: Connections
     seconds: Mapping[Wait, float]
+
+    async def serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Refuse the upgrade for a host that is not accepted, as any request."""
+        request = {**scope, "method": "GET"}
+        problem = request.get(REFUSED) if admit(request, self.hosts) else malformed()
+        if problem is None:
+            await self.app(scope, receive, send)
+            return
+        status, headers, body = self.refusal(problem)
+        await receive()
+        await send({"type": "websocket.http.response.start", "status": status, "headers": list(headers)})
+        await send({"type": "websocket.http.response.body", "body": body})
 
     @property
     def share(self) -> int:
@@ -76,67 +84,19 @@ class Port:
         return max(self.connections.limit * 3 // 4, 1)
 
 
-def seconds_of(settings: Settings) -> Mapping[Wait, float]:
-    return {
-        Wait.HEAD: settings.head_timeout_seconds,
-        Wait.IDLE: settings.idle_timeout_seconds,
-        Wait.REST: settings.head_timeout_seconds,
-        Wait.RESPONSE: settings.body_timeout_seconds,
-        Wait.LINGER: _LINGER_SECONDS,
-    }
-
-
-if TYPE_CHECKING:
-
-    class _Parser(asyncio.Protocol):
-        app: Any
-        flow: Any
-        logger: logging.Logger
-        access_log: bool
-        loop: asyncio.AbstractEventLoop
-        server_state: ServerState
-        transport: asyncio.Transport
-        scope: Any
-
-        def __init__(
-            self,
-            config: Config,
-            server_state: ServerState,
-            app_state: dict[str, Any],
-            _loop: asyncio.AbstractEventLoop | None = None,
-        ) -> None: ...
-        def _unset_keepalive_if_required(self) -> None: ...
-        def on_response_complete(self) -> None: ...
-        def _should_upgrade_to_ws(self) -> bool: ...
-        def shutdown(self) -> None: ...
-
-else:
-    _Parser = asyncio.Protocol
-
-
-class Guarded(_Parser):
-    """A mixin for uvicorn's protocols."""
-
-    def __init__(
-        self,
-        port: Port,
-        config: Config,
-        server_state: ServerState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+class Guarded(H11Protocol):
+    def __init__(self, port: Port, **options: Any) -> None:  # noqa: ANN401 - those of uvicorn
+        super().__init__(**options)
         self.logger: logging.Logger = _LOGGER
         self.access_log: bool = False
+        self.app: Any = self._serve
         self._port = port
         self._wait: Wait | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._is_refused = False
         self._is_websocket = False
-        self._refusal: Problem | None = None
-        self.app: ASGIApp = self._serve
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
         self._port.connections.opened(self)
         self._await(Wait.HEAD)
@@ -154,10 +114,7 @@ class Guarded(_Parser):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._unset_keepalive_if_required()
         self._look()
-        if self._refusal is not None and self._wait is not None and not self.transport.is_closing():
-            self._refuse(self._refusal)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -180,54 +137,56 @@ class Guarded(_Parser):
         self._await(None)
         self.transport.abort()
 
-    def _leave(self) -> None:
-        """Hand the connection to a WebSocket, which the application bounds."""
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own text
+        """Refuse malformed data, for which uvicorn would respond in plain text."""
+        if self._wait is Wait.REST:
+            self.transport.close()
+        elif self._is_in_service() and self.cycle.response_started:
+            self.transport.abort()
+        else:
+            self._refuse(malformed())
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the connection to the WebSocket, which the application bounds."""
         self._is_websocket = True
         self._await(None)
         self._port.connections.closed(self)
-
-    def _should_upgrade_to_ws(self) -> bool:
-        """An unaccepted host is refused like for any other request."""
-        if not super()._should_upgrade_to_ws():
-            return False
-        scope: Scope = dict(self.scope)
-        return admit(scope, self._port.hosts) and REFUSED not in scope
-
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own text
-        """Refuse malformed data, for which uvicorn would respond in plain text."""
-        self._refuse(malformed())
-
-    def _served(self) -> Any:  # noqa: ANN401 - uvicorn's RequestResponseCycle
-        """Return the request in service, or the last one; None before the first."""
-        raise NotImplementedError
-
-    def _is_in_body(self) -> bool:
-        raise NotImplementedError
-
-    def _is_in_head(self) -> bool:
-        raise NotImplementedError
+        super().handle_websocket_upgrade(event)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._is_refused:
-            # The body turned out to be malformed in the meantime.
-            return
         scope[DROP] = self.transport.abort
         scope[SHARE] = self._port.share
         is_certain = admit(scope, self._port.hosts)
-        await self._port.app(scope, receive, send if is_certain else _closing(send))
+
+        async def sending(message: Message) -> None:
+            if self._is_refused:
+                # The body turned out to be malformed in the meantime.
+                return
+            if not is_certain and message["type"] == "http.response.start":
+                message["headers"].append(_CLOSE)
+            await send(message)
+
+        await self._port.app(scope, receive, sending)
+
+    def _served(self) -> RequestResponseCycle | None:
+        """Return the request in service, or the last one; None before the first."""
+        return self.cycle
+
+    def _is_in_service(self) -> bool:
+        served = self._served()
+        return served is not None and not served.response_complete
 
     def _look(self) -> None:
         if self._is_refused or self._is_websocket:
             return
-        served = self._served()
         wait: Wait | None
         if self.transport.is_closing() or self.flow.write_paused:
             wait = Wait.RESPONSE
-        elif served is not None and not served.response_complete:
-            wait = Wait.BODY if served.more_body else None
-        elif self._is_in_body():
+        elif self._is_in_service():
+            wait = Wait.BODY if self.cycle.more_body else None
+        elif self.conn.their_state is h11.SEND_BODY:
             wait = Wait.REST
-        elif served is None or self._is_in_head():
+        elif self._served() is None or self.conn.trailing_data[0]:
             wait = Wait.HEAD
         else:
             wait = Wait.IDLE
@@ -245,7 +204,7 @@ class Guarded(_Parser):
             self._port.connections.serves(self)
             return
         self._port.connections.waits(self)
-        seconds = self._port.seconds.get(wait)
+        seconds = _LINGER_SECONDS if wait is Wait.LINGER else self._port.seconds.get(wait)
         if seconds is not None:
             self._deadline = self.loop.call_later(seconds, self._late)
 
@@ -253,7 +212,7 @@ class Guarded(_Parser):
         wait, self._deadline = self._wait, None
         if wait is not Wait.IDLE:
             self._port.connections.count_dropped("slow")
-        if wait is Wait.HEAD and self._is_in_head():
+        if wait is Wait.HEAD and self.conn.trailing_data[0]:
             seconds = self._port.seconds[Wait.HEAD]
             message = f"The head of the request did not arrive within {seconds:g} s; retry the request."
             self._refuse(Problem(ErrorCode.REQUEST_TIMEOUT, message))
@@ -264,56 +223,13 @@ class Guarded(_Parser):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Refuse malformed data, and close after the peer has read the refusal."""
-        served = self._served()
-        if served is not None and not served.response_complete:
-            if not served.more_body:
-                # The request in service is complete: its response is sent first.
-                self._refusal = problem
-                self.flow.pause_reading()
-                return
-            # The application waits for a body that cannot be completed: report a disconnect.
-            served.disconnected = True
-            served.message_event.set()
-            if served.response_started:
-                self.transport.abort()
-                return
-        elif self._wait is Wait.REST:
-            self.transport.close()
-            self._look()
-            return
+        """Respond, and close after the peer has read the refusal."""
         self._is_refused = True
-        self._send(*self._port.refusal(problem))
+        status, headers, body = self._port.refusal(problem)
+        fields = (*self.server_state.default_headers, *headers, _CLOSE)
+        head = b"".join(b"%s: %s\r\n" % field for field in fields)
+        line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")
+        self.transport.write(b"".join((line, head, b"\r\n", body)))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._await(Wait.LINGER)
-
-    def _send(self, status: int, headers: Headers, body: bytes) -> None:
-        line = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode("ascii")
-        fields = (*self.server_state.default_headers, *headers, _CLOSE)
-        head = b"".join(b"%s: %s\r\n" % field for field in fields)
-        self.transport.write(b"".join((line, head, b"\r\n", body)))
-
-
-class GuardedH11(Guarded, H11Protocol):
-    def _served(self) -> Any:  # noqa: ANN401 - as its base has it
-        return self.cycle
-
-    def _is_in_body(self) -> bool:
-        return self.conn.their_state is h11.SEND_BODY
-
-    def _is_in_head(self) -> bool:
-        return bool(self.conn.trailing_data[0])
-
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._leave()
-        super().handle_websocket_upgrade(event)
-
-
-def _closing(send: Send) -> Send:
-    async def closing(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"].append(_CLOSE)
-        await send(message)
-
-    return closing

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
+import math
 import socket
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
 import uvicorn
@@ -13,10 +13,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.acceptor import Acceptor
 from agentpay_server.http.port.admission import HEAD_MAX_BYTES
 from agentpay_server.http.port.connections import Connections, connection_limit
-from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
+from agentpay_server.http.port.guarded import Guarded, Port, Wait
 from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
@@ -27,14 +26,6 @@ _SLACK_BYTES: Final = 1024
 """For the parts of a head that `admit` does not count, such as the method."""
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-def parser() -> type[Guarded]:
-    if find_spec("httptools") is None:
-        return GuardedH11
-    from agentpay_server.http.port.fast import GuardedHttptools  # noqa: PLC0415 - an extra's
-
-    return GuardedHttptools
 
 
 class Served(Protocol):
@@ -72,15 +63,19 @@ class PortServer(uvicorn.Server):
             refusal=application.refusal,
             hosts=hosts,
             connections=Connections(limit, metrics),
-            seconds=seconds_of(settings),
+            seconds={
+                Wait.HEAD: settings.head_timeout_seconds,
+                Wait.IDLE: settings.idle_timeout_seconds,
+                Wait.REST: settings.head_timeout_seconds,
+                Wait.RESPONSE: settings.body_timeout_seconds,
+            },
         )
-        self._parser = parser()
         super().__init__(
             uvicorn.Config(
-                self._port.app,
+                self._port.serve_websocket,
                 # uvicorn does not recognize a bound method.
                 interface="asgi3",
-                http=self._parser,
+                http=Guarded,
                 # `admit` has the exact limit.
                 h11_max_incomplete_event_size=HEAD_MAX_BYTES + _SLACK_BYTES,
                 ws="websockets-sansio" if with_websockets else "none",
@@ -89,6 +84,8 @@ class PortServer(uvicorn.Server):
                 lifespan="off",
                 log_config=None,
                 access_log=False,
+                # The deadline of `Guarded` is earlier.
+                timeout_keep_alive=math.ceil(settings.idle_timeout_seconds) + 1,
                 timeout_graceful_shutdown=shutdown_seconds,
             )
         )
@@ -97,18 +94,38 @@ class PortServer(uvicorn.Server):
             log(logger, logging.WARNING, "connections.limited", limit=limit, max_connections=wanted)
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
+        """Accept connections up to the limit, which servers of asyncio do not have."""
         make = partial(
-            self._parser,
+            Guarded,
             self._port,
-            self.config,
-            self.server_state,
-            {},
-            asyncio.get_running_loop(),
+            config=self.config,
+            server_state=self.server_state,
+            app_state={},
+            _loop=asyncio.get_running_loop(),
         )
-        # uvicorn expects `asyncio.Server`, but only closes them.
-        self.servers: list[Any] = [Acceptor(sock, self._port.connections, make) for sock in sockets or ()]
+        accepting = self._port.connections.accept
+        self.servers: list[Any] = [_Accepting(accepting(sock, make)) for sock in sockets or ()]
         self.started = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """The acceptors close their own sockets."""
+        """Each socket is closed when its task ends."""
         await super().shutdown(None)
+
+
+class _Accepting:
+    """What uvicorn calls of `asyncio.Server`, for a task that accepts."""
+
+    def __init__(self, accepting: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.get_running_loop().create_task(accepting)
+        self._task.add_done_callback(_log_failure)
+
+    def close(self) -> None:
+        self._task.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.wait({self._task})
+
+
+def _log_failure(accepting: asyncio.Task[None]) -> None:
+    if not accepting.cancelled() and (error := accepting.exception()) is not None:
+        log(logger, logging.ERROR, "connections.failed", exception=error)
