@@ -5,9 +5,9 @@
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Final, TypedDict
+from typing import Any, Final, TypedDict
 
-from attrs import evolve, frozen
+from attrs import evolve, fields, frozen
 
 from agentpay import _settings
 from agentpay._settings import Steps, Timeout
@@ -46,6 +46,21 @@ CallOptions.__module__ = "agentpay"
 
 _NAMES: Final = frozenset(CallOptions.__annotations__)
 
+
+def _unexpected(name: str) -> str:
+    # Loaded only here: everything that a call can take.
+    from difflib import get_close_matches  # noqa: PLC0415
+
+    from agentpay.contract.endpoints import ENDPOINTS  # noqa: PLC0415
+
+    models: list[Any] = [model for each in ENDPOINTS for model in (each.request, each.query) if model]
+    known = {field.name for model in models for field in fields(model)} | _NAMES
+    near = get_close_matches(name, sorted(known), 1, 0.5)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    others = f"besides the arguments of the method, a call takes {', '.join(sorted(_NAMES))}"
+    return f"unexpected keyword argument {name!r}{meant or f'; {others}'}"
+
+
 DEADLINE_LEFT: Final = 0.1
 """The part of the deadline that a pause must leave, or no further attempt is made."""
 
@@ -68,10 +83,7 @@ class Call:
     def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
         unknown = options.keys() - _NAMES
         if unknown:
-            raise TypeError(
-                f"unexpected keyword argument {min(unknown)!r}; besides the arguments of the method, a call "
-                f"takes {', '.join(sorted(_NAMES))}"
-            )
+            raise TypeError(_unexpected(min(unknown)))
         timeout = options.get("timeout", UNSET)
         max_retries = options.get("max_retries", UNSET)
         given = options.get("total_timeout", UNSET)

@@ -47,3 +47,21 @@ def test_a_reused_key_names_what_differs(change: dict[str, str], named: str) -> 
         changed = {name: ids.get(value, value) for name, value in change.items()}
         with pytest.raises(IdempotencyConflictError, match=f"used with {named}\\."):
             client.transfers.create(**{**order, **changed})
+
+
+def test_an_unexpected_argument_suggests_the_one_that_was_meant() -> None:
+    with AgentPayServer() as server:
+        wrong: Any = {"max_daily": 3}
+        with pytest.raises(TypeError, match="'max_daily'; did you mean max_daily_spend\\?"):
+            server.client().policies.update(UNKNOWN, **wrong)
+        with pytest.raises(TypeError, match="'zzz'; besides the arguments of the method"):
+            server.client().accounts.get(UNKNOWN, zzz=1)  # type: ignore[call-arg]
+
+
+def test_an_inbox_refuses_to_wait_for_what_cannot_arrive() -> None:
+    with AgentPayServer() as server:
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+        with pytest.raises(ValueError, match="did you mean"):
+            inbox.wait_for("transfer.setled", timeout=600)
+        with pytest.raises(ValueError, match=r"subscribes to transfer\.settled"):
+            inbox.wait_for("session.opened", timeout=600)

@@ -258,7 +258,7 @@ def test_on_a_running_clock_waiting_ends_in_time(running: AgentPayServer):
 async def test_awaiting_an_event_does_not_block_the_loop(clock):
     async with AgentPayServer(clock=clock) as server:
         payer, payee = payer_and_payee(server)
-        inbox = server.webhook_inbox(events=["transfer.settled"])
+        inbox = server.webhook_inbox(events=["transfer.settled", "transfer.rejected"])
         await server.async_client().transfers.create(from_=payer, to=payee, amount="1")
 
         event = await inbox.wait_for_async("transfer.settled", where=lambda e: e.data.account_id == payer)

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from difflib import get_close_matches
 from functools import partial
 from typing import Final, TypeVar
 
@@ -18,7 +19,7 @@ import httpx
 from attrs import field, frozen
 
 from agentpay import webhooks
-from agentpay.contract.events import Event
+from agentpay.contract.events import EVENTS, Event
 from agentpay.errors import WebhookError
 from agentpay_server.testkit.embedded.applications import Application, Headers
 
@@ -68,6 +69,7 @@ class WebhookInbox:
         """
         self.url = url
         self.webhook_id = ""
+        self.subscribed: frozenset[str] = frozenset(EVENTS)
         self._secrets: list[str] = [] if app_secret is None else [app_secret]
         self._pump = pump
         self._app = app
@@ -131,8 +133,10 @@ class WebhookInbox:
             timeout: seconds of real time to wait.
 
         Raises:
+            ValueError: there is no such type, or this inbox does not subscribe to it.
             TimeoutError: no such event arrived. The message lists the received events.
         """
+        self._check_type(event_type)
         self.refuse_to_block("await inbox.wait_for_async(...)")
         deadline = time.monotonic() + timeout
         while True:
@@ -149,6 +153,16 @@ class WebhookInbox:
                 seen = ", ".join(event.type for event in events) or "nothing"
                 raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
+
+    def _check_type(self, event_type: str) -> None:
+        if event_type in self.subscribed:
+            return
+        if event_type in EVENTS:
+            subscribed = ", ".join(sorted(self.subscribed))
+            raise ValueError(f"this inbox does not receive {event_type}: it subscribes to {subscribed}")
+        near = get_close_matches(event_type, EVENTS, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else f": there are {', '.join(EVENTS)}"
+        raise ValueError(f"{event_type!r} is not a type of event{meant}")
 
     def drain(self, *, timeout: float = 5.0) -> None:
         """Wait until all due deliveries are made and the application has handled them.

@@ -298,6 +298,7 @@ class AgentPayServer(Homes):
             low_balance_threshold_usdc=threshold_usdc,
         )
         inbox.webhook_id = webhook.webhook_id
+        inbox.subscribed = frozenset(webhook.events)
         inbox.trust(webhook.secret)
         inbox.watch(lambda: bool(self.deliveries.where(webhook_id=webhook.webhook_id, status="pending")))
         return inbox
