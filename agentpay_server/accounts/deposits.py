@@ -23,18 +23,19 @@ from typing import Final
 
 from attrs import define, field
 
-from agentpay.contract import identifiers
-from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, EntryRecord
-from agentpay_server.engine import low_balance, unknown_debits
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries
+from agentpay_server.ledger import entries, low_balance
 from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
 
@@ -364,21 +365,22 @@ class Deposits:
         account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
-        now_us = self._context.clock.now_us()
         booked = [
             deposit
             for deposit in batch.deposits
             if not _is_settled_here(connection, deposit, account_id)
-            and book_deposit(
-                connection,
-                self._context,
-                account,
+            and not entries.is_deposit_booked(connection, account_id, deposit.signature)
+        ]
+        received = [
+            arrived(
+                account_id,
                 signature=deposit.signature,
                 amount_micro=deposit.amount_micro,
-                sender=deposit.sender,
-                now_us=now_us,
+                counterparty=_counterparty(connection, deposit.sender),
             )
+            for deposit in booked
         ]
+        apply(Unit(connection, self._context, self._context.clock.now_us()), received_by(account, *received))
         unknown = [
             unknown_debits.book(
                 connection,
@@ -397,37 +399,29 @@ class Deposits:
         return booked, unknown
 
 
-def book_deposit(
-    connection: Connection,
-    context: Context,
-    account: AccountRecord,
-    *,
-    signature: str,
-    amount_micro: int,
-    sender: str | None,
-    now_us: int,
-) -> bool:
-    """Book a deposit of a locked account, unless it is already booked; return whether it was booked now.
-
-    `sender` is the token account that paid; None for minted money.
-    """
-    if entries.is_deposit_booked(connection, account.account_id, signature):
-        return False
-    known = None if sender is None else account_store.account_at(connection, sender)
-    deposit = EntryRecord(
-        transaction_id=context.identifiers.new(identifiers.ENTRY),
-        account_id=account.account_id,
-        type=TransactionType.DEPOSIT.value,
-        status=TransactionStatus.SETTLED.value,
-        direction=Direction.IN.value,
+def arrived(account_id: str, *, signature: str, amount_micro: int, counterparty: str | None) -> Posting:
+    """Return the posting of money that the service did not send; no counterparty means that it was minted."""
+    entry = Entry(
+        type=TransactionType.DEPOSIT,
+        direction=Direction.IN,
         amount=amount_micro,
-        counterparty=sender if known is None else known.account_id,
+        counterparty=counterparty,
         tx_signature=signature,
-        created_us=now_us,
     )
-    entries.insert_entries(connection, deposit)
-    account_store.credit(connection, account.account_id, amount_micro)
-    return True
+    return Posting(account_id=account_id, credit=amount_micro, entries=(entry,))
+
+
+def received_by(account: AccountRecord, *received: Posting) -> Outcome[None]:
+    """Return the outcome of deposits of an account."""
+    return Outcome(
+        operator_id=account.operator_id, account_id=account.account_id, subject=None, postings=received
+    )
+
+
+def _counterparty(connection: Connection, sender: str | None) -> str | None:
+    """Return the account of a token account that has paid, if the service holds it."""
+    known = None if sender is None else account_store.account_at(connection, sender)
+    return sender if known is None else known.account_id
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:

@@ -109,12 +109,13 @@ class Policies:
         return changed
 
     def _queue_record(self, connection: Connection, account: AccountRecord, now_us: int) -> None:
-        record = record_store.record(connection, account.account_id)
+        record = record_store.RECORDS.get(connection, account.account_id)
         if record is None:
             address = self._context.signer.address(record_key(account.key_index))
-            record_store.insert_record(connection, account.account_id, address=address, due_us=now_us)
+            new = record_store.new_record(account.account_id, address=address, due_us=now_us)
+            record_store.RECORDS.insert(connection, new)
         else:
-            record_store.set_due(connection, account.account_id, due_us=now_us, failures=0)
+            record_store.RECORDS.changed(connection, record, due_us=now_us, failures=0)
 
 
 def _versioned(account: AccountRecord) -> VersionedPolicy:

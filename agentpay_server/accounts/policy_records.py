@@ -15,17 +15,24 @@ from typing import Final
 from agentpay_server.accounts import policy_record_store as store
 from agentpay_server.chain import transactions
 from agentpay_server.chain.policy_record import PolicyRecord
-from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import Funding
-from agentpay_server.engine.handlers import Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.handlers import (
+    Ending,
+    Handler,
+    Resigning,
+    pending_transaction,
+)
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
@@ -156,7 +163,7 @@ class PolicyRecords:
         """
         account_id = signed_for.account_id
         account_store.ACCOUNTS.existing(connection, account_id, lock=True)
-        record = store.existing_record(connection, account_id)
+        record = store.RECORDS.existing(connection, account_id)
         in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
         if in_flight is not None or record.written_version >= signed_for.policy_version:
             return None
@@ -173,93 +180,73 @@ class PolicyRecords:
 
 
 class PolicyRecordHandler(Handler[store.PolicyRecord]):
-    """Books the outcomes of a policy record's transaction."""
+    """Says what the outcomes of a policy record's transaction change."""
 
     kind = Kind.POLICY_RECORD
     # An undone write that is resent could land after a newer one.
     must_be_irreversible = True
     # A newer write continues, even if an older one landed late.
     supersedes = False
+    needs_accounts = True
 
-    def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
-        """Return the purpose of the transaction."""
-        return Operation.POLICY_RECORD
-
-    def load(self, connection: Connection, subject_id: str) -> store.PolicyRecord:
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> store.PolicyRecord:
         """Return the record."""
-        return store.existing_record(connection, subject_id)
+        return store.RECORDS.existing(connection, subject_id, lock=lock)
 
-    def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
+    def newest_signature(self, subject: store.PolicyRecord) -> str | None:
+        """Return the signature of the newest write that has landed."""
+        return subject.tx_signature
+
+    def settled(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
         """Store which version is on chain now; a newer one is due at once."""
-        account = account_store.ACCOUNTS.existing(unit.connection, subject.account_id, lock=True)
-        version = _version(tx)
-        store.set_written(
-            unit.connection,
-            subject.account_id,
-            version=version,
-            tx_signature=tx.signature,
-            due_us=None if account.policy_version == version else unit.now_us,
-        )
-        return store.existing_record(unit.connection, subject.account_id)
+        account, version = ending.accounts[ending.subject.account_id], _version(ending.tx)
+        due_us = None if account.policy_version == version else ending.now_us
+        return _written(ending, due_us=due_us)
 
-    def failed(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: store.PolicyRecord,
-        failure: Failure,  # noqa: ARG002
-    ) -> store.PolicyRecord:
+    def failed(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
         """Schedule another write for later."""
-        _postpone(unit.connection, subject.account_id, unit.now_us)
-        return store.existing_record(unit.connection, subject.account_id)
+        return _outcome(ending, _postponed(ending.subject, ending.now_us))
 
-    def sign_replacement(
-        self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
-    ) -> None:
+    def sign_replacement(self, _: Resigning[store.PolicyRecord]) -> None:
         """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
 
-    def dropped(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: store.PolicyRecord,
-        reason: object,  # noqa: ARG002
-    ) -> store.PolicyRecord:
+    def dropped(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
         """Schedule a write of the newest policy at once."""
-        account_store.ACCOUNTS.existing(unit.connection, subject.account_id, lock=True)
-        store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
-        return store.existing_record(unit.connection, subject.account_id)
+        return _outcome(ending, store.RECORDS.to_change(ending.subject, due_us=ending.now_us))
 
-    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
+    def landed_late(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
         """Schedule a write of the newest policy: an older one has overwritten it."""
-        record = store.existing_record(unit.connection, tx.subject_id)
-        in_flight = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
-        store.set_written(
-            unit.connection,
-            tx.subject_id,
-            version=_version(tx),
-            tx_signature=tx.signature,
-            due_us=unit.now_us,
-        )
-        return record.tx_signature if in_flight is None else in_flight.signature
+        return _written(ending, due_us=ending.now_us)
 
-    def report(
-        self,
-        context: Context,  # noqa: ARG002
-        tx: ChainTransaction,
-        subject: store.PolicyRecord,
-        detail: str | None,
-    ) -> None:
+    def report(self, ending: Ending[store.PolicyRecord]) -> None:
         """Log a write that the chain has rejected."""
-        if detail is not None:
+        if ending.failure is not None:
             log(
                 logger,
                 logging.WARNING,
                 "policy_record.refused",
-                account_id=subject.account_id,
-                tx_signature=tx.signature,
-                detail=detail,
+                account_id=ending.subject.account_id,
+                tx_signature=ending.tx.signature,
+                detail=ending.failure.detail,
             )
+
+
+def _written(ending: Ending[store.PolicyRecord], *, due_us: int | None) -> Outcome[store.PolicyRecord]:
+    change = store.RECORDS.to_change(
+        ending.subject,
+        written_version=_version(ending.tx),
+        tx_signature=ending.tx.signature,
+        due_us=due_us,
+        failures=0,
+    )
+    return _outcome(ending, change)
+
+
+def _outcome(
+    ending: Ending[store.PolicyRecord], change: Change[store.PolicyRecord]
+) -> Outcome[store.PolicyRecord]:
+    account = ending.accounts[ending.subject.account_id]
+    return Outcome(operator_id=account.operator_id, account_id=account.account_id, subject=change)
 
 
 def _version(tx: ChainTransaction) -> int:
@@ -268,20 +255,23 @@ def _version(tx: ChainTransaction) -> int:
 
 def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
     account_store.ACCOUNTS.existing(connection, account_id, lock=True)
-    record = store.existing_record(connection, account_id)
-    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
-        # Another server has signed a write meanwhile: its outcome decides the next step.
-        return
+    record = store.RECORDS.existing(connection, account_id)
+    # Otherwise another server has signed a write meanwhile: its outcome decides the next step.
+    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is None:
+        _postponed(record, now_us).write(connection)
+
+
+def _postponed(record: store.PolicyRecord, now_us: int) -> Change[store.PolicyRecord]:
     failures = record.failures + 1
     pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
-    store.set_due(connection, account_id, due_us=now_us + pause_us, failures=failures)
+    return store.RECORDS.to_change(record, due_us=now_us + pause_us, failures=failures)
 
 
 def _state(
     connection: Connection, account_id: str
 ) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
     """Return an account, its record, and the write in flight; None if its policy never changed."""
-    record = store.record(connection, account_id)
+    record = store.RECORDS.get(connection, account_id)
     if record is None:
         return None
     in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)

@@ -329,7 +329,7 @@ class Accounts:
 
     def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:
         policy = stored_policy(record.policy)
-        written = policy_records.record(connection, record.account_id)
+        written = policy_records.RECORDS.get(connection, record.account_id)
         view = None
         if written is not None:
             view = PolicyRecordView(

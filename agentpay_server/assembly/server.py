@@ -62,11 +62,11 @@ from agentpay_server.webhooks.service import Webhooks
 from agentpay_server.webhooks.tail import EventTail
 
 HANDLERS: Final = (
-    TransferHandler(),
-    PaymentHandler(),
-    SessionOpenHandler(),
-    SessionSettleHandler(),
-    PolicyRecordHandler(),
+    TransferHandler,
+    PaymentHandler,
+    SessionOpenHandler,
+    SessionSettleHandler,
+    PolicyRecordHandler,
 )
 """The handler of each kind of transaction that moves money or writes a policy's record."""
 

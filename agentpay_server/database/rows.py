@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
+from attrs import frozen
 from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, insert, select, update
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import ReturningUpdate
@@ -159,6 +160,18 @@ class Rows(Generic[R]):
             raise StaleRowError(f"{self.table.name} {key} is not in the state that this change requires")
         return found
 
+    def to_change(
+        self,
+        row: R,
+        /,
+        *conditions: Condition,
+        given: Mapping[str, object] = _NONE,
+        add: Mapping[str, int] = _NONE,
+        **values: Any,  # noqa: ANN401 - each as its column
+    ) -> "Change[R]":
+        """Return a change to be written later; see `changed`."""
+        return Change(self, row, conditions, values, given, add)
+
     def pages(
         self,
         owner: str,
@@ -210,6 +223,42 @@ class Rows(Generic[R]):
             "lock": self.get_statement(lock=True),
             "change": self.change_statement((), self._written),
         }
+
+
+@frozen
+class Change(Generic[R]):
+    """A change of a row, as data.
+
+    Attributes:
+        row: the row before it.
+        conditions: the state that it requires.
+        values: new values of columns.
+        given: the parameters of the conditions.
+        add: amounts to add to columns.
+    """
+
+    rows: Rows[R]
+    row: R
+    conditions: tuple[Condition, ...]
+    values: Mapping[str, Any]
+    given: Mapping[str, object] = _NONE
+    add: Mapping[str, int] = _NONE
+
+    @property
+    def after(self) -> R:
+        """The row after it."""
+        added = {name: getattr(self.row, name) + amount for name, amount in self.add.items()}
+        return attrs.evolve(self.row, **self.values, **added)  # type: ignore[misc]
+
+    def write(self, connection: Connection) -> R:
+        """Write it, and return the row as it is now.
+
+        Raises:
+            StaleRowError: the row is not in the required state.
+        """
+        return self.rows.changed(
+            connection, self.row, *self.conditions, given=self.given, add=self.add, **self.values
+        )
 
 
 class StaleRowError(Exception):

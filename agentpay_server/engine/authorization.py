@@ -27,8 +27,10 @@ from agentpay_server.engine.preflight import Contended, Preflight, look
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger.apply import post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.key_totals import LimitedKey
+from agentpay_server.ledger.outcome import Posting, Unit
 from agentpay_server.ledger.transactions import ChainTransaction
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
@@ -80,17 +82,15 @@ class Decided(Generic[R]):
 
 
 @frozen(kw_only=True)
-class SpendUnit:
+class SpendUnit(Unit):
     """The unit of work that decides about a spend.
 
     Attributes:
         source: the paying account's current row, locked.
     """
 
-    connection: Connection
     source: AccountRecord
     preflight: Preflight
-    now_us: int
 
     @property
     def spent_us(self) -> int:
@@ -99,23 +99,23 @@ class SpendUnit:
 
     def hold(self, tx: ChainTransaction, amount_micro: int) -> ChainTransaction:
         """Store a signed transaction and count its amount as spent and in flight."""
-        total = self.source.spent_total + amount_micro
-        held = attrs.evolve(tx, held=amount_micro, spent_us=self.spent_us, spent_total=total)
-        transactions.insert_transaction(self.connection, held)
-        account_store.reserve(
-            self.connection,
-            self.source.account_id,
-            spent_total=total,
-            spent_us=self.spent_us,
-            amount=amount_micro,
+        posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
+        source = post(self.connection, posting, self.now_us)
+        held = attrs.evolve(
+            tx, held=amount_micro, spent_us=source.last_spend_us, spent_total=source.spent_total
         )
+        transactions.insert_transaction(self.connection, held)
         return held
 
     def hold_cap(self, tx: ChainTransaction, cap_micro: int) -> ChainTransaction:
         """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
+        post(
+            self.connection,
+            Posting(account_id=tx.account_id, hold=cap_micro, cap_hold=cap_micro),
+            self.now_us,
+        )
         held = attrs.evolve(tx, held=cap_micro)
         transactions.insert_transaction(self.connection, held)
-        account_store.reserve_cap(self.connection, self.source.account_id, cap_micro)
         return held
 
 
@@ -173,7 +173,7 @@ class Intent(ABC, Generic[R]):
         """Store the spend as pending approval, or raise a Problem if it cannot wait for an operator."""
 
     @abstractmethod
-    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[R]:
+    def refused(self, unit: Unit, refusal: Refusal) -> Decided[R]:
         """Store the refusal, or raise it as a Problem if refusals are not stored."""
 
     def is_key_taken(self, connection: Connection) -> bool:  # noqa: ARG002
@@ -290,10 +290,10 @@ class Authorizer:
         policy = stored_policy(source.policy)
         refusal = rules.paused_refusal(policy)
         if refusal is not None:
-            return intent.refused(connection, refusal, now_us)
+            return intent.refused(Unit(connection, self._context, now_us), refusal)
         # None only for a paused account, refused above.
         assert preflight is not None and funds is not None  # noqa: PT018, S101
-        unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
+        unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
             unit,
@@ -303,7 +303,7 @@ class Authorizer:
             is_last_look=is_last_look,
         )
         if refusal is not None:
-            return intent.refused(connection, refusal, now_us)
+            return intent.refused(unit, refusal)
         if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
             return intent.escalated(unit, policy)
         cost = intent.cost(preflight)

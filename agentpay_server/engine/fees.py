@@ -26,9 +26,9 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, sessions
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.engine.treasury import LAMPORTS, sol_text
-from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger import spending
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Posting
 from agentpay_server.ledger.spending import WINDOW_US
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
 from agentpay_server.platform.clock import SECOND_US
@@ -101,11 +101,9 @@ _LEAVES: Final = (
 )
 
 
-def burn(connection: Connection, tx: ChainTransaction, lamports: int, now_us: int) -> None:
-    """Count lamports that a transaction cost without a payment. It has ended in this unit of work."""
-    if lamports and tx.kind in _COUNTED:
-        total, burned_us = account_store.burn(connection, tx.account_id, lamports, now_us)
-        transactions.set_burned(connection, tx, burned_us=burned_us, burned_total=total)
+def lost(tx: ChainTransaction, lamports: int) -> tuple[Posting, ...]:
+    """Return the posting of lamports that a transaction cost without a payment."""
+    return (Posting(account_id=tx.account_id, burned=lamports),) if tx.kind in _COUNTED else ()
 
 
 def reserved(connection: Connection, account_id: str) -> int:

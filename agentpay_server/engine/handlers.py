@@ -1,21 +1,23 @@
 """The interface between the settlement engine (`settlement.py`) and the handlers of its transactions.
 
-The engine decides when a transaction has ended; the handler of its kind books the outcome.
+The engine decides when a transaction has ended; the handler of its kind says what that changes, and
+`ledger/apply.py` writes it.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from attrs import field, frozen
 
 from agentpay_server.chain.protocol import Blockhash, Chain, Failure, SignatureStatus, SignedTransaction
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import absence
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
 from agentpay_server.platform.clock import SECOND_US, real_now_us
-from agentpay_server.platform.crash_points import Operation
 
 S = TypeVar("S")
 
@@ -23,18 +25,45 @@ LEASE_US: Final = 30 * SECOND_US
 """How long, in real time, a process keeps a transaction's lease without renewing it."""
 
 
-@frozen
-class Unit:
-    """A running unit of work.
+@frozen(kw_only=True)
+class Ending(Generic[S]):
+    """The end of a transaction, for the handler of its kind.
 
     Attributes:
-        afterwards: actions to run after its commit.
+        tx: the transaction, in its final state.
+        subject: its subject, before the outcome.
+        failure: why the chain rejected it; None otherwise.
+        reason: what `Handler.sign_replacement` returned instead of a replacement of an expired one.
+        accounts: the locked rows of `Handler.accounts`, by identifier; empty unless the handler needs them.
+        received_by: for a late landing, the recipients whose history already has it as a deposit.
     """
 
-    connection: Connection
-    context: Context
+    tx: ChainTransaction
+    subject: S
     now_us: int
-    afterwards: list[Callable[[], Awaitable[None]]] = field(factory=list)
+    failure: Failure | None = None
+    reason: Any = None
+    accounts: Mapping[str, AccountRecord] = field(factory=dict)
+    received_by: frozenset[str] = frozenset()
+
+
+@frozen(kw_only=True)
+class Resigning(Generic[S]):
+    """What is needed to sign a replacement.
+
+    Attributes:
+        unit: the unit of work that stores it.
+        tx: the expired transaction.
+        source: the signing account, locked.
+        prepared: the result of `Handler.prepare`.
+    """
+
+    unit: Unit
+    tx: ChainTransaction
+    subject: S
+    source: AccountRecord
+    blockhash: Blockhash
+    prepared: Any
 
 
 @frozen(kw_only=True)
@@ -42,34 +71,23 @@ class Replacement:
     """The replacement of an expired transaction.
 
     Attributes:
+        change: what it changes of the subject.
         detail: the handler's, for the row.
         rent: lamports of rent that it pays.
     """
 
     signed: SignedTransaction
+    change: Change[Any]
     detail: str | None = None
     rent: int = 0
 
 
-@frozen(kw_only=True)
-class SigningInputs:
-    """The inputs for signing a replacement.
-
-    Attributes:
-        source: the signing account, locked.
-        prepared: the result of `Handler.prepare`.
-    """
-
-    source: AccountRecord
-    blockhash: Blockhash
-    prepared: Any
-
-
 class Handler(Generic[S]):
-    """Books the outcomes of one kind of transaction. Stateless.
+    """Says what the outcomes of one kind of transaction change. Stateless.
 
-    The methods run in the engine's unit of work, after it has changed the row's state. So each outcome is
-    booked once, however many processes drive the transaction.
+    The engine changes the row's state and writes the outcome in one unit of work. So each outcome is written
+    once, however many processes drive the transaction. `settled`, `failed`, `dropped` and `landed_late` read
+    and write nothing.
     """
 
     kind: ClassVar[Kind]
@@ -86,23 +104,35 @@ class Handler(Generic[S]):
     supersedes: ClassVar[bool] = True
     """Whether a late landing ends the replacement transaction. Otherwise both continue."""
 
-    def operation(self, subject: S) -> Operation:
-        """Return the transaction's purpose, for fault points."""
-        raise NotImplementedError
+    needs_accounts: ClassVar[bool] = False
+    """Whether every outcome depends on the accounts, which are locked then. A late landing always locks
+    them."""
 
-    def load(self, connection: Connection, subject_id: str) -> S:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> S:
         """Return the stored subject."""
         raise NotImplementedError
 
-    def announced(self, unit: Unit, tx: ChainTransaction, subject: S) -> None:
-        """Record that the transaction was sent and is not final yet."""
+    def accounts(self, tx: ChainTransaction, subject: S) -> tuple[str, ...]:  # noqa: ARG002
+        """Return the accounts that an outcome may change."""
+        return (tx.account_id,)
 
-    def settled(self, unit: Unit, tx: ChainTransaction, subject: S) -> S:
-        """Book that the transaction has landed."""
+    def newest_signature(self, subject: S) -> str | None:
+        """Return the signature of the subject's newest transaction."""
         raise NotImplementedError
 
-    def failed(self, unit: Unit, tx: ChainTransaction, subject: S, failure: Failure) -> S:
-        """Book that the chain rejected the transaction: it moved nothing."""
+    def announced(self, ending: Ending[S]) -> Outcome[S]:
+        """Return the outcome that the transaction was sent and is not final yet."""
+        raise NotImplementedError
+
+    def settled(self, ending: Ending[S]) -> Outcome[S]:
+        """Return the outcome of a transaction that has landed."""
+        raise NotImplementedError
+
+    def failed(self, ending: Ending[S]) -> Outcome[S]:
+        """Return the outcome of a transaction that the chain rejected: it moved nothing."""
         raise NotImplementedError
 
     async def find(
@@ -119,33 +149,27 @@ class Handler(Generic[S]):
             tx.signature, absence=absence(tx.debits, tx.last_valid_block_height, proof_height)
         )
 
-    async def prepare(self, context: Context, subject: S) -> object:
+    async def prepare(self, subject: S) -> object:
         """Read from the chain what signing a replacement needs besides a blockhash.
 
         Raises:
             ChainUnavailableError: nothing is signed for now.
         """
 
-    def sign_replacement(
-        self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs
-    ) -> Replacement | Any:  # noqa: ANN401 - the reason for `dropped`
+    def sign_replacement(self, resigning: Resigning[S]) -> Replacement | Any:  # noqa: ANN401
         """Sign a replacement of an expired transaction, or return a reason for `dropped`."""
         raise NotImplementedError
 
-    def dropped(self, unit: Unit, tx: ChainTransaction, subject: S, reason: Any) -> S:  # noqa: ANN401
-        """Book that the transaction has expired and is not replaced."""
+    def dropped(self, ending: Ending[S]) -> Outcome[S]:
+        """Return the outcome of a transaction that has expired and is not replaced."""
         raise NotImplementedError
 
-    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a transaction that landed after it was considered expired.
-
-        Returns:
-            The signature of its replacement, if any.
-        """
+    def landed_late(self, ending: Ending[S]) -> Outcome[S]:
+        """Return the outcome of a transaction that landed after it was considered expired."""
         raise NotImplementedError
 
-    def report(self, context: Context, tx: ChainTransaction, subject: S, detail: str | None) -> None:
-        """Count and log an outcome after its commit; `detail` is the chain's reason for a failure."""
+    def report(self, ending: Ending[S]) -> None:
+        """Count and log an outcome after its commit; `ending` has the subject as it is now."""
 
 
 def pending_transaction(

@@ -15,14 +15,11 @@ from typing import Final
 from attrs import define, evolve
 
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError, SignatureStatus
-from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import Ages
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import ChainTransaction, State
 from agentpay_server.platform.logs import log
 
 _PAGE_SIZE: Final = 256
@@ -147,9 +144,9 @@ class LateLandings:
         self._forget(expired)
 
     async def _book(self, expired: ChainTransaction) -> None:
-        booked = await self._database.run(self._booked, expired)
+        landed = await self._database.run(self._settlement.outcomes.land_late, expired)
         self._forget(expired)
-        if booked is None:
+        if landed is None:
             return
         self._context.wakeup.set()
         log(
@@ -160,33 +157,8 @@ class LateLandings:
             subject=expired.subject_id,
             kind=expired.kind.value,
             tx_signature=expired.signature,
-            replacement_tx_signature=booked[0],
+            replacement_tx_signature=landed[0],
         )
-
-    def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        booked = self._settlement.outcomes.book_late(connection, expired)
-        if booked is None:
-            return None
-        now_us = self._context.clock.now_us()
-        account = account_store.ACCOUNTS.existing(connection, expired.account_id, lock=True)
-        if expired.kind is not Kind.POLICY_RECORD:
-            account_store.stop(connection, expired.account_id, now_us)
-        audit.record(
-            connection,
-            audit.Server(account.operator_id),
-            action=audit.LANDED_AFTER_EXPIRY,
-            subject=expired.subject_id,
-            now_us=now_us,
-            before={"tx_signature": expired.signature, "state": expired.state.value},
-            after={
-                "tx_signature": expired.signature,
-                "state": "landed",
-                "kind": expired.kind.value,
-                "account_id": expired.account_id,
-                "replacement_tx_signature": booked[0],
-            },
-        )
-        return booked
 
     def _forget(self, expired: ChainTransaction) -> None:
         self._ages.forget(expired.signature)

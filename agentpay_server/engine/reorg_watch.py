@@ -20,9 +20,10 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import accounts
 from agentpay_server.ledger import transactions as store
+from agentpay_server.ledger.apply import post
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Posting
 from agentpay_server.ledger.transactions import ChainTransaction, State
 from agentpay_server.platform.logs import log
 
@@ -36,6 +37,7 @@ class Confirmations:
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._database = context.database
+        self._clock = context.clock
         self._chain = context.chain
         self._settlement = settlement
 
@@ -56,14 +58,14 @@ class Confirmations:
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", tx)
                 if not tx.reserved:
-                    await self._database.run(_reserve, tx)
+                    await self._database.run(_hold, tx, self._clock.now_us())
                 await self._chain.send(tx.signed.raw, even_if_failing=False)
         except ChainUnavailableError:
             return tx
         if end is None:
             return tx
         if tx.reserved:
-            await self._database.run(_release, tx)
+            await self._database.run(_release, tx, self._clock.now_us())
         if not isinstance(end, Landed):
             self._report(logging.ERROR, "transaction.undone", tx)
             return evolve(tx, state=State.UNDONE)
@@ -74,11 +76,11 @@ class Confirmations:
         log(logger, level, event, tx_signature=tx.signature, subject=tx.subject_id)
 
 
-def _reserve(connection: Connection, tx: ChainTransaction) -> None:
+def _hold(connection: Connection, tx: ChainTransaction, now_us: int) -> None:
     if tx.held and store.set_reserved(connection, tx, tx.held):
-        accounts.reserve_again(connection, tx.account_id, tx.held)
+        post(connection, Posting(account_id=tx.account_id, hold=tx.held), now_us)
 
 
-def _release(connection: Connection, tx: ChainTransaction) -> None:
+def _release(connection: Connection, tx: ChainTransaction, now_us: int) -> None:
     if store.set_reserved(connection, tx, 0):
-        accounts.release(connection, tx.account_id, tx.reserved)
+        post(connection, Posting(account_id=tx.account_id, release=tx.reserved), now_us)

@@ -25,7 +25,7 @@ from agentpay_server.engine.broadcast import (
     may_vanish,
 )
 from agentpay_server.engine.handlers import LEASE_US, Handler
-from agentpay_server.engine.outcomes import Booked, Ended, Outcomes
+from agentpay_server.engine.outcomes import Ended, Outcomes, Written
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
@@ -53,12 +53,12 @@ async def _check_nothing(_: str) -> None:
 class Settlement:
     """Drives every pending transaction to its outcome, with one task per subject in this process."""
 
-    def __init__(self, context: Context, handlers: Iterable[Handler[Any]]) -> None:
+    def __init__(self, context: Context, handlers: Iterable[type[Handler[Any]]]) -> None:
         self._context = context
         self._chain = context.chain
         self._database = context.database
         self._tasks = context.tasks
-        self._handlers = {handler.kind: handler for handler in handlers}
+        self._handlers = {handler.kind: handler(context) for handler in handlers}
         self.outcomes: Outcomes = Outcomes(context, self._handlers)
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
         self._driven_signatures: set[str] = set()
@@ -208,8 +208,7 @@ class Settlement:
             if end is None or _may_vanish(handler, end):
                 return None
             subject = await self._database.read(handler.load, tx.subject_id)
-            is_expired = isinstance(end, Expired)
-            fault_point(handler.operation(subject), Step.EXPIRED if is_expired else Step.LANDED)
+            fault_point(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
             following = await (
                 self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
             )
@@ -294,7 +293,7 @@ class Settlement:
     ) -> Ended[S] | ChainTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
-        is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
+        is_sent, end = await self.broadcaster.first_look(tx.signed, tx.operation, deadline)
         if isinstance(end, Landed | Failure) and not _may_vanish(handler, end):
             return await self._booked(tx, subject, end)
         if is_sent and handler.announces:
@@ -312,6 +311,7 @@ class Settlement:
                     subject = cast("S", await self._database.read(handler.load, tx.subject_id))
                 following = await self._drive_once(tx, subject, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
+                subject = None
                 log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
             else:
                 if isinstance(following, Ended):
@@ -334,7 +334,7 @@ class Settlement:
         outcome = await self.broadcaster.outcome(
             tx.signed,
             partial(self._announce, tx, subject) if handler.announces else None,
-            operation=handler.operation(subject),
+            operation=tx.operation,
             is_new=is_new,
             irreversibly=handler.must_be_irreversible,
         )
@@ -357,12 +357,11 @@ class Settlement:
         if isinstance(end, Failure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
-        booked = await self._database.run(self.outcomes.end, tx, subject, end)
-        detail = end.detail if isinstance(end, Failure) else None
-        await self._after_commit(booked, detail)
-        if isinstance(booked.following, Ended):
-            fault_point(self._handlers[tx.kind].operation(subject), Step.BOOKED)
-        return booked.following
+        written = await self._database.run(self.outcomes.end, tx, subject, end)
+        await self._after_commit(written)
+        if isinstance(written.following, Ended):
+            fault_point(tx.operation, Step.BOOKED)
+        return written.following
 
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
         """Sign a replacement for an expired transaction, or book that it will have none."""
@@ -373,20 +372,20 @@ class Settlement:
             return cast("Ended[S] | ChainTransaction", current)
         await self._check_balance(tx)
         if not handler.is_broadcast_by_us:
-            booked = await self._database.run(self.outcomes.expire, tx, subject)
-            await self._after_commit(booked, None)
-            fault_point(handler.operation(subject), Step.BOOKED)
-            return booked.following
+            written = await self._database.run(self.outcomes.expire, tx, subject)
+            await self._after_commit(written)
+            fault_point(tx.operation, Step.BOOKED)
+            return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         await self._compare_books(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
-        prepared = await handler.prepare(self._context, subject)
-        booked = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
-        await self._after_commit(booked, None)
-        return booked.following
+        prepared = await handler.prepare(subject)
+        written = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
+        await self._after_commit(written)
+        return written.following
 
     async def _check_balance(self, tx: ChainTransaction) -> None:
         """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
@@ -420,14 +419,13 @@ class Settlement:
             )
         raise ChainUnavailableError("an account holds less on chain than is booked")
 
-    async def _after_commit(self, booked: Booked[S], detail: str | None) -> None:
+    async def _after_commit(self, written: Written[S]) -> None:
         """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
-        if booked.tx is not None and isinstance(booked.following, Ended):
-            handler = self._handlers[booked.tx.kind]
-            handler.report(self._context, booked.tx, booked.following.subject, detail)
-        for follow_up in booked.afterwards:
-            await follow_up()
+        if written.ending is not None:
+            self._handlers[written.ending.tx.kind].report(written.ending)
+        for hook in written.after_commit:
+            await hook()
 
 
 def _subject(tx: ChainTransaction) -> tuple[Kind, str]:

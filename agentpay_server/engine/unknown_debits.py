@@ -11,15 +11,14 @@ from collections.abc import Awaitable, Callable
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.chain.protocol import ChainUnavailableError, Debit
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, EntryRecord
-from agentpay_server.engine import low_balance
-from agentpay_server.engine.handlers import Unit
-from agentpay_server.ledger import accounts, audit, entries, transactions
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.ledger import accounts, audit, transactions
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outbox import Outbox
+from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
 from agentpay_server.platform.logs import log
 
@@ -32,13 +31,13 @@ class UnknownDebit:
 
     Attributes:
         tx_signature: None if only the balance shows the debit.
-        afterwards: actions to run after the commit.
+        after_commit: hooks to run after the commit.
     """
 
     account_id: str
     amount_micro: int
     tx_signature: str | None
-    afterwards: list[Callable[[], Awaitable[None]]]
+    after_commit: list[Callable[[], Awaitable[None]]]
 
     async def report(self) -> None:
         """Log it, after the commit that booked it."""
@@ -50,8 +49,8 @@ class UnknownDebit:
             tx_signature=self.tx_signature,
             amount_usdc=audit.usdc(self.amount_micro),
         )
-        for follow_up in self.afterwards:
-            await follow_up()
+        for hook in self.after_commit:
+            await hook()
 
 
 def is_explained(connection: Connection, debit: Debit, account_id: str) -> bool:
@@ -93,28 +92,38 @@ def book(
     account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     unit = Unit(connection, context, now_us)
     entry_id = context.identifiers.new(identifiers.ENTRY)
-    _count(unit, account, entry_id, amount_micro=amount_micro, tx_signature=tx_signature)
+    explaining = explain(
+        connection,
+        signature=tx_signature or entry_id,
+        subject_id=entry_id,
+        account_id=account_id,
+        now_us=now_us,
+        held=amount_micro,
+    )
     known = None if recipient is None else accounts.account_at(connection, recipient)
     counterparty = recipient if known is None else known.account_id
-    entry = EntryRecord(
+    entry = Entry(
         transaction_id=entry_id,
-        account_id=account_id,
-        type=TransactionType.TRANSFER.value,
-        status=TransactionStatus.SETTLED.value,
-        direction=Direction.OUT.value,
+        type=TransactionType.TRANSFER,
+        direction=Direction.OUT,
         amount=amount_micro,
         counterparty=counterparty,
         tx_signature=tx_signature,
-        created_us=unit.now_us,
     )
-    entries.insert_entries(connection, entry)
-    accounts.stop(connection, account_id, unit.now_us)
-    audit.record(
-        connection,
-        audit.Server(account.operator_id),
+    posting = Posting(
+        account_id=account_id,
+        # It counts as spent now, and has left the balance.
+        hold=amount_micro,
+        release=amount_micro,
+        debit=amount_micro,
+        spent=amount_micro,
+        stops=True,
+        entries=(entry,),
+    )
+    record = audit.Record(
+        actor=audit.Server(account.operator_id),
         action=audit.UNKNOWN_DEBIT,
         subject=account_id,
-        now_us=unit.now_us,
         after=audit.given(
             transaction_id=entry_id,
             tx_signature=tx_signature,
@@ -122,11 +131,19 @@ def book(
             counterparty=counterparty,
         ),
     )
+    outcome = Outcome(
+        operator_id=account.operator_id,
+        account_id=account_id,
+        subject=None,
+        postings=(posting,),
+        audit=(record,),
+    )
+    apply(unit, outcome, explaining)
     return UnknownDebit(
         account_id=account_id,
         amount_micro=amount_micro,
         tx_signature=tx_signature,
-        afterwards=unit.afterwards,
+        after_commit=unit.after_commit,
     )
 
 
@@ -138,18 +155,14 @@ def explain(
     account_id: str,
     now_us: int,
     held: int = 0,
-    spent_us: int | None = None,
-    spent_total: int | None = None,
-) -> None:
-    """Insert the row that explains a debit from now on."""
+) -> ChainTransaction:
+    """Insert the row that explains a debit from now on, and return it."""
     tx = ChainTransaction(
         signature=signature,
         kind=Kind.UNKNOWN,
         subject_id=subject_id,
         account_id=account_id,
         held=held,
-        spent_us=spent_us,
-        spent_total=spent_total,
         state=State.FINALIZED,
         raw=None,
         last_valid_block_height=0,
@@ -157,33 +170,4 @@ def explain(
         ended_us=now_us,
     )
     transactions.insert_transaction(connection, tx)
-
-
-def _count(
-    unit: Unit, account: AccountRecord, entry_id: str, *, amount_micro: int, tx_signature: str | None
-) -> None:
-    """Count the debit as spent now, and as having left the balance."""
-    spent_us = max(unit.now_us, account.last_spend_us)
-    total = account.spent_total + amount_micro
-    explain(
-        unit.connection,
-        signature=tx_signature or entry_id,
-        subject_id=entry_id,
-        account_id=account.account_id,
-        now_us=unit.now_us,
-        held=amount_micro,
-        spent_us=spent_us,
-        spent_total=total,
-    )
-    accounts.reserve(
-        unit.connection, account.account_id, spent_total=total, spent_us=spent_us, amount=amount_micro
-    )
-    outbox = Outbox(
-        unit.connection,
-        unit.context,
-        operator_id=account.operator_id,
-        account_id=account.account_id,
-        now_us=unit.now_us,
-    )
-    low_balance.spent(outbox, unit, account.account_id, amount_micro)
-    outbox.write()
+    return tx

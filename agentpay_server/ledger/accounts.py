@@ -1,8 +1,23 @@
 """SQL statements for accounts, their policies and their counters."""
 
-from typing import Final
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final
 
-from sqlalchemy import BigInteger, bindparam, case, insert, or_, select, update
+from sqlalchemy import (
+    BigInteger,
+    Case,
+    Column,
+    ColumnElement,
+    bindparam,
+    case,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay_server.database.connection import Connection
@@ -31,7 +46,6 @@ _PARTIES: Final = select(accounts).where(
 )
 PAGES: Final = ACCOUNTS.pages("operator_id", equal=("paused",))
 _IS_STOPPED: Final = accounts.c.stopped_us.is_not(None)
-_IS_NOT_STOPPED: Final = accounts.c.stopped_us.is_(None)
 _BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
 _AFTER: Final = (
     select(accounts)
@@ -39,48 +53,44 @@ _AFTER: Final = (
     .order_by(accounts.c.seq)
     .limit(bindparam("count"))
 )
-_SETTLE_CAP: Final = (
-    update(accounts)
-    .where(accounts.c.account_id == bindparam("of_account"))
-    .values(
-        session_reserved=accounts.c.session_reserved - bindparam("cap"),
-        spent_total=accounts.c.spent_total + bindparam("settled"),
-        # Spend times never decrease within an account.
-        last_spend_us=case(
-            (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
-            else_=bindparam("now_us", type_=BigInteger),
-        ),
-        balance=accounts.c.balance + bindparam("credited"),
+
+
+def _at_least_now(column: Column[Any]) -> Case[Any]:
+    """Times of spends never decrease within an account."""
+    now_us = bindparam("now_us", type_=BigInteger)
+    return case((column > now_us, column), else_=now_us)
+
+
+_POSTED: Final[dict[str, ColumnElement[Any]]] = {
+    **{
+        name: accounts.c[name] + bindparam(f"plus_{name}", type_=BigInteger)
+        for name in (
+            "balance",
+            "in_flight",
+            "in_flight_total",
+            "session_reserved",
+            "spent_total",
+            "burned_total",
+        )
+    },
+    "last_spend_us": _at_least_now(accounts.c.last_spend_us),
+    "last_burned_us": _at_least_now(accounts.c.last_burned_us),
+    "stopped_us": func.coalesce(accounts.c.stopped_us, bindparam("now_us", type_=BigInteger)),
+}
+
+
+@cache
+def _posted(names: tuple[str, ...]) -> ReturningUpdate[Any]:
+    return (
+        update(accounts)
+        .where(accounts.c.account_id == bindparam("of_account"))
+        .values({name: _POSTED[name] for name in names})
+        .returning(*accounts.c)
     )
-    .returning(accounts.c.spent_total, accounts.c.last_spend_us)
-)
-_BURN: Final = (
-    update(accounts)
-    .where(accounts.c.account_id == bindparam("of_account"))
-    .values(
-        burned_total=accounts.c.burned_total + bindparam("lamports"),
-        last_burned_us=case(
-            (accounts.c.last_burned_us > bindparam("now_us", type_=BigInteger), accounts.c.last_burned_us),
-            else_=bindparam("now_us", type_=BigInteger),
-        ),
-    )
-    .returning(accounts.c.burned_total, accounts.c.last_burned_us)
-)
-_DEBIT: Final = (
-    update(accounts)
-    .where(accounts.c.account_id == bindparam("of_account"))
-    .values(
-        in_flight=accounts.c.in_flight - bindparam("amount"),
-        balance=accounts.c.balance - bindparam("amount"),
-    )
-    .returning(accounts.c.balance, accounts.c.unjudged_spend)
-)
-_CREDIT: Final = (
-    update(accounts)
-    .where(accounts.c.account_id == bindparam("of_account"))
-    .values(balance=accounts.c.balance + bindparam("amount"))
-    .returning(accounts.c.operator_id)
-)
+
+
+_POST_ALL: Final = _posted(tuple(_POSTED))
+"""The widest of them, whose names every engine must know."""
 
 
 def next_key_index(connection: Connection) -> int:
@@ -131,91 +141,28 @@ def parties(
     )
 
 
-def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_us: int, amount: int) -> None:
-    """Count an amount as spent and in flight."""
-    ACCOUNTS.changed(
-        connection,
-        account_id,
-        add={"in_flight": amount, "in_flight_total": amount},
-        spent_total=spent_total,
-        last_spend_us=spent_us,
-    )
+def post(
+    connection: Connection, account_id: str, *, add: Mapping[str, int], now_us: int, stops: bool = False
+) -> AccountRecord:
+    """Add amounts to columns of an account, and return it as it is now.
 
-
-def reserve_again(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an earlier spend as in flight again, because it may be back in the balance."""
-    ACCOUNTS.changed(connection, account_id, add={"in_flight": amount, "in_flight_total": amount})
-
-
-def release(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount as no longer in flight, because it can no longer leave the balance."""
-    ACCOUNTS.changed(connection, account_id, add={"in_flight": -amount})
-
-
-def reserve_cap(connection: Connection, account_id: str, cap: int) -> None:
-    """Count a session's cap as in flight, and as reserved until the session is settled."""
-    ACCOUNTS.changed(
-        connection, account_id, add={"session_reserved": cap, "in_flight": cap, "in_flight_total": cap}
-    )
-
-
-def release_cap(connection: Connection, account_id: str, cap: int) -> None:
-    """Count the cap of a session whose opening failed as neither in flight nor reserved."""
-    ACCOUNTS.changed(connection, account_id, add={"session_reserved": -cap, "in_flight": -cap})
-
-
-def settle_cap(
-    connection: Connection, account_id: str, *, cap: int, settled: int, credited: int, now_us: int
-) -> tuple[int, int]:
-    """Count a session's cap as no longer reserved: the charges as spent, the rest as received.
-
-    Returns:
-        The account's running total of spends, this one included, and the time of this one.
+    A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
+    With `stops`, nothing is signed for the account until an operator allows it.
     """
-    values = {
-        "of_account": account_id,
-        "cap": cap,
-        "settled": settled,
-        "credited": credited,
-        "now_us": now_us,
+    names = tuple(name for name, amount in add.items() if amount)
+    times = {
+        "last_spend_us": "spent_total" in names,
+        "last_burned_us": "burned_total" in names,
+        "stopped_us": stops,
     }
-    row = connection.execute(_SETTLE_CAP, values).one_or_none()
-    assert row is not None  # noqa: S101 - accounts are never deleted
-    return int(row[0]), int(row[1])
-
-
-def burn(connection: Connection, account_id: str, lamports: int, now_us: int) -> tuple[int, int]:
-    """Count lamports that brought no payment.
-
-    Returns:
-        The account's running total of them, and the time of these, which never decreases.
-    """
-    values = {"of_account": account_id, "lamports": lamports, "now_us": now_us}
-    row = connection.execute(_BURN, values).one_or_none()
-    assert row is not None  # noqa: S101 - accounts are never deleted
-    return int(row[0]), int(row[1])
-
-
-def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, int]:
-    """Count an amount that was in flight as having left the balance.
-
-    Returns:
-        The new balance, and the micro-USDC that had left it before, since `balance.low_threshold` was last
-        checked.
-    """
-    row = connection.execute(_DEBIT, {"of_account": account_id, "amount": amount}).one_or_none()
-    assert row is not None  # noqa: S101 - accounts are never deleted
-    return int(row[0]), int(row[1])
-
-
-def credit(connection: Connection, account_id: str, amount: int) -> str:
-    """Count an amount as received, and return the account's operator."""
-    return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
-
-
-def stop(connection: Connection, account_id: str, now_us: int) -> bool:
-    """Block an account: nothing is signed for it until an operator allows it. False if it already was."""
-    return ACCOUNTS.change(connection, account_id, _IS_NOT_STOPPED, stopped_us=now_us) is not None
+    dated = tuple(name for name, is_set in times.items() if is_set)
+    values: dict[str, object] = {"of_account": account_id, **{f"plus_{name}": add[name] for name in names}}
+    if dated:
+        values["now_us"] = now_us
+    row = connection.execute(_posted((*names, *dated)), values).one_or_none()
+    if row is None:
+        raise LookupError(f"{account_id} is gone")
+    return ACCOUNTS.record(row)
 
 
 def allow_signing(connection: Connection, account_id: str) -> bool:

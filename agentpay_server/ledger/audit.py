@@ -74,6 +74,18 @@ class Server:
     request_id: None = None
 
 
+@frozen(kw_only=True)
+class Record:
+    """One entry to write; see `record`."""
+
+    actor: Actor
+    action: str
+    subject: str
+    before: Mapping[str, object] | None = None
+    after: Mapping[str, object] | None = None
+    has_happened: bool = False
+
+
 class AuditTrail:
     def __init__(self, context: Context) -> None:
         self._context = context

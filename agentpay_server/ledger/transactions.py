@@ -28,6 +28,7 @@ from agentpay_server.database.tables import ChainTransactionRecord
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
+from agentpay_server.platform.crash_points import Operation
 
 
 @frozen
@@ -38,6 +39,11 @@ class ChainTransaction(ChainTransactionRecord):
     def name(self) -> str | None:
         """Its signature on chain; None for a payment that its fee payer has not signed yet."""
         return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
+
+    @property
+    def operation(self) -> Operation:
+        """The operation whose failpoints it passes."""
+        return _OPERATIONS[self.kind]
 
     @property
     def signed(self) -> SignedTransaction:
@@ -54,6 +60,14 @@ class ChainTransaction(ChainTransactionRecord):
             last_valid_block_height=self.last_valid_block_height,
         )
 
+
+_OPERATIONS: Final = {
+    Kind.TRANSFER: Operation.TRANSFER,
+    Kind.PAYMENT: Operation.PAYMENT,
+    Kind.SESSION_OPEN: Operation.SESSION_OPEN,
+    Kind.SESSION_SETTLE: Operation.SESSION_CLOSE,
+    Kind.POLICY_RECORD: Operation.POLICY_RECORD,
+}
 
 # Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
@@ -318,11 +332,6 @@ def set_spend(
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
     """Store that a spend did not happen; with None, that it happened after all."""
     TRANSACTIONS.changed(connection, tx, released_us=released_us)
-
-
-def set_burned(connection: Connection, tx: ChainTransaction, *, burned_us: int, burned_total: int) -> None:
-    """Store when a transaction cost lamports without a payment, and the account's running total of them."""
-    TRANSACTIONS.changed(connection, tx, burned_us=burned_us, burned_total=burned_total)
 
 
 def opening_caps(connection: Connection, account_id: str) -> int:

@@ -27,9 +27,11 @@ from agentpay_server.engine.policy import Purpose, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight, invalid_recipient
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
+from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
 from agentpay_server.payments.building import (
@@ -46,7 +48,7 @@ from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers import booking
+from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend
 from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
@@ -166,8 +168,8 @@ class PaymentIntent(TransferIntent):
         """Sign the payment, store it and reserve its amount."""
         decided = super().submitted(unit)
         # The seller may broadcast as soon as the caller has the bytes, so `transfer.initiated` comes now.
-        initiated = booking.initiated(decided.record, decided.record.tx_signature)
-        booking.record_events(unit.connection, self._context, decided.record, unit.now_us, initiated)
+        initiated = outcomes.initiated(decided.record, decided.record.tx_signature)
+        apply(unit, outcomes.reported(decided.record, initiated))
         return decided
 
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
@@ -297,7 +299,7 @@ class ApprovedPayment(PaymentIntent):
         waiting = transfer_store.approved(connection, self._transfer_id)
         return waiting == self._approved and self._is_pin_as_seen(connection)
 
-    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+    def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
         """Store the payment as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No policy rule is violated: the payment stays approved.
@@ -307,7 +309,7 @@ class ApprovedPayment(PaymentIntent):
                 transfer_id=self._transfer_id,
                 status=TransferStatus.APPROVED,
             )
-        return super().refused(connection, refusal, now_us)
+        return super().refused(unit, refusal)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(self._approved.status, decision.status)
@@ -328,6 +330,6 @@ class ApprovedPayment(PaymentIntent):
             subject=self._transfer_id,
             now_us=now_us,
             before={"status": self._approved.status},
-            after=booking.audited(decided),
+            after=outcomes.audited(decided),
         )
         return decided

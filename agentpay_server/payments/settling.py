@@ -1,4 +1,4 @@
-"""The handler that books the outcomes of payments: settled, refused by the chain, or expired."""
+"""The handler of payments' transactions: settled, refused by the chain, or expired."""
 
 import json
 from typing import Final
@@ -6,13 +6,13 @@ from typing import Final
 from attrs import evolve
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.protocol import Chain, Cosigned, Failure, FailureReason, SignatureStatus
+from agentpay_server.chain.protocol import Chain, Cosigned, FailureReason, SignatureStatus
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.broadcast import first_landing_height
-from agentpay_server.engine.handlers import SigningInputs, Unit
+from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.platform.crash_points import Operation
 from agentpay_server.transfers.settling import TransferHandler
 
 EXPIRED: Final = Refusal(
@@ -29,17 +29,13 @@ _REASONS: Final = {
 
 
 class PaymentHandler(TransferHandler):
-    """Books the outcomes of payments, which the service signs and the seller broadcasts."""
+    """Says what the outcomes of payments change, which the service signs and the seller broadcasts."""
 
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
     # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
     must_be_irreversible = True
-
-    def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
-        """Return the operation that the transaction belongs to."""
-        return Operation.PAYMENT
 
     async def find(
         self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
@@ -50,29 +46,20 @@ class PaymentHandler(TransferHandler):
         status = await chain.signature_status(tx.chain_signature)
         return None if status is None else evolve(status, chain_signature=tx.chain_signature)
 
-    def failed(
-        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
-    ) -> TransferRecord:
-        """Book a payment that the chain refused."""
-        reason = _REASONS.get(failure.reason, "the transaction failed")
+    def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a payment that the chain refused."""
+        assert ending.failure is not None  # noqa: S101 - it has failed
+        reason = _REASONS.get(ending.failure.reason, "the transaction failed")
         message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
-        return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
+        return self._failed(ending, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
 
-    def sign_replacement(
-        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
-    ) -> Refusal:
+    def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Refusal:
         """Never called: the seller holds the signed bytes, so a payment has no replacement."""
         raise NotImplementedError
 
-    def dropped(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,
-        subject: TransferRecord,
-        reason: Refusal | None,  # noqa: ARG002
-    ) -> TransferRecord:
-        """Book a payment that has expired."""
-        return self._failed(unit, tx, subject, EXPIRED)
+    def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a payment that has expired."""
+        return self._failed(ending, EXPIRED)
 
 
 def detail_of(cosigned: Cosigned) -> str:

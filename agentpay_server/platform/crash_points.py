@@ -23,7 +23,7 @@ class Operation(StrEnum):
     """Behind HTTP 402; its seller broadcasts it."""
 
     APPROVE = "approve"
-    """A transfer that an operator has approved; before that, it is a `transfer`."""
+    """An operator's decision to approve; what follows from it is a `transfer`."""
 
     ACCOUNT = "account"
     FUND = "fund"
@@ -66,7 +66,7 @@ class ChainPoint(StrEnum):
     """The page is written; not yet reported to callers."""
 
 
-_SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
+_SEND_NOTHING: Final = frozenset({Operation.APPROVE, Operation.DEPOSIT, Operation.SESSION_CHARGE})
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.accounts.deposits import Deposits, book_deposit
+from agentpay_server.accounts.deposits import Deposits, arrived, received_by
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
@@ -45,10 +45,12 @@ from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.handlers import watched_transaction
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
@@ -164,33 +166,29 @@ class Sandbox:
 
         def booked(connection: Connection) -> None:
             # Book it here: a cluster lists it as a deposit only some time after it has landed.
-            locked = account_store.ACCOUNTS.existing(connection, account.account_id, lock=True)
-            book_deposit(
-                connection,
-                context,
-                locked,
+            account_store.ACCOUNTS.existing(connection, account.account_id, lock=True)
+            unit = Unit(connection, context, context.clock.now_us())
+            minted = arrived(
+                account.account_id,
                 signature=signed.signature,
                 amount_micro=amount_micro,
-                sender=None,
-                now_us=context.clock.now_us(),
+                counterparty=None,
             )
-            audit.record(
-                connection,
-                principal,
+            is_known = entries.is_deposit_booked(connection, account.account_id, signed.signature)
+            record = audit.Record(
+                actor=principal,
                 action=FUND.name,
                 subject=account.account_id,
-                now_us=context.clock.now_us(),
                 after={"amount_usdc": audit.usdc(amount_micro), "tx_signature": signed.signature},
                 has_happened=True,
             )
+            received = received_by(account, *(() if is_known else (minted,)))
+            apply(unit, received.also(audit=(record,)))
             if not outcome.is_irreversible:
-                minted = watched_transaction(
-                    signed,
-                    kind=Kind.FUND,
-                    account_id=account.account_id,
-                    now_us=context.clock.now_us(),
+                watched = watched_transaction(
+                    signed, kind=Kind.FUND, account_id=account.account_id, now_us=unit.now_us
                 )
-                chain_transactions.insert_transaction(connection, minted)
+                chain_transactions.insert_transaction(connection, watched)
 
         with deposits.expecting(signed.signature):
             end = await self._settlement.broadcaster.outcome(signed, operation=Operation.FUND, is_new=True)

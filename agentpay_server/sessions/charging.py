@@ -13,11 +13,13 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import ChargeRecord, SessionRecord
 from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.ledger.outcome import Unit
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import booking, store
+from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.access import visible
 from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
@@ -122,8 +124,9 @@ class Charge:
                 "idempotency_key": key,
             },
         )
-        has_events = booking.book_charged(connection, self._context, charged, now_us, before_micro=before)
-        return Charged(charged, must_wake=has_events or closes is not None)
+        outcome = outcomes.charged(charged, before_micro=before)
+        apply(Unit(connection, self._context, now_us), outcome)
+        return Charged(charged, must_wake=bool(outcome.events) or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

@@ -15,23 +15,31 @@ from typing import Any, Final
 
 from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.chain import escrow
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure, FailureReason
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, FailureReason
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.handlers import (
+    Ending,
+    Handler,
+    Replacement,
+    Resigning,
+    pending_transaction,
+)
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import booking, lost_escrow, store
+from agentpay_server.sessions import lost_escrow, outcomes, store
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
@@ -218,15 +226,21 @@ class Closing:
         self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
     ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
         """Return the session, its settlement if signed now, and whether this call changed anything."""
+        # The account comes first, as in every unit of work. If the settlement may create a token account, it
+        # is locked: two concurrent closings must not both pass that check.
+        account = account_store.ACCOUNTS.existing(
+            connection, state.account_id, lock=state.payee.new_owner is not None
+        )
         session = store.SESSIONS.existing(connection, session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
             raise ChainUnavailableError("this server's clock differs from its database's")
-        signed, found = sign(Unit(connection, self._context, now_us), session, state, blockhash)
+        unit = Unit(connection, self._context, now_us)
+        found = sign(unit, session, account, state, blockhash)
         if isinstance(found, Obstacle):
-            return _postponed(connection, session, found, now_us), None, True
+            return _postponed(session, found, now_us).write(connection), None, True
         tx = pending_transaction(
             found.signed,
             kind=Kind.SESSION_SETTLE,
@@ -237,101 +251,82 @@ class Closing:
             rent=found.rent,
             now_us=now_us,
         )
+        signed = found.change.write(connection)
         chain_transactions.insert_following(connection, tx)
         return signed, tx, True
 
 
 class SessionSettleHandler(Handler[SessionRecord]):
-    """Books the outcomes of the transaction that settles a session."""
+    """Says what the outcomes of the transaction that settles a session change."""
 
     kind = Kind.SESSION_SETTLE
 
-    def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
-        """Return the purpose of the transaction."""
-        return Operation.SESSION_CLOSE
-
-    def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
         """Return the session."""
-        return store.SESSIONS.existing(connection, subject_id)
+        return store.SESSIONS.existing(connection, subject_id, lock=lock)
 
-    def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
-        """Book a session that is settled on chain."""
+    def accounts(self, tx: ChainTransaction, subject: SessionRecord) -> tuple[str, ...]:
+        """Return both sides."""
+        payee = subject.recipient_account_id
+        return (tx.account_id,) if payee is None else (tx.account_id, payee)
+
+    def newest_signature(self, subject: SessionRecord) -> str | None:
+        """Return the signature of the session's newest settlement."""
+        return subject.settlement_tx_signature
+
+    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a session that is settled on chain."""
         check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-        booking.book_settled(unit, tx, subject)
-        # After the accounts, which all units lock first.
-        return store.SESSIONS.changed(
-            unit.connection,
-            subject,
+        change = store.SESSIONS.to_change(
+            ending.subject,
             store.IS_CLOSING,
             status=SessionStatus.SETTLED.value,
-            settlement_tx_signature=tx.signature,
-            settled_us=unit.now_us,
+            settlement_tx_signature=ending.tx.signature,
+            settled_us=ending.now_us,
             closes_us=None,
-            key_expires_us=unit.now_us + KEY_LIFETIME_US,
+            key_expires_us=ending.now_us + KEY_LIFETIME_US,
         )
+        return outcomes.settled(change, ending.tx, ending.now_us)
 
-    def failed(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        failure: Failure,
-    ) -> SessionRecord:
-        """Book a settlement that the chain rejected: the session stays closing, to be settled later."""
+    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a settlement that the chain rejected: it is to be settled later."""
+        session, failure = ending.subject, ending.failure
+        assert failure is not None  # noqa: S101 - it has failed
         # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
         # opening and closing its account would make the treasury pay a fee each time.
-        may_have_alternative = failure.reason in _CHANGED_SINCE and subject.settlements == 1
+        may_have_alternative = failure.reason in _CHANGED_SINCE and session.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
-            return _unsigned(unit.connection, subject, sign_us=takeover_us(unit.context, unit.now_us))
-        return _postponed(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
+            sign_us = takeover_us(self._context, ending.now_us)
+            return outcomes.outcome_of(_unsigned(session, sign_us=sign_us))
+        return outcomes.outcome_of(_postponed(session, REFUSED_BY_CHAIN, ending.now_us))
 
-    async def prepare(self, context: Context, subject: SessionRecord) -> PayoutState:
+    async def prepare(self, subject: SessionRecord) -> PayoutState:
         """Read the escrow and the accounts to pay."""
+        context = self._context
         account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
         return await look(context, subject, account)
 
-    def sign_replacement(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        means: SigningInputs,
-    ) -> Replacement | Obstacle:
+    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
         """Sign a replacement, whatever the current policy is."""
-        session = store.SESSIONS.existing(unit.connection, subject.session_id, lock=True)
-        _, found = sign(unit, session, means.prepared, means.blockhash)
-        return found
+        unit = resigning.unit
+        session = store.SESSIONS.existing(unit.connection, resigning.subject.session_id, lock=True)
+        return sign(unit, session, resigning.source, resigning.prepared, resigning.blockhash)
 
-    def dropped(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        reason: Obstacle,
-    ) -> SessionRecord:
+    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Postpone the settlement of a session that cannot be settled now."""
-        return _postponed(unit.connection, subject, reason, unit.now_us)
+        return outcomes.outcome_of(_postponed(ending.subject, ending.reason, ending.now_us))
 
-    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a settlement that landed after it was considered expired.
+    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a settlement that landed after it was considered expired.
 
         An escrow cannot be settled twice: of two settlements one lands, and the other fails.
         """
-        session = store.SESSIONS.existing(unit.connection, tx.subject_id, lock=True)
-        if session.status == SessionStatus.CLOSING:
-            self.settled(unit, tx, session)
-        replacement = session.settlement_tx_signature
-        return None if replacement == tx.signature else replacement
+        is_closing = ending.subject.status == SessionStatus.CLOSING
+        return self.settled(ending) if is_closing else outcomes.outcome_of(ending.subject)
 
-    def report(
-        self,
-        context: Context,  # noqa: ARG002
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        detail: str | None,
-    ) -> None:
+    def report(self, ending: Ending[SessionRecord]) -> None:
         """Log the session."""
-        report(subject, detail=detail)
+        report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
 def takeover_us(context: Context, now_us: int) -> int:
@@ -343,33 +338,32 @@ def takeover_us(context: Context, now_us: int) -> int:
 
 
 def sign(
-    unit: Unit, session: SessionRecord, state: PayoutState, blockhash: Blockhash
-) -> tuple[SessionRecord, Replacement | Obstacle]:
-    """Sign the settlement of a closing session, or find the obstacle; return the session with it.
+    unit: Unit, session: SessionRecord, account: AccountRecord, state: PayoutState, blockhash: Blockhash
+) -> Replacement | Obstacle:
+    """Sign the settlement of a closing session, or find the obstacle.
+
+    `account` is locked if the settlement may create a token account.
 
     Raises:
         ChainUnavailableError: signing is stopped for the account.
     """
-    connection, context, now_us = unit.connection, unit.context, unit.now_us
+    if account.stopped_us is not None:
+        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
     legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         escrow_micro=state.escrow.amount_micro,
     )
     creates = legs.settled_micro > 0 and state.payee.new_owner is not None
-    # Lock the account before the check: two concurrent closings must not both pass it.
-    account = account_store.ACCOUNTS.existing(connection, session.account_id, lock=creates)
-    if account.stopped_us is not None:
-        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
     found = obstacle(session, legs, state)
-    if found is None and creates and not _may_create(connection, account, now_us):
+    if found is None and creates and not _may_create(unit.connection, account, unit.now_us):
         found = TOO_MANY_CREATED
     if found is not None:
-        return session, found
+        return found
     signed = escrow.settle_escrow(
-        context.signer,
+        unit.context.signer,
         blockhash,
-        usdc_mint=context.chain.usdc_mint,
+        usdc_mint=unit.context.chain.usdc_mint,
         account_index=account.key_index,
         session_id=session.session_id,
         number=session.settlements + 1,
@@ -379,8 +373,7 @@ def sign(
         source=account.usdc_token_account,
         source_micro=legs.account_leg_micro,
     )
-    updated = store.SESSIONS.changed(
-        connection,
+    change = store.SESSIONS.to_change(
         session,
         store.IS_CLOSING,
         add={"settlements": 1},
@@ -388,13 +381,14 @@ def sign(
         message=None,
         stuck_reason=None,
         settlement_tx_signature=signed.signature,
-        payee_created_us=now_us if creates else None,
+        payee_created_us=unit.now_us if creates else None,
         closing_fee=signed.fee_lamports,
         # Another process may have postponed it meanwhile.
         closes_us=None,
     )
     rent = state.payee.rent if creates else 0
-    return updated, Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro), rent=rent)
+    detail = outcomes.detail_of(legs.deposited_micro)
+    return Replacement(signed=signed, change=change, detail=detail, rent=rent)
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
@@ -403,9 +397,8 @@ def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> 
     return created < MAX_PAYEES_CREATED
 
 
-def _postponed(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> SessionRecord:
+def _postponed(session: SessionRecord, found: Obstacle, now_us: int) -> Change[SessionRecord]:
     return _unsigned(
-        connection,
         session,
         sign_us=now_us + retry_us(session.postponements),
         add={"postponements": 1},
@@ -416,15 +409,13 @@ def _postponed(connection: Connection, session: SessionRecord, found: Obstacle, 
 
 
 def _unsigned(
-    connection: Connection,
     session: SessionRecord,
     *,
     sign_us: int,
     **values: Any,  # noqa: ANN401
-) -> SessionRecord:
-    """Store that another settlement must be signed, from `sign_us` on."""
-    return store.SESSIONS.changed(
-        connection,
+) -> Change[SessionRecord]:
+    """Return the change that another settlement must be signed, from `sign_us` on."""
+    return store.SESSIONS.to_change(
         session,
         store.IS_CLOSING,
         settlement_tx_signature=None,

@@ -13,9 +13,12 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import unknown_debits
 from agentpay_server.ledger import accounts, audit
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outcome import Posting, Unit
 from agentpay_server.platform.logs import log
 from agentpay_server.sessions import store
+from agentpay_server.sessions.outcomes import outcome_of
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -41,11 +44,12 @@ async def compare(context: Context, session: SessionRecord) -> None:
 
 def _stop(connection: Connection, context: Context, session_id: str, debit: Debit) -> bool:
     """Stop the account, unless the books explain the payout; return whether it was stopped for it."""
+    account_id = store.SESSIONS.existing(connection, session_id).account_id
+    account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     session = store.SESSIONS.existing(connection, session_id, lock=True)
     if session.status != SessionStatus.CLOSING or session.closes_us is None:
         # Another server was faster: its settlement is in flight or has landed.
         return False
-    account = accounts.ACCOUNTS.existing(connection, session.account_id, lock=True)
     if unknown_debits.is_explained(connection, debit, account.account_id):
         return False
     now_us = context.clock.now_us()
@@ -58,17 +62,16 @@ def _stop(connection: Connection, context: Context, session_id: str, debit: Debi
         account_id=account.account_id,
         now_us=now_us,
     )
-    accounts.stop(connection, account.account_id, now_us)
-    audit.record(
-        connection,
-        audit.Server(account.operator_id),
+    record = audit.Record(
+        actor=audit.Server(account.operator_id),
         action=audit.UNKNOWN_PAYOUT,
         subject=session_id,
-        now_us=now_us,
         after=audit.given(
             account_id=account.account_id,
             tx_signature=debit.signature,
             escrow_token_account=session.escrow_token_account,
         ),
     )
+    stops = Posting(account_id=account.account_id, stops=True)
+    apply(Unit(connection, context, now_us), outcome_of(session, stops).also(audit=(record,)))
     return True

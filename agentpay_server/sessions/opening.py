@@ -14,25 +14,31 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
-from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.handlers import (
+    Ending,
+    Handler,
+    Replacement,
+    Resigning,
+    pending_transaction,
+)
 from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
 from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.outcome import Outcome, Posting, Unit
+from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.crash_points import Operation
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import booking, store
+from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.responses import limits_of, refused, report
 from agentpay_server.sessions.rules import (
     Terms,
@@ -122,7 +128,7 @@ class NewSession(Intent[SessionRecord]):
         """Return whether another request holds the idempotency key."""
         return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
-    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> NoReturn:  # noqa: ARG002
+    def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
         raise refused(refusal, None)
 
@@ -206,108 +212,89 @@ class NewSession(Intent[SessionRecord]):
             action=OPEN_SESSION.name,
             subject=session_id,
             now_us=now_us,
-            after=booking.audited(record),
+            after=outcomes.audited(record),
         )
         return Decided(record=record, tx=held)
 
 
 class SessionOpenHandler(Handler[SessionRecord]):
-    """Books the outcomes of the transaction that funds a session's escrow."""
+    """Says what the outcomes of the transaction that funds a session's escrow change."""
 
     kind = Kind.SESSION_OPEN
 
-    def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
-        """Return the purpose of the transaction."""
-        return Operation.SESSION_OPEN
-
-    def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
         """Return the session."""
-        return store.SESSIONS.existing(connection, subject_id)
+        return store.SESSIONS.existing(connection, subject_id, lock=lock)
 
-    def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
-        """Book a session whose escrow is funded."""
+    def newest_signature(self, subject: SessionRecord) -> str | None:
+        """Return the signature of the session's newest funding."""
+        return subject.tx_signature
+
+    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a session whose escrow is funded."""
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
-        closing_us = closes_us(limits_of(unit.context), opened_us=unit.now_us, charged_us=None)
-        booking.book_opened(unit, subject, tx.signature)
-        # After the account, which all units lock first.
-        return store.SESSIONS.changed(
-            unit.connection,
-            subject,
+        limits, now_us = limits_of(self._context), ending.now_us
+        change = store.SESSIONS.to_change(
+            ending.subject,
             store.IS_OPENING,
             status=SessionStatus.OPEN.value,
-            tx_signature=tx.signature,
-            opened_us=unit.now_us,
-            closes_us=closing_us,
+            tx_signature=ending.tx.signature,
+            opened_us=now_us,
+            closes_us=closes_us(limits, opened_us=now_us, charged_us=None),
         )
+        return outcomes.funded(change, ending.tx.signature)
 
-    def failed(
-        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
-    ) -> SessionRecord:
-        """Book a session whose funding the chain rejected."""
-        is_short = failure.reason is FailureReason.INSUFFICIENT_FUNDS
-        return self._failed(unit, tx, subject, _SHORT if is_short else _FAILED)
+    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a session whose funding the chain rejected."""
+        assert ending.failure is not None  # noqa: S101 - it has failed
+        is_short = ending.failure.reason is FailureReason.INSUFFICIENT_FUNDS
+        return _failed(ending, _SHORT if is_short else _FAILED)
 
-    async def prepare(self, context: Context, subject: SessionRecord) -> int:  # noqa: ARG002
+    async def prepare(self, _: SessionRecord) -> int:
         """Return the rent exemption of an escrow in lamports."""
-        return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
+        return await self._context.chain.rent_exemption(escrow.ESCROW_BYTES)
 
-    def sign_replacement(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        means: SigningInputs,
-    ) -> Replacement | Refusal:
+    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Refusal:
         """Sign a replacement, unless the account is now paused.
 
         It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
         again.
         """
-        refusal = rules.paused_refusal(stored_policy(means.source.policy))
+        session, source = resigning.subject, resigning.source
+        refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             return refusal
         signed = _signed(
-            unit.context,
-            means.source,
-            means.blockhash,
-            session_id=subject.session_id,
-            cap_micro=subject.cap,
-            rent_exempt_lamports=means.prepared,
+            self._context,
+            source,
+            resigning.blockhash,
+            session_id=session.session_id,
+            cap_micro=session.cap,
+            rent_exempt_lamports=resigning.prepared,
         )
-        store.SESSIONS.changed(
-            unit.connection,
-            subject,
-            store.IS_OPENING,
-            tx_signature=signed.signature,
-            opening_fee=signed.fee_lamports,
+        change = store.SESSIONS.to_change(
+            session, store.IS_OPENING, tx_signature=signed.signature, opening_fee=signed.fee_lamports
         )
-        return Replacement(signed=signed, rent=means.prepared)
+        return Replacement(signed=signed, change=change, rent=resigning.prepared)
 
-    def dropped(
-        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
-    ) -> SessionRecord:
-        """Book a failed session: its account was paused before a replacement could be signed."""
-        message = f"{reason.message} The transaction had expired without landing; nothing was moved."
-        return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
+    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a failed session: its account was paused before a replacement was signed."""
+        message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
+        return _failed(ending, attrs.evolve(ending.reason, message=message))
 
-    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a funding that landed after it was considered expired.
+    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of a funding that landed after it was considered expired.
 
         An existing escrow cannot be created again: of two openings one lands, and the other fails. So usually
         nothing has moved twice, and the session continues with the one that landed.
         """
-        connection, now_us = unit.connection, unit.now_us
-        account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
-        session = store.SESSIONS.existing(connection, tx.subject_id, lock=True)
+        tx, session, now_us = ending.tx, ending.subject, ending.now_us
         if session.status == SessionStatus.OPENING:
-            self.settled(unit, tx, session)
-        elif session.status == SessionStatus.FAILED:
+            return self.settled(ending)
+        if session.status == SessionStatus.FAILED:
             check_transition(session.status, SessionStatus.OPEN)
-            account_store.reserve_cap(connection, session.account_id, session.cap)
-            booking.book_opened(unit, session, tx.signature)
             # Callers no longer expect the session: it closes automatically, and the cap is returned.
-            store.SESSIONS.changed(
-                connection,
+            reopened = store.SESSIONS.to_change(
                 session,
                 store.IS_FAILED,
                 status=SessionStatus.OPEN.value,
@@ -318,46 +305,37 @@ class SessionOpenHandler(Handler[SessionRecord]):
                 closes_us=now_us,
                 key_expires_us=None,
             )
-        elif session.status == SessionStatus.SETTLED:
-            booking.book_loss(unit, tx, session)
-        return None if session.tx_signature == tx.signature else session.tx_signature
+            return outcomes.funded(reopened, tx.signature, is_held=False)
+        if session.status == SessionStatus.SETTLED:
+            return outcomes.lost(session, tx)
+        return outcomes.outcome_of(session)
 
-    def report(
-        self,
-        context: Context,  # noqa: ARG002
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: SessionRecord,
-        detail: str | None,
-    ) -> None:
+    def report(self, ending: Ending[SessionRecord]) -> None:
         """Log the session."""
-        report(subject, detail=detail)
+        report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
-    def _failed(
-        self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, refusal: Refusal
-    ) -> SessionRecord:
-        connection, now_us = unit.connection, unit.now_us
-        check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
-        account_store.release_cap(connection, subject.account_id, subject.cap)
-        failed = store.SESSIONS.changed(
-            connection,
-            subject,
-            store.IS_OPENING,
-            status=SessionStatus.FAILED.value,
-            tx_signature=tx.signature,
-            error=refusal.code.value,
-            message=refusal.message,
-            key_expires_us=now_us + KEY_LIFETIME_US,
-        )
-        audit.record(
-            connection,
-            audit.Server(failed.operator_id),
-            action=audit.SESSION_FAILED,
-            subject=failed.session_id,
-            now_us=now_us,
-            before={"status": SessionStatus.OPENING.value},
-            after=booking.audited(failed),
-        )
-        return failed
+
+def _failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRecord]:
+    session = ending.subject
+    check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
+    change = store.SESSIONS.to_change(
+        session,
+        store.IS_OPENING,
+        status=SessionStatus.FAILED.value,
+        tx_signature=ending.tx.signature,
+        error=refusal.code.value,
+        message=refusal.message,
+        key_expires_us=ending.now_us + KEY_LIFETIME_US,
+    )
+    record = audit.Record(
+        actor=audit.Server(session.operator_id),
+        action=audit.SESSION_FAILED,
+        subject=session.session_id,
+        before={"status": SessionStatus.OPENING.value},
+        after=outcomes.audited(change.after),
+    )
+    posting = Posting(account_id=session.account_id, release=session.cap, cap_release=session.cap)
+    return outcomes.outcome_of(change, posting).also(audit=(record,))
 
 
 def _signed(

@@ -29,22 +29,26 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Parties, SpendUnit
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.key_totals import LimitedKey
+from agentpay_server.ledger.outcome import Unit
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers import booking, store
+from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
+from agentpay_server.transfers.outcomes import audited, rejection
 from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.responses import final_response, shown, shown_splits
 from agentpay_server.transfers.rules import check_transition, is_approvable
@@ -79,7 +83,7 @@ class ApprovedTransfer(TransferIntent):
         waiting = store.waiting(connection, self._transfer_id)
         return waiting is not None and _is_approvable(waiting, now_us)
 
-    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+    def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
         """Store the transfer as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No policy rule is violated: the transfer stays pending, and can be approved again.
@@ -89,7 +93,7 @@ class ApprovedTransfer(TransferIntent):
                 transfer_id=self._transfer_id,
                 status=TransferStatus.PENDING_APPROVAL,
             )
-        return super().refused(connection, refusal, now_us)
+        return super().refused(unit, refusal)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
         """Submit a transfer. Mark a payment as approved: it is signed at the payer's next request."""
@@ -105,7 +109,7 @@ class ApprovedTransfer(TransferIntent):
         columns = decision.columns(now_us)
         if decision.status == TransferStatus.APPROVED:
             columns["approval_expires_us"] = approval_deadline_us(self._context, now_us)
-        decided = _decide(connection, pending, **columns)
+        decided = _decision(pending, **columns).write(connection)
         _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
 
@@ -148,9 +152,9 @@ class Approvals:
             decided = await self._execution.decided(approval, parties, deadline)
             if decided is None:
                 continue
-            if decided.tx is None:
-                fault_point(Operation.APPROVE, Step.BOOKED)
-            return final_response(await self._execution.driven(decided, deadline), self._chain)
+            transfer = await self._execution.driven(decided, deadline)
+            fault_point(Operation.APPROVE, Step.BOOKED)
+            return final_response(transfer, self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
         """Reject a transfer permanently, and return it.
@@ -247,16 +251,14 @@ class Approvals:
         message: str,
         now_us: int,
     ) -> TransferRecord:
-        rejected = _decide(
-            connection,
+        rejected = _decision(
             pending,
             status=TransferStatus.REJECTED.value,
             error=reason.value,
             message=message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        booking.book_rejection(connection, self._context, rejected, now_us, code=reason, message=message)
-        return rejected
+        return apply(Unit(connection, self._context, now_us), rejection(rejected, reason, message))
 
     def _now_us(self) -> int:
         now_us = self._context.clock.now_us()
@@ -269,14 +271,13 @@ def _is_approvable(transfer: TransferRecord, now_us: int) -> bool:
     return is_approvable(transfer.status, transfer.approval_expires_us, now_us)
 
 
-def _decide(
-    connection: Connection,
+def _decision(
     pending: TransferRecord,
     **columns: Any,  # noqa: ANN401 - each as its column
-) -> TransferRecord:
-    """Store the decision about a transfer, whose row is locked since it was read as pending."""
+) -> Change[TransferRecord]:
+    """Return the decision about a transfer, whose row is locked since it was read as pending."""
     check_transition(pending.status, columns["status"])
-    return store.TRANSFERS.changed(connection, pending, store.IS_WAITING, **columns)
+    return store.TRANSFERS.to_change(pending, store.IS_WAITING, **columns)
 
 
 def _audit(
@@ -295,7 +296,7 @@ def _audit(
         subject=decided.transfer_id,
         now_us=now_us,
         before={"status": before},
-        after=booking.audited(decided),
+        after=audited(decided),
     )
 
 

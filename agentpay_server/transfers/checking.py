@@ -68,7 +68,7 @@ class Checks:
         refusal = rules.paused_refusal(policy)
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
-            unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
+            unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
             refusal = refusal_of(
                 unit, spend_of(terms, preflight), key=key, retry_hint=_RETRY_HINT, is_last_look=True
             )

@@ -14,8 +14,9 @@ from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KeyHolder
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers import booking, store
+from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
+from agentpay_server.transfers.outcomes import audited
 from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
 
 
@@ -86,7 +87,7 @@ class NewSpend(TransferIntent):
             action=self.action,
             subject=self._transfer_id,
             now_us=now_us,
-            after=booking.audited(record),
+            after=audited(record),
         )
         return record
 

@@ -19,12 +19,14 @@ from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.engine.treasury import transfer_fee
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation
-from agentpay_server.transfers import booking
+from agentpay_server.transfers import outcomes
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.signing import signed_transfer
 
@@ -96,13 +98,11 @@ class TransferIntent(Intent[TransferRecord]):
         transfer = self._store(unit.connection, decision, unit.now_us)
         return Decided(record=transfer, tx=unit.hold(signed, self._terms.amount_micro))
 
-    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+    def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
         """Store the transfer as rejected."""
         decision = Decision(status=TransferStatus.REJECTED, refusal=refusal)
-        transfer = self._store(connection, decision, now_us)
-        booking.book_rejection(
-            connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
-        )
+        transfer = self._store(unit.connection, decision, unit.now_us)
+        apply(unit, outcomes.rejection(transfer, refusal.code, refusal.message))
         return Decided(record=transfer)
 
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
@@ -111,8 +111,7 @@ class TransferIntent(Intent[TransferRecord]):
         transfer = self._store(unit.connection, decision, unit.now_us)
         threshold = policy.escalation_threshold
         assert threshold is not None  # noqa: S101 - only a threshold escalates
-        escalated = booking.escalated(transfer, threshold)
-        booking.record_events(unit.connection, self._context, transfer, unit.now_us, escalated)
+        apply(unit, outcomes.reported(transfer, outcomes.escalated(transfer, threshold)))
         return Decided(record=transfer)
 
     @abstractmethod

@@ -1,6 +1,6 @@
-"""The handler that books the outcomes of transfers: settled, failed, or replaced.
+"""The handler of transfers' transactions: settled, failed, or replaced.
 
-A reservation is released in two cases: the money has left the balance, or it certainly never will.
+A hold is released in two cases: the money has left the balance, or it certainly never will.
 """
 
 from typing import Final
@@ -9,21 +9,27 @@ import attrs
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.chain.protocol import FailureReason
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine import policy as rules
-from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit
+from agentpay_server.engine.handlers import Ending, Handler, Replacement, Resigning
 from agentpay_server.engine.policy import Refusal, stored_policy
-from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, entries
-from agentpay_server.ledger.context import Context
+from agentpay_server.ledger import audit
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.platform.crash_points import Operation
-from agentpay_server.transfers import booking, store
+from agentpay_server.ledger.outcome import Outcome, Posting
+from agentpay_server.ledger.transactions import TRANSACTIONS, ChainTransaction, Kind
+from agentpay_server.transfers import store
+from agentpay_server.transfers.outcomes import (
+    audited,
+    initiated,
+    movement,
+    rejection,
+    reported,
+    settled,
+)
 from agentpay_server.transfers.reporting import report
-from agentpay_server.transfers.rules import check_transition
 from agentpay_server.transfers.signing import signed_transfer
 
 _OTHER: Final = Refusal(
@@ -50,170 +56,135 @@ _FAILURES: Final = {
 
 
 class TransferHandler(Handler[TransferRecord]):
-    """Books the outcomes of a transfer's transaction (interface T13, T14)."""
+    """Says what the outcomes of a transfer's transaction change (interface T13, T14)."""
 
     kind = Kind.TRANSFER
     announces = True
 
-    def operation(self, subject: TransferRecord) -> Operation:
-        """Return the purpose: approved transfers have their own."""
-        return Operation.TRANSFER if subject.approval_expires_us is None else Operation.APPROVE
-
-    def load(self, connection: Connection, subject_id: str) -> TransferRecord:
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> TransferRecord:
         """Return the transfer."""
-        return store.TRANSFERS.existing(connection, subject_id)
+        return store.TRANSFERS.existing(connection, subject_id, lock=lock)
 
-    def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
-        """Write `transfer.initiated`."""
-        sent = booking.initiated(subject, tx.signature)
-        booking.record_events(unit.connection, unit.context, subject, unit.now_us, sent)
+    def accounts(self, tx: ChainTransaction, subject: TransferRecord) -> tuple[str, ...]:
+        """Return both sides."""
+        recipient = subject.recipient_account_id
+        return (tx.account_id,) if recipient is None else (tx.account_id, recipient)
 
-    def settled(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> TransferRecord:
-        """Book a transfer that is final on chain."""
-        booking.book_settled(unit, subject, tx.name, is_initiated=tx.announced_us is not None)
-        # After the accounts, which all units lock first.
-        return _finished(unit, tx, subject, TransferStatus.SETTLED, settled_us=unit.now_us)
+    def newest_signature(self, subject: TransferRecord) -> str | None:
+        """Return the signature of the transfer's newest transaction."""
+        return subject.tx_signature
 
-    def failed(
-        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
-    ) -> TransferRecord:
-        """Book a transfer that the chain rejected."""
-        return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
+    def announced(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Report `transfer.initiated`."""
+        return reported(ending.subject, initiated(ending.subject, ending.tx.signature))
 
-    def sign_replacement(
-        self,
-        unit: Unit,
-        tx: ChainTransaction,  # noqa: ARG002
-        subject: TransferRecord,
-        means: SigningInputs,
-    ) -> Replacement | Refusal:
+    def settled(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transfer that is final on chain."""
+        tx, transfer = ending.tx, ending.subject
+        events = [settled(transfer, tx.name, ending.now_us)]
+        if tx.announced_us is None:
+            events.insert(0, initiated(transfer, tx.name))
+        is_received = transfer.recipient_account_id in ending.received_by
+        return Outcome(
+            operator_id=transfer.operator_id,
+            account_id=transfer.account_id,
+            subject=_finished(ending, TransferStatus.SETTLED, settled_us=ending.now_us),
+            postings=tuple(movement(transfer, tx.name, is_received=is_received)),
+            events=tuple(events),
+        )
+
+    def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transfer that the chain rejected."""
+        assert ending.failure is not None  # noqa: S101 - it has failed
+        return self._failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
+
+    def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
         """Sign a replacement, unless the account is now paused."""
-        refusal = rules.paused_refusal(stored_policy(means.source.policy))
+        transfer, source = resigning.subject, resigning.source
+        refusal = rules.paused_refusal(stored_policy(source.policy))
         if refusal is not None:
             return refusal
-        if subject.recipient_token_account is None:
-            raise ValueError(f"{subject.transfer_id} has no recipient token account")
+        if transfer.recipient_token_account is None:
+            raise ValueError(f"{transfer.transfer_id} has no recipient token account")
         signed = signed_transfer(
-            unit.context,
-            means.source,
-            means.blockhash,
-            transfer_id=subject.transfer_id,
-            recipient=subject.recipient_token_account,
-            amount_micro=subject.amount,
-            memo=subject.memo,
+            self._context,
+            source,
+            resigning.blockhash,
+            transfer_id=transfer.transfer_id,
+            recipient=transfer.recipient_token_account,
+            amount_micro=transfer.amount,
+            memo=transfer.memo,
         )
-        store.TRANSFERS.changed(unit.connection, subject, store.IS_SUBMITTED, tx_signature=signed.signature)
-        return Replacement(signed=signed)
+        change = store.TRANSFERS.to_change(transfer, store.IS_SUBMITTED, tx_signature=signed.signature)
+        return Replacement(signed=signed, change=change)
 
-    def dropped(
-        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, reason: Refusal
-    ) -> TransferRecord:
-        """Book a failed transfer: its account was paused before a replacement could be signed."""
-        message = f"{reason.message} The transaction had expired without landing; nothing was moved."
-        return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
+    def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a failed transfer: its account was paused before a replacement was signed."""
+        message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
+        return self._failed(ending, attrs.evolve(ending.reason, message=message))
 
-    def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book a transaction that landed after it was considered expired.
+    def landed_late(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transaction that landed after it was considered expired.
 
-        The money has moved, whatever the transfer's status: it is booked and counted. A transfer that is in
+        The money has moved, whatever the transfer's status: it is posted and counted. A transfer that is in
         progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
         """
-        connection = unit.connection
-        is_received = _is_received(
-            connection, store.TRANSFERS.existing(connection, tx.subject_id), tx.signature
-        )
-        # `_is_received` has locked the accounts: they are locked before transfers.
-        transfer = store.TRANSFERS.existing(connection, tx.subject_id, lock=True)
-        is_initiated = tx.announced_us is not None
-        if transfer.status != TransferStatus.SUBMITTED:
-            # Its reservation was released, or belonged to another transaction.
-            booking.spend_late(unit, tx, transfer.amount)
-            is_initiated = True
-        booking.book_settled(
-            unit,
-            transfer,
-            tx.name,
-            is_initiated=is_initiated,
-            emits_settled=transfer.status != TransferStatus.SETTLED,
-            is_received=is_received,
-        )
-        if transfer.status != TransferStatus.SETTLED:
-            check_transition(transfer.status, TransferStatus.SETTLED)
-            _finished(unit, tx, transfer, TransferStatus.SETTLED, settled_us=unit.now_us)
-        return None if transfer.tx_signature == tx.signature else transfer.tx_signature
+        tx, transfer = ending.tx, ending.subject
+        if transfer.status == TransferStatus.SUBMITTED:
+            return self.settled(ending)
+        # Its events are written, and its hold was released, or belonged to another transaction.
+        ending = attrs.evolve(ending, tx=attrs.evolve(tx, announced_us=tx.announced_us or ending.now_us))
+        outcome = self.settled(ending)
+        if transfer.status == TransferStatus.SETTLED:
+            outcome = attrs.evolve(outcome, subject=transfer, events=())
+        hold = Posting(account_id=tx.account_id, hold=transfer.amount)
+        if tx.released_us is None:
+            return outcome.also(attrs.evolve(hold, spent=transfer.amount))
+        # It counts again, at its original time.
+        again = TRANSACTIONS.to_change(tx, released_us=None)
+        return attrs.evolve(outcome.also(hold), changes=(again,))
 
-    def report(
-        self,
-        context: Context,
-        tx: ChainTransaction,
-        subject: TransferRecord,
-        detail: str | None,  # noqa: ARG002
-    ) -> None:
+    def report(self, ending: Ending[TransferRecord]) -> None:
         """Count and log the transfer."""
-        report(context, subject, spent_us=tx.spent_us)
+        report(self._context, ending.subject, spent_us=ending.tx.spent_us)
 
-    def _failed(
-        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, refusal: Refusal
-    ) -> TransferRecord:
-        connection, now_us = unit.connection, unit.now_us
-        account_store.release(connection, subject.account_id, tx.held)
-        failed = _finished(
-            unit, tx, subject, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message
-        )
-        audit.record(
-            connection,
-            audit.Server(failed.operator_id),
+    def _failed(self, ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[TransferRecord]:
+        tx = ending.tx
+        change = _finished(ending, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message)
+        failed = change.after
+        record = audit.Record(
+            actor=audit.Server(failed.operator_id),
             action=audit.TRANSFER_FAILED,
             subject=failed.transfer_id,
-            now_us=now_us,
             before={"status": TransferStatus.SUBMITTED.value},
-            after=booking.audited(failed),
+            after=audited(failed),
         )
-        before = () if tx.announced_us is not None else (booking.initiated(failed, failed.tx_signature),)
-        booking.book_rejection(
-            connection,
-            unit.context,
-            failed,
-            now_us,
-            code=refusal.code,
-            message=refusal.message,
-            before=before,
-        )
-        return failed
+        before = () if tx.announced_us is not None else (initiated(failed, failed.tx_signature),)
+        outcome = rejection(change, refusal.code, refusal.message, before=before)
+        return outcome.also(Posting(account_id=failed.account_id, release=tx.held), audit=(record,))
 
 
 def _finished(
-    unit: Unit,
-    tx: ChainTransaction,
-    transfer: TransferRecord,
+    ending: Ending[TransferRecord],
     status: TransferStatus,
     *,
     settled_us: int | None = None,
     error: str | None = None,
     message: str | None = None,
-) -> TransferRecord:
-    """Set a transfer to a final status.
+) -> Change[TransferRecord]:
+    """Return the change of a transfer to a final status.
 
-    Its transaction has left `pending` in the same commit, so no other driver can do the same.
+    Its transaction leaves `pending` in the same commit, so no other driver can do the same.
     """
-    return store.TRANSFERS.changed(
-        unit.connection,
+    transfer = ending.subject
+    return store.TRANSFERS.to_change(
         transfer,
         store.WAS,
         given={"old_status": transfer.status},
         status=status.value,
         error=error,
         message=message,
-        tx_signature=tx.name,
+        tx_signature=ending.tx.name,
         settled_us=settled_us,
-        key_expires_us=unit.now_us + KEY_LIFETIME_US,
+        key_expires_us=ending.now_us + KEY_LIFETIME_US,
     )
-
-
-def _is_received(connection: Connection, transfer: TransferRecord, signature: str) -> bool:
-    """Lock the accounts of both sides, and return whether the recipient has booked it as a deposit."""
-    recipient = transfer.recipient_account_id
-    # Lock them in one order, so that two transfers in opposite directions never deadlock.
-    for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
-        account_store.ACCOUNTS.get(connection, account_id, lock=True)
-    return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

@@ -26,6 +26,7 @@ from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine import fees
+from agentpay_server.ledger import accounts
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.settings import (
     PUBLIC_ACCOUNTS_PER_DAY,
@@ -81,7 +82,7 @@ def counted(desk: Desk) -> tuple[int, int]:
 
     async def look(context: Context) -> tuple[int, int]:
         def unit(connection: Connection) -> tuple[int, int]:
-            account = fees.account_store.ACCOUNTS.existing(connection, account_id)
+            account = accounts.ACCOUNTS.existing(connection, account_id)
             burned = fees.burned(connection, account, context.clock.now_us())
             return burned, fees.reserved(connection, account_id)
 

@@ -20,8 +20,10 @@ from agentpay_server.platform.crash_points import Operation, points_of
 
 # The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
-APPROVE = [*points_of(Operation.APPROVE), *CHAIN]
-RECOVERY = ["approve.sent", "approve.landed", "approve.expired", "approve.signed", "approve.booked", CHAIN[1]]
+# What is approved is driven as any transfer.
+DRIVEN = [point for point in points_of(Operation.TRANSFER) if point != "transfer.begun"]
+APPROVE = [*points_of(Operation.APPROVE), *DRIVEN, *CHAIN]
+RECOVERY = [*DRIVEN, CHAIN[1]]
 
 
 @frozen
@@ -101,7 +103,7 @@ def test_an_approval_killed_at_any_point_pays_once(escalated: Escalated, point: 
 
 
 @pytest.mark.parametrize("second", RECOVERY)
-@pytest.mark.parametrize("first", ["approve.signed", CHAIN[1]])
+@pytest.mark.parametrize("first", ["transfer.signed", CHAIN[1]])
 def test_an_approval_whose_recovery_is_killed_too_pays_once(
     escalated: Escalated, first: str, second: str
 ) -> None:
@@ -113,7 +115,7 @@ def test_an_approval_whose_recovery_is_killed_too_pays_once(
     settled_after_restart(escalated, still_waits=False)
 
 
-@pytest.mark.parametrize("point", ["approve.signed", "approve.sent", "approve.landed", *CHAIN])
+@pytest.mark.parametrize("point", ["transfer.signed", "transfer.sent", "transfer.landed", *CHAIN])
 def test_a_killed_approval_completes_without_another_request(escalated: Escalated, point: str) -> None:
     killed_in_approval(escalated, point)
     with escalated.it.served() as server:

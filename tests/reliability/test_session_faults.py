@@ -1,7 +1,6 @@
 """Sessions on a chain that loses requests, loses replies, lets transactions expire, or is away (P8, P10)."""
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,9 +16,12 @@ from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import Failure, FailureReason
 from agentpay_server.database import tables
 from agentpay_server.database.rows import StaleRowError
-from agentpay_server.engine.handlers import Unit
+from agentpay_server.database.tables import SessionRecord
+from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing, SessionSettleHandler
@@ -476,21 +478,27 @@ async def test_an_outcome_that_another_server_has_booked_changes_nothing(world: 
     subject = attrs.evolve(
         await context.database.read(session_store.SESSIONS.existing, session_id), status="opening"
     )
-    opening, settling = SessionOpenHandler(), SessionSettleHandler()
-    failure = Failure(reason=FailureReason.OTHER, detail="refused")
+    opening, settling = SessionOpenHandler(context), SessionSettleHandler(context)
+    ending = Ending(
+        tx=tx,
+        subject=subject,
+        now_us=context.clock.now_us(),
+        failure=Failure(reason=FailureReason.OTHER, detail="refused"),
+        reason=REFUSED_BY_CHAIN,
+    )
 
-    async def book(handle: Callable[[Unit], object]) -> None:
+    async def book(outcome: Outcome[SessionRecord]) -> None:
         before = await world.rows(tables.accounts), await world.rows(tables.sessions)
         events = await world.events()
         with pytest.raises(StaleRowError, match=session_id):
-            await context.database.run(lambda c: handle(Unit(c, context, context.clock.now_us())))
+            await context.database.run(lambda c: apply(Unit(c, context, ending.now_us), outcome, tx))
         assert (await world.rows(tables.accounts), await world.rows(tables.sessions)) == before
         assert await world.events() == events
 
-    await book(lambda unit: opening.failed(unit, tx, subject, failure))
-    await book(lambda unit: opening.settled(unit, tx, subject))
-    await book(lambda unit: settling.settled(unit, tx, subject))
-    await book(lambda unit: settling.dropped(unit, tx, subject, REFUSED_BY_CHAIN))
+    await book(opening.failed(ending))
+    await book(opening.settled(ending))
+    await book(settling.settled(ending))
+    await book(settling.dropped(ending))
     assert (await world.close_session(session_id)).body["status"] == "settled"
-    await book(lambda unit: settling.settled(unit, tx, attrs.evolve(subject, status="closing")))
+    await book(settling.settled(attrs.evolve(ending, subject=attrs.evolve(subject, status="closing"))))
     assert world.balance(source) == (await books(world, source))["balance"] == 100_000_000

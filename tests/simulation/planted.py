@@ -34,18 +34,20 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.settlement_schedule import RecoverySchedule
 from agentpay_server.http import app as http_app
 from agentpay_server.ledger import accounts, deliveries, entries, spending
+from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.delivery_rules import DeliveryStatus, NextStep
 from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.ledger.outcome import Posting
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import approvals, booking, creation, intents
+from agentpay_server.transfers import approvals, creation, intents, settling
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.webhooks import sender
@@ -285,7 +287,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
         "_is_approvable",
         lambda transfer, now_us: transfer.status in ("pending_approval", "settled"),
     )
-    patch(approvals, "_decide", transfer_store.TRANSFERS.changed)
+    patch(approvals, "_decision", transfer_store.TRANSFERS.to_change)
     patch(approvals.ApprovedTransfer, "claim", lambda self, connection, now_us: True)
 
 
@@ -322,13 +324,13 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 def what_is_approved_has_no_limits(patch: Patch) -> None:
     real = authorization.refusal_of
 
-    def lenient(unit, spend, *, retry_hint, is_last_look):
+    def lenient(unit, spend, *, retry_hint, **rest):
         if retry_hint == approvals.ApprovedTransfer.retry_hint:
             policy = attrs.evolve(
                 stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
             )
             unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
-        return real(unit, spend, retry_hint=retry_hint, is_last_look=is_last_look)
+        return real(unit, spend, retry_hint=retry_hint, **rest)
 
     patch(authorization, "refusal_of", lenient)
 
@@ -355,20 +357,22 @@ def a_cap_is_not_checked(patch: Patch) -> None:
     )
 
 
+def _post_otherwise(patch: Patch, changed: Callable[[Posting], Posting]) -> None:
+    post = ledger.post
+    patch(ledger, "post", lambda connection, posting, now_us: post(connection, changed(posting), now_us))
+
+
 @planted
 def a_reservation_is_released_twice(patch: Patch) -> None:
-    release = accounts.release
-
-    def twice(connection, account_id, amount):
-        release(connection, account_id, amount)
-        release(connection, account_id, amount)
-
-    patch(accounts, "release", twice)
+    _post_otherwise(patch, lambda posting: attrs.evolve(posting, release=2 * posting.release))
 
 
 @planted
 def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
-    patch(accounts, "release", lambda *_: None)
+    _post_otherwise(
+        patch,
+        lambda posting: posting if posting.debit or posting.cap_release else attrs.evolve(posting, release=0),
+    )
 
 
 @planted
@@ -498,12 +502,12 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
 
 @planted
 def a_transfer_is_initiated_twice(patch: Patch) -> None:
-    book = booking.book_settled
+    settled = settling.TransferHandler.settled
 
-    def forgetful(*args, is_initiated, **options):
-        book(*args, is_initiated=False, **options)
+    def forgetful(self, ending):
+        return settled(self, attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
 
-    patch(booking, "book_settled", forgetful)
+    patch(settling.TransferHandler, "settled", forgetful)
 
 
 @planted

@@ -16,6 +16,7 @@ from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_databa
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.sqlite import SqliteConnection
+from agentpay_server.ledger import accounts
 
 
 @contextmanager
@@ -348,9 +349,8 @@ def test_a_conflict_keeps_its_cause(connection):
 def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
     driver = filled_database()
     try:
-        values = {"of_account": "v1", "amount": number}
         if not -(2**63) <= number < 2**63:
             with pytest.raises(OverflowError):
-                SqliteConnection(driver).execute(STATEMENTS["ledger.accounts._CREDIT"], values)
+                accounts.post(SqliteConnection(driver), "v1", add={"balance": number}, now_us=0)
     finally:
         driver.close()

@@ -495,7 +495,7 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
         source = accounts.ACCOUNTS.get(connection, "acct_1", lock=True)
         if source.spent_total == limit:
             return False
-        accounts.reserve(connection, "acct_1", spent_total=source.spent_total + 1, spent_us=1, amount=1)
+        accounts.post(connection, "acct_1", add={"in_flight": 1, "spent_total": 1}, now_us=1)
         return True
 
     spent = await asyncio.gather(*(store.run(spend) for _ in range(20) for store in (database, other)))

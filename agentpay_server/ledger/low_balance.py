@@ -8,26 +8,26 @@ from functools import partial
 
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.connection import Connection
-from agentpay_server.engine.handlers import Unit
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outbox import Outbox
+from agentpay_server.ledger.outcome import Unit
 
 
-def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
-    """Book that an amount has left the balance, and check what remains.
+def check(outbox: Outbox, unit: Unit, account: AccountRecord, amount_micro: int) -> None:
+    """Check the balance that remains of an account, now that an amount has left it.
 
     A check that must read the chain runs after the commit.
     """
-    connection, context = unit.connection, unit.context
-    balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
-    before_micro = balance_micro + amount_micro + unjudged_micro
-    if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=balance_micro):
-        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=unjudged_micro + amount_micro)
-        unit.afterwards.append(partial(judge, context, account_id))
+    connection, context, account_id = unit.connection, unit.context, account.account_id
+    before_micro = account.balance + amount_micro + account.unjudged_spend
+    if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=account.balance):
+        accounts.ACCOUNTS.changed(connection, account_id, add={"unjudged_spend": amount_micro})
+        unit.after_commit.append(partial(judge, context, account_id))
         return
-    outbox.add_drop_of_balance(before_micro=before_micro, after_micro=balance_micro)
-    if unjudged_micro:
+    outbox.add_drop_of_balance(before_micro=before_micro, after_micro=account.balance)
+    if account.unjudged_spend:
         accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
 
 
