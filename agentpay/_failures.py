@@ -18,6 +18,7 @@ _NOT_SENT: Final = frozenset(
 """Exceptions of httpx and httpx2 that are raised before the first byte of a request is sent."""
 
 _DETAIL_MAX_CHARACTERS: Final = 500
+_LOOK: Final = "Check the network and base_url, then call again"
 
 
 def of_exception(
@@ -58,12 +59,14 @@ def of_exception(
         )
     detail = _said(error).replace(secret, "[secure]")[:_DETAIL_MAX_CHARACTERS] or "connection lost"
     where = "" if names else f" at {_place_of(error)}"
+    # What OpenSSL says of a port that does not speak TLS.
+    is_plain = "WRONG_VERSION_NUMBER" in detail or "record layer failure" in detail
+    do = "The port speaks http: let base_url begin with http://" if is_plain else _LOOK
     failure = APIConnectionError(
-        f"no answer to {request.endpoint.name}: {detail} ({type(error).__name__}{where}). "
-        f"{processed}. Check the network and base_url, then call again",
+        f"no answer to {request.endpoint.name}: {detail} ({type(error).__name__}{where}). {processed}. {do}",
         may_have_been_processed=is_sent,
     )
-    if "UnsupportedProtocol" in names or getattr(error, "is_permanent", False) is True:
+    if is_plain or "UnsupportedProtocol" in names or getattr(error, "is_permanent", False) is True:
         failure.retryable = False  # It would fail in the same way.
     return failure
 

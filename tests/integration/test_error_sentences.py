@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from agentpay import IdempotencyConflictError, NotFoundError
+from agentpay import AgentPay, APIConnectionError, IdempotencyConflictError, NotFoundError
 from agentpay_server import AgentPayServer
 
 UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
@@ -65,3 +65,12 @@ def test_an_inbox_refuses_to_wait_for_what_cannot_arrive() -> None:
             inbox.wait_for("transfer.setled", timeout=600)
         with pytest.raises(ValueError, match=r"subscribes to transfer\.settled"):
             inbox.wait_for("session.opened", timeout=600)
+
+
+def test_https_on_a_port_that_speaks_http_says_so() -> None:
+    with AgentPayServer() as server:
+        url = server.listen().replace("http://", "https://")
+        with AgentPay(base_url=url, api_key=server.operator_key) as client:
+            with pytest.raises(APIConnectionError, match="let base_url begin with http://") as caught:
+                client.accounts.get(UNKNOWN)
+            assert (caught.value.retryable, caught.value.retries_made) == (False, 0)
