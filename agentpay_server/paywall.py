@@ -1,9 +1,28 @@
 """Paid APIs for tests: a seller that speaks x402 and MPP, honest or hostile.
 
 `Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles the payments on a
-test chain. `Mode` lists its possible misbehavior.
+test chain. It also sells through payment channels: by session of MPP, and up to a maximum by x402. `Mode`,
+`SessionMode` and `UptoMode` list its possible misbehavior.
 """
 
-from agentpay_server.testkit.paywall import Mode, Paywall, PaywallRequest, Protocol, Sale
+from agentpay_server.testkit.paywall import (
+    Mode,
+    Paywall,
+    PaywallChannel,
+    PaywallRequest,
+    Protocol,
+    Sale,
+    SessionMode,
+    UptoMode,
+)
 
-__all__ = ["Mode", "Paywall", "PaywallRequest", "Protocol", "Sale"]
+__all__ = [
+    "Mode",
+    "Paywall",
+    "PaywallChannel",
+    "PaywallRequest",
+    "Protocol",
+    "Sale",
+    "SessionMode",
+    "UptoMode",
+]

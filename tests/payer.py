@@ -68,7 +68,7 @@ class Payer:
                 context.signer,
                 await context.chain.latest_blockhash(),
                 change(offer.terms),
-                payer_key=await _key(context, self._account.account_id),
+                payer_key=await account_key(context, self._account.account_id),
                 usdc_mint=context.chain.usdc_mint,
                 own_addresses=(),
                 nonce=next(_nonces),
@@ -85,6 +85,6 @@ class Payer:
         return {name: value}
 
 
-async def _key(context: Context, account_id: str) -> KeyPath:
+async def account_key(context: Context, account_id: str) -> KeyPath:
     account = await context.database.read(lambda connection: ACCOUNTS.existing(connection, account_id))
     return spending_key(account.key_index)

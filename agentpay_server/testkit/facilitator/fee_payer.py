@@ -6,7 +6,7 @@ Requests test SOL from an RPC node when it has little left, so it works only on 
 import asyncio
 import base64
 import hashlib
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final
 
 from solders.hash import Hash
@@ -16,7 +16,10 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.instructions import create_associated_token_account_idempotent
+from agentpay_server.chain.instructions import (
+    associated_token_address,
+    create_associated_token_account_idempotent,
+)
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.node.methods import Node
 from agentpay_server.testkit.node.requests import RpcCall
@@ -79,6 +82,14 @@ class FeePayer:
             if await self._lamports() < _MIN_LAMPORTS:
                 signature = await self._rpc("requestAirdrop", self.address, _AIRDROP_LAMPORTS)
                 await self.confirmed(signature)
+
+    async def ensure_token_accounts(self, owners: Sequence[str], mint: str) -> None:
+        """Create those of the owners' associated token accounts that are missing."""
+        addresses = [associated_token_address(owner, mint) for owner in owners]
+        found = (await self._rpc("getMultipleAccounts", addresses))["value"]
+        missing = [owner for owner, account in zip(owners, found, strict=True) if account is None]
+        if missing:
+            await self.create_token_accounts(missing, mint)
 
     async def create_token_accounts(self, owners: Iterable[str], mint: str) -> None:
         """Create the owners' associated token accounts, at the cost of this key. Repeatable."""

@@ -67,16 +67,27 @@ class Presented:
 # --- Writing
 
 
-def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
-    headers: Headers = []
+def write(
+    offers: Sequence[Terms],
+    challenge: Challenge,
+    *,
+    sessions: Sequence[tuple[str, str]] = (),
+    entries: Sequence[Mapping[str, Any]] = (),
+) -> tuple[Headers, bytes]:
+    """`sessions` are further headers, and `entries` further offers of x402."""
+    headers: Headers = list(sessions)
     content: dict[str, Any] = {}
+    accepts: list[Mapping[str, Any]] = []
     for terms in offers:
         if terms.protocol is Protocol.MPP:
             headers.append(("www-authenticate", _mpp(terms, challenge)))
         elif terms.protocol is _V2:
-            headers.append(("payment-required", encoded(_v2(terms, challenge))))
+            accepts.append(requirements(terms))
         else:
             content = _v1(terms, challenge)
+    accepts += entries
+    if accepts:
+        headers.append(("payment-required", encoded(_v2(accepts, challenge))))
     if challenge.message is not None:
         content = {"message": challenge.message, **content}
     if challenge.error is not None:
@@ -107,7 +118,7 @@ def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[
     return {**entry, "resource": url, "description": description, "mimeType": "application/json"}
 
 
-def _v2(terms: Terms, challenge: Challenge) -> dict[str, Any]:
+def _v2(accepts: Sequence[Mapping[str, Any]], challenge: Challenge) -> dict[str, Any]:
     return {
         "x402Version": 2,
         "error": challenge.error or "Payment required",
@@ -116,7 +127,7 @@ def _v2(terms: Terms, challenge: Challenge) -> dict[str, Any]:
             "description": challenge.description,
             "mimeType": "application/json",
         },
-        "accepts": [requirements(terms)],
+        "accepts": list(accepts),
     }
 
 
@@ -126,17 +137,30 @@ def _v1(terms: Terms, challenge: Challenge) -> dict[str, Any]:
 
 
 def _mpp(terms: Terms, challenge: Challenge) -> str:
+    return mpp_challenge(
+        mpp_request(terms),
+        intent="charge",
+        category=challenge.category,
+        description=challenge.description,
+        now_us=challenge.now_us,
+    )
+
+
+def mpp_challenge(
+    request: Mapping[str, Any], *, intent: str, category: str | None, description: str, now_us: int
+) -> str:
+    """Return the value of the header that asks for `request`."""
     parameters = {
         "realm": REALM,
         "method": "solana",
-        "intent": "charge",
-        "request": encoded_for_url(mpp_request(terms)),
-        "expires": format_timestamp(from_us(challenge.now_us + _CHALLENGE_SECONDS * SECOND_US)),
+        "intent": intent,
+        "request": encoded_for_url(request),
+        "expires": format_timestamp(from_us(now_us + _CHALLENGE_SECONDS * SECOND_US)),
     }
-    if challenge.category is not None:
-        parameters["opaque"] = encoded_for_url({"category": challenge.category})
-    if challenge.description:
-        parameters["description"] = challenge.description
+    if category is not None:
+        parameters["opaque"] = encoded_for_url({"category": category})
+    if description:
+        parameters["description"] = description
     return "Payment " + ", ".join(
         f'{name}="{_quoted(value)}"' for name, value in {"id": _mac(parameters), **parameters}.items()
     )
@@ -211,13 +235,20 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
         )
 
 
-def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
+def require_issued(echo: Mapping[str, Any]) -> None:
+    """Refuse the parameters of a challenge of MPP unless this seller issued it."""
     parameters = {name: value for name, value in echo.items() if name != "id"}
+    if not all(isinstance(value, str) for value in echo.values()):
+        raise PaymentRefusedError("payment_invalid", "the parameters of a challenge are texts")
     if not hmac.compare_digest(_mac(parameters).encode(), echo.get("id", "").encode()):
         raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
-    if parameters["request"] != encoded_for_url(mpp_request(terms)):
+
+
+def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
+    require_issued(echo)
+    if echo["request"] != encoded_for_url(mpp_request(terms)):
         raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
-    if parameters["expires"] < format_timestamp(from_us(now_us)):
+    if echo["expires"] < format_timestamp(from_us(now_us)):
         raise PaymentRefusedError("payment_expired", "the challenge has expired")
 
 

@@ -16,10 +16,18 @@ from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.paywall.asgi import SellerApp
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, Keys
+from agentpay_server.testkit.paywall.channel_products import (
+    GRACE_SECONDS,
+    SessionMode,
+    UptoMode,
+    session_product,
+    upto_product,
+)
 from agentpay_server.testkit.paywall.homes import Home, NodeHome, ServerHome
 from agentpay_server.testkit.paywall.modes import Mode
 from agentpay_server.testkit.paywall.products import mode_of, owner_address, product
-from agentpay_server.testkit.paywall.records import PaywallRequest, Sale
+from agentpay_server.testkit.paywall.records import PaywallChannel, PaywallRequest, Sale
 from agentpay_server.testkit.paywall.seller import Seller
 
 T = TypeVar("T")
@@ -82,14 +90,29 @@ class Paywall:
             owner_address(pay_to, "pay_to")
         self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
+        fee_payer = FeePayer(self._home.keypair("fee payer"), self._home.rpc)
+        self._is_paid_to_another = pay_to is not None
         self._seller = Seller(
             rpc=self._home.rpc,
-            fee_payer=FeePayer(self._home.keypair("fee payer"), self._home.rpc),
+            fee_payer=fee_payer,
             usdc_mint=self._home.usdc_mint,
             recipient=recipient,
             other_payee=str(self._home.keypair("other payee").pubkey()),
             now_us=self._home.clock.now_us,
             on_late_work=self._home.wake,
+            desk=ChannelDesk(
+                rpc=self._home.rpc,
+                fee_payer=fee_payer,
+                keys=Keys(
+                    fee_payer=self._home.keypair("fee payer"),
+                    payee=self._home.keypair("recipient"),
+                    authorizer=self._home.keypair("authorizer"),
+                ),
+                usdc_mint=self._home.usdc_mint,
+                recipient=recipient,
+                now_us=self._home.clock.now_us,
+                on_work=self._home.wake,
+            ),
         )
         self._app = SellerApp(self._seller, self._home.owner)
         self._base_url = IN_PROCESS_URL
@@ -147,6 +170,106 @@ class Paywall:
         )
         self._seller.products[path] = sold
 
+    def sell_by_session(
+        self,
+        path: str,
+        price: Decimal | int | str,
+        *,
+        shares: Mapping[str, int] | None = None,
+        grace_seconds: int = GRACE_SECONDS,
+        minimum_deposit: Decimal | int | str | None = None,
+        suggested_deposit: Decimal | int | str | None = None,
+        idle_seconds: int | None = None,
+        category: str | None = None,
+        description: str = "",
+        content: Any = None,  # noqa: ANN401 - any JSON
+        mode: SessionMode | str = SessionMode.HONEST,
+    ) -> None:
+        """Sell a path by session of MPP, or change how it is sold; `sell` can offer the same path as well.
+
+        The payer opens a channel on chain, and pays each request with a voucher. The paywall settles the
+        highest voucher when the payer closes, when the channel is idle, and when the payer closes by force.
+
+        Args:
+            path: path of the URL, for every HTTP method.
+            price: price of a request in USDC.
+            shares: hundredths of a percent of what is settled that go to further recipients, by address; at
+                most 8.
+            grace_seconds: how long the paywall can still settle after the payer closes by force.
+            minimum_deposit: least USDC that a channel must have; default: none.
+            suggested_deposit: USDC that the challenge suggests; default: none.
+            idle_seconds: seconds without a request after which the paywall settles; default: never.
+            category: category that the challenge declares.
+            description: text for people.
+            content: JSON of the response; default: path and price.
+            mode: how the seller behaves, a `SessionMode` or its name.
+
+        Raises:
+            TypeError: an amount is a float, or `content` has no JSON form.
+            ValueError: an argument is invalid, or the paywall was created with `pay_to`: only the payee's key
+                can settle.
+        """
+        if self._is_paid_to_another:
+            raise ValueError("a paywall with pay_to cannot settle sessions: it has no key of that address")
+        product = session_product(
+            path,
+            price,
+            shares=shares,
+            grace_seconds=grace_seconds,
+            minimum_deposit=minimum_deposit,
+            suggested_deposit=suggested_deposit,
+            idle_seconds=idle_seconds,
+            category=category,
+            description=description,
+            content=content,
+            mode=mode,
+        )
+        self._seller.desk.sessions[path] = product
+
+    def sell_upto(
+        self,
+        path: str,
+        maximum: Decimal | int | str,
+        *,
+        charge: Callable[[], Decimal | int | str] | Decimal | int | str | None = None,
+        grace_seconds: int = GRACE_SECONDS,
+        description: str = "",
+        content: Any = None,  # noqa: ANN401 - any JSON
+        mode: UptoMode | str = UptoMode.HONEST,
+    ) -> None:
+        """Sell a path by x402 `upto`, or change how it is sold; `sell` can offer the same path as well.
+
+        The payer locks the maximum in a channel. The paywall takes what the request cost; the rest returns.
+
+        Args:
+            path: path of the URL, for every HTTP method.
+            maximum: the most that a request costs, in USDC.
+            charge: what a request costs, in USDC, or a function that returns it; at most the maximum is
+                taken. Default: the maximum.
+            grace_seconds: how long the payer must wait for the deposit if the paywall never settles.
+            description: text for people.
+            content: JSON of the response; default: path and price.
+            mode: how the seller behaves, an `UptoMode` or its name.
+
+        Raises:
+            TypeError: an amount is a float, or `content` has no JSON form.
+            ValueError: an argument is invalid.
+        """
+        self._seller.desk.uptos[path] = upto_product(
+            path,
+            maximum,
+            charge=charge,
+            grace_seconds=grace_seconds,
+            description=description,
+            content=content,
+            mode=mode,
+        )
+
+    @property
+    def channels(self) -> Records[PaywallChannel]:
+        """The channels that payers opened, oldest first."""
+        return self._read(lambda: Records(self._seller.desk.channels))
+
     @property
     def mode(self) -> Mode:
         """How the seller behaves; assign a `Mode` or its name."""
@@ -182,8 +305,9 @@ class Paywall:
 
     @property
     def received_usdc(self) -> Decimal:
-        """Total of the settled sales, in USDC."""
-        return from_micro(sum(to_micro(sale.amount_usdc) for sale in self.sales if sale.status == "settled"))
+        """Total of the settled sales and channels, in USDC, including shares of others."""
+        sales = sum(to_micro(sale.amount_usdc) for sale in self.sales if sale.status == "settled")
+        return from_micro(sales + sum(to_micro(channel.settled_usdc) for channel in self.channels))
 
     def address(self, name: str) -> str:
         """Return one of the seller's addresses, for a split: always the same for a name."""

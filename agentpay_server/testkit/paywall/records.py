@@ -60,3 +60,42 @@ class PaywallRequest:
     reason: str | None
     message: str | None
     at: datetime
+
+
+ChannelStatus = Literal["open", "sealed", "settled", "lost"]
+
+
+@frozen(kw_only=True)
+class PaywallChannel:
+    """A channel that a payer opened with the seller, by a session of MPP or for one x402 `upto` payment.
+
+    Attributes:
+        protocol: `session` or `upto`.
+        path: path of the product for which it was opened.
+        channel: address of the channel.
+        payer: address of the owner who paid.
+        deposit_usdc: USDC in the channel.
+        accepted_usdc: cumulative amount of the highest voucher that the seller holds.
+        spent_usdc: how much of that the seller has served for.
+        served: how many requests it has served.
+        status: `open`; `sealed` if the seller ended it early; `settled` if it was paid out; `lost` if it
+            ended on chain without the seller.
+        settled_usdc: what the seller took; 0 until it is settled.
+        tx_signature: signature of the opening.
+        settlement_tx_signature: signature of the payout; None before.
+        at: the seller's time at which it was opened.
+    """
+
+    protocol: Literal["session", "upto"]
+    path: str
+    channel: str
+    payer: str
+    deposit_usdc: Decimal
+    accepted_usdc: Decimal
+    spent_usdc: Decimal
+    served: int
+    status: ChannelStatus
+    settled_usdc: Decimal
+    tx_signature: str
+    settlement_tx_signature: str | None
+    at: datetime

@@ -10,8 +10,7 @@ from attrs import define, evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
-from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.payments.terms import Terms
+from agentpay_server.payments.terms import Protocol, Terms
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
@@ -23,8 +22,10 @@ from agentpay_server.testkit.facilitator.fee_payer import (
     SimulationFailedError,
 )
 from agentpay_server.testkit.node.errors import RpcError
-from agentpay_server.testkit.paywall import challenges, hostile
+from agentpay_server.testkit.paywall import challenges, channel_wire, hostile
 from agentpay_server.testkit.paywall.challenges import Challenge, Headers, Presented
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, Served, UnservedError
+from agentpay_server.testkit.paywall.channel_wire import SessionAction, UptoPayment
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS, Mode
 from agentpay_server.testkit.paywall.products import Product
 from agentpay_server.testkit.paywall.records import PaywallRequest, Sale
@@ -56,6 +57,7 @@ class _Visit:
     mode: Mode
     offers: tuple[Terms, ...]
     now_us: int
+    channels: tuple[Headers, list[dict[str, Any]]] = ([], [])
 
     def terms_of(self, presented: Presented) -> Terms:
         for terms in self.offers:
@@ -75,8 +77,8 @@ class Seller:
     """Sells products.
 
     `fee_payer` pays the fees of sponsored payments. `recipient` is the primary recipient of every payment,
-    `other_payee` that in `CHANGE_PAYEE`. `now_us` is in microseconds since 1970. `on_late_work` is called
-    when a payment is held, to be broadcast later.
+    `other_payee` that in `CHANGE_PAYEE`. `desk` sells through channels, at the same paths or others. `now_us`
+    is in microseconds since 1970. `on_late_work` is called when a payment is held, to be broadcast later.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Seller:
         other_payee: str,
         now_us: Callable[[], int],
         on_late_work: Callable[[], None],
+        desk: ChannelDesk,
     ) -> None:
+        self.desk = desk
         self.products: dict[str, Product] = {}
         self.mode = Mode.HONEST
         self.serves_again = False
@@ -114,16 +118,20 @@ class Seller:
     def capture(self) -> Callable[[], None]:
         """Restores the records; products and modes stay as they are."""
         sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
+        restore_channels = self.desk.capture()
 
         def restore() -> None:
             self._sales, self._late, self.requests = sales.copy(), late.copy(), requests.copy()
+            restore_channels()
 
         return restore
 
     # --- Scheduled work
 
     async def next_due_us(self) -> int | None:
-        return min((due_us for due_us, _ in self._late.values()), default=None)
+        due = [due_us for due_us, _ in self._late.values()]
+        channels_due_us = await self.desk.next_due_us()
+        return min([*due, channels_due_us] if channels_due_us is not None else due, default=None)
 
     async def run_due(self) -> bool:
         now_us = self._now_us()
@@ -133,7 +141,8 @@ class Seller:
             # The sale records the failure if the payment has expired or the node fails.
             with contextlib.suppress(PaymentRefusedError):
                 await self._settle_late(checked)
-        return bool(due)
+        has_looked = await self.desk.run_due()
+        return bool(due) or has_looked
 
     # --- Requests
 
@@ -159,13 +168,18 @@ class Seller:
 
     async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> Reply:
         path = urlsplit(noted.request.url).path
+        if self.desk.sells(path):
+            reply = await self._through_channel(noted, path, headers)
+            if reply is not None:
+                return reply
         is_collector = path.startswith(f"{COLLECTOR_PATH}/")
         product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
         if product is None:
-            body = json_text.print_json({"error": "not_found", "sold": sorted(self.products)})
-            return Reply(404, _JSON, body)
+            sold = sorted({*self.products, *self.desk.sessions, *self.desk.uptos})
+            return Reply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
         visit = self._visit(noted.request, product, is_collector=is_collector)
         await self._prepare(visit.offers)
+        visit = evolve(visit, channels=await self.desk.offers(path))
         try:
             presented = challenges.read_payment(headers)
             if presented is None:
@@ -176,6 +190,47 @@ class Seller:
             message = _sentence(str(refused))
             noted.request = evolve(noted.request, reason=refused.reason, message=message)
             return self._ask(visit, error=refused.reason, message=message)
+
+    async def _through_channel(
+        self, noted: _OpenRecord, path: str, headers: Sequence[tuple[str, str]]
+    ) -> Reply | None:
+        """Respond to a payment through a channel, and to requests for what is sold in no other way."""
+        request = noted.request
+        error = message = None
+        try:
+            payment = channel_wire.read(headers)
+            if payment is None and path in self.products:
+                return None
+            if payment is not None:
+                is_session = isinstance(payment, SessionAction)
+                noted.request = evolve(request, protocol=Protocol.MPP if is_session else Protocol.X402_V2)
+                return _through(path, await self._desk_serves(path, request, payment))
+        except PaymentRefusedError as refused:
+            error, message = refused.reason, _sentence(str(refused))
+            noted.request = evolve(noted.request, reason=error, message=message)
+        except UnservedError as unserved:
+            if unserved.status is None:
+                raise LostReplyError from None
+            return Reply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
+        sessions, entries = await self.desk.offers(path)
+        product = self.desk.sessions.get(path) or self.desk.uptos.get(path)
+        challenge = Challenge(
+            url=request.url,
+            description="" if product is None else product.description,
+            category=None,
+            error=error,
+            message=message,
+            now_us=self._now_us(),
+        )
+        fields, body = challenges.write((), challenge, sessions=sessions, entries=entries)
+        return Reply(402, [*_JSON, *fields], body)
+
+    async def _desk_serves(
+        self, path: str, request: PaywallRequest, payment: SessionAction | UptoPayment
+    ) -> Served:
+        if isinstance(payment, SessionAction):
+            return await self.desk.session(path, f"{request.method} {request.url}", payment)
+        return await self.desk.upto(path, payment)
 
     def _visit(self, noted: PaywallRequest, product: Product, *, is_collector: bool) -> _Visit:
         mode = product.mode or self.mode
@@ -211,7 +266,8 @@ class Seller:
         else:
             change = _CHANGES.get(visit.mode)
             offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
-            headers, body = challenges.write(offers, challenge)
+            sessions, entries = visit.channels
+            headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
         return Reply(402, [*_JSON, *headers], body)
 
     def _ask_more(self, visit: _Visit) -> Reply:
@@ -349,11 +405,7 @@ class Seller:
         owners = dict.fromkeys(
             [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
         )
-        addresses = [associated_token_address(owner, self._usdc_mint) for owner in owners]
-        found = (await self._rpc("getMultipleAccounts", addresses))["value"]
-        missing = [owner for owner, account in zip(owners, found, strict=True) if account is None]
-        if missing:
-            await self._fee_payer.create_token_accounts(missing, self._usdc_mint)
+        await self._fee_payer.ensure_token_accounts(list(owners), self._usdc_mint)
 
 
 _JSON: Final[Headers] = [("content-type", "application/json")]
@@ -380,6 +432,15 @@ def _sale(visit: _Visit, terms: Terms, checked: CheckedPayment) -> Sale:
         at=from_us(visit.now_us),
         message_hash=checked.message_hash,
     )
+
+
+def _through(path: str, served: Served) -> Reply:
+    content: Any = served.content
+    if served.product is not None:
+        content = served.product.content
+        if content is None:
+            content = {"path": path, "paid_usdc": f"{from_micro(served.paid_micro):f}"}
+    return Reply(200, [*_JSON, served.receipt], json_text.print_json(content))
 
 
 def _served(visit: _Visit, presented: Presented, sale: Sale) -> Reply:
