@@ -6,6 +6,7 @@
 import ipaddress
 import logging
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -102,7 +103,7 @@ def serve(
     log_level: str,
     is_quiet: bool,
     chain_rpc: bool,
-    channel_program: bytes | None,
+    channel_program: Path | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     rpc: RpcSettings | None,
@@ -144,7 +145,7 @@ def serve(
         rpc=rpc,
         clock=manual_clock() if clock == "manual" else SystemClock(),
         may_crash=True,
-        channel_program=channel_program,
+        channel_program=None if channel_program is None else _content(channel_program),
         **stored,
     )
     try:
@@ -162,6 +163,13 @@ def serve(
         raise click.BadParameter(str(error), param_hint=error.option) from None
     except process.CannotServeError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"--program: cannot read {path}: {error.strerror}.") from None
 
 
 def log_format_of(given: str | None) -> LogFormat:

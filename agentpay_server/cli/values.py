@@ -64,18 +64,15 @@ class CountOrNone(Parsed[int | float]):
         super().__init__("count", _count_or_none)
 
 
-def _program(value: str) -> bytes:
-    name, separator, path = value.partition("=")
-    if name != "channels" or not separator:
+def _program(value: str) -> Path:
+    name, _, path = value.partition("=")
+    if name != "channels" or not path:
         raise ValueError(f"{value} is not channels=FILE")
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    return Path(path)
 
 
-class ProgramFile(Parsed[bytes]):
-    """`channels=FILE`, read."""
+class ProgramFile(Parsed[Path]):
+    """`channels=FILE`."""
 
     def __init__(self) -> None:
         super().__init__("program", _program)
