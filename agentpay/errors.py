@@ -45,8 +45,10 @@ All can be pickled and copied with all their attributes. `agentpay._requests` ch
 response.
 """
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpay.contract.choices import ErrorCode, RequestOutcome
@@ -374,6 +376,8 @@ class PaymentRefusedError(RefusedError):
         reason: why the seller refused it, in the seller's words; None if the response does not say.
         headers: the headers of the response, with names in lower case.
         body: the first 32 KiB of the response's body, as far as it arrived.
+        price_usdc: the price that the payment was signed for; None if unknown.
+        max_amount_usdc: the cap of the request; None without one.
     """
 
     outcome: RequestOutcome = "unknown"
@@ -387,11 +391,14 @@ class PaymentRefusedError(RefusedError):
         reason: str | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        price_usdc: Decimal | None = None,
+        max_amount_usdc: Decimal | None = None,
     ) -> None:
         said = "" if reason is None else f" ({reason!r})"
+        price = _price(price_usdc, max_amount_usdc)
         super().__init__(
-            f"the seller answered 402 to payment {transfer_id}{said}, and nothing more is paid. It may still "
-            "settle: read it with payments.get, or repeat the request with "
+            f"the seller responded 402 to payment {transfer_id}{price}{said}, and nothing more is paid. "
+            "It may still settle: read it with payments.get, or repeat the request with "
             f"payment_key={idempotency_key!r} to present it again"
         )
         self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -400,6 +407,15 @@ class PaymentRefusedError(RefusedError):
         self.reason = reason
         self.headers: dict[str, str] = dict(headers or {})
         self.body = body
+        self.price_usdc = price_usdc
+        self.max_amount_usdc = max_amount_usdc
+
+
+def _price(price_usdc: Decimal | None, max_amount_usdc: Decimal | None) -> str:
+    if price_usdc is None:
+        return ""
+    cap = "no max_amount" if max_amount_usdc is None else f"max_amount {max_amount_usdc:f} USDC"
+    return f" of {price_usdc:f} USDC ({cap})"
 
 
 class PaymentPendingApprovalError(AgentPayError):
@@ -410,16 +426,28 @@ class PaymentPendingApprovalError(AgentPayError):
     Attributes:
         idempotency_key: the key of the request.
         transfer_id: the payment that waits, `txn_…`: `approvals.approve(transfer_id)`.
+        price_usdc: the price; None if unknown.
+        max_amount_usdc: the cap of the request; None without one.
     """
 
-    def __init__(self, *, idempotency_key: str, transfer_id: str) -> None:
+    def __init__(
+        self,
+        *,
+        idempotency_key: str,
+        transfer_id: str,
+        price_usdc: Decimal | None = None,
+        max_amount_usdc: Decimal | None = None,
+    ) -> None:
+        price = _price(price_usdc, max_amount_usdc)
         super().__init__(
-            f"payment {transfer_id} waits for an operator's approval, and nothing was paid. Once "
+            f"payment {transfer_id}{price} waits for an operator's approval, and nothing was paid. Once "
             "approvals.approve has approved it, repeat the request with "
             f"payment_key={idempotency_key!r}"
         )
         self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
         self.transfer_id = transfer_id
+        self.price_usdc = price_usdc
+        self.max_amount_usdc = max_amount_usdc
 
 
 class WaitTimeoutError(AgentPayError, TimeoutError):
@@ -669,21 +697,33 @@ class InvalidRecipientError(APIError, RefusedError):  # pyright: ignore[reportIn
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
 
 
+_ABOVE_CAP: Final = re.compile(r"price is (\d+(?:\.\d+)?) USDC and max_amount (\d+(?:\.\d+)?) USDC", re.ASCII)
+
+
 class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The 402 cannot be paid: its challenge is unreadable, or offers nothing payable (status 422).
 
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
+
+    Attributes:
+        price_usdc: the lowest price that was refused for being above the cap; None for another reason.
+        max_amount_usdc: that cap; None for another reason.
     """
 
     advice: str = "The seller must correct its 402; do not pay this seller for this request until then"
 
     def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
         super().__init__(message, **given)
+        self.price_usdc: Decimal | None = None
+        self.max_amount_usdc: Decimal | None = None
         if self.code != "nothing_payable":
             return
         reasons = [fault.message for fault in self.details]
         # The service says so at the beginning of a reason; any other reason is about what the seller offers.
-        if any(reason.startswith("price is ") for reason in reasons):
+        priced = [found for reason in reasons if (found := _ABOVE_CAP.match(reason))]
+        if priced:
+            self.price_usdc = min(Decimal(found[1]) for found in priced)
+            self.max_amount_usdc = Decimal(priced[0][2])
             self.advice = "Raise max_amount if the price is right, and retry with the same key"
         elif any(reason.startswith("expired ") for reason in reasons):
             self.advice = "Request the resource again, and pay its new 402 with the same key"

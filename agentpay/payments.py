@@ -270,7 +270,12 @@ class PaymentAuth(Auth):
         payment: Payment = yield _Authorize(challenge, key)
         record = PaymentRecord(idempotency_key=key, transfer_id=payment.transfer_id, payment=payment)
         if payment.header is None:
-            raise PaymentPendingApprovalError(idempotency_key=key, transfer_id=payment.transfer_id)
+            raise PaymentPendingApprovalError(
+                idempotency_key=key,
+                transfer_id=payment.transfer_id,
+                price_usdc=payment.amount_usdc,
+                max_amount_usdc=self._max_amount,
+            )
         if payment.header.name in request.headers:
             _note(response, evolve(record, declined=_OWN_AUTHORIZATION))
             return
@@ -296,6 +301,8 @@ class PaymentAuth(Auth):
                 reason=refusal_reason(response.headers.multi_items(), peeked.beginning),
                 headers=dict(response.headers),
                 body=peeked.beginning,
+                price_usdc=payment.amount_usdc,
+                max_amount_usdc=self._max_amount,
             )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
@@ -10,9 +10,10 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
-from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount
+from agentpay.contract.accounts import Account, Balance, CreateAccount
+from agentpay.contract.choices import AccountStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
-from agentpay.contract.transactions import Transaction, TransactionStatusFilter
+from agentpay.contract.transactions import Transaction
 
 if TYPE_CHECKING:
     from agentpay.contract.console import AccountDetails
@@ -72,7 +73,7 @@ class AsyncAccounts(AsyncResource):
         *,
         limit: int | None = None,
         cursor: str | None = None,
-        status: AccountStatus | Literal["active", "paused"] | None = None,
+        status: AccountStatus | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncPages[Account]:
         """List the operator's accounts, newest first (interface R14).
@@ -128,7 +129,7 @@ class AsyncAccounts(AsyncResource):
         *,
         limit: int | None = None,
         cursor: str | None = None,
-        status: TransactionStatusFilter | Literal["settled", "rejected", "all"] | None = None,
+        status: TransactionStatusFilter | None = None,
         since: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncPages[Transaction]:

@@ -1,7 +1,7 @@
 """Events and their deliveries as resources, an extension."""
 
 from datetime import datetime
-from typing import Literal, Unpack
+from typing import Unpack
 
 from agentpay._arguments import check_text
 from agentpay._async.event_stream import AsyncEventStream
@@ -10,11 +10,9 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries
-from agentpay.contract.choices import EventType
+from agentpay.contract.choices import DeliveryStatus, EventType, ReplayableStatus
 from agentpay.contract.deliveries import (
     Delivery,
-    DeliveryStatusFilter,
-    ReplayableStatus,
     ReplayDeliveries,
     ReplayedDeliveries,
     ReplayEvent,
@@ -131,9 +129,7 @@ class AsyncDeliveries(AsyncResource):
     def list(
         self,
         *,
-        status: DeliveryStatusFilter
-        | Literal["pending", "retrying", "delivered", "undelivered"]
-        | None = None,
+        status: DeliveryStatus | None = None,
         event_id: str | None = None,
         webhook_id: str | None = None,
         transfer_id: str | None = None,
@@ -173,7 +169,7 @@ class AsyncDeliveries(AsyncResource):
         *,
         since: datetime,
         webhook_id: str | None = None,
-        status: Literal["undelivered", "delivered"] = "undelivered",
+        status: ReplayableStatus = "undelivered",
         **options: Unpack[CallOptions],
     ) -> ReplayedDeliveries:
         """Replay the deliveries that were created after a time and have a status (interface CO22).
@@ -193,7 +189,8 @@ class AsyncDeliveries(AsyncResource):
         Raises:
             InvalidRequestError: no such webhook of this operator.
         """
-        body = ReplayDeliveries(since=since, webhook_id=webhook_id, status=ReplayableStatus(status))
+        wanted = deliveries.ReplayableStatus(status)
+        body = ReplayDeliveries(since=since, webhook_id=webhook_id, status=wanted)
         replayed: ReplayedDeliveries = await self._call(
             prepare(deliveries.REPLAY_DELIVERIES, body=body), options
         )

@@ -5,7 +5,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal, Unpack
+from typing import Unpack
 
 import attrs
 
@@ -16,12 +16,12 @@ from agentpay._challenges import Challenge, Pairs, challenge_of
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import payments
+from agentpay.contract.choices import TransferStatus
 from agentpay.contract.payments import (
     AuthorizePayment,
     Payment,
     ReportOutcome,
 )
-from agentpay.contract.transfers import TransferStatus
 
 
 class AsyncPayments(AsyncResource):
@@ -108,9 +108,7 @@ class AsyncPayments(AsyncResource):
         self,
         *,
         account_id: str | None = None,
-        status: TransferStatus
-        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
-        | None = None,
+        status: TransferStatus | None = None,
         origin: str | None = None,
         transfer_id: str | None = None,
         since: datetime | None = None,

@@ -2,7 +2,7 @@
 
 import uuid
 from decimal import Decimal
-from typing import Literal, Unpack
+from typing import Unpack
 
 from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
@@ -10,7 +10,8 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import sessions
-from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
+from agentpay.contract.choices import SessionStatus
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session
 
 
 class AsyncSessions(AsyncResource):
@@ -158,7 +159,7 @@ class AsyncSessions(AsyncResource):
         self,
         *,
         account_id: str | None = None,
-        status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None = None,
+        status: SessionStatus | None = None,
         idempotency_key: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
@@ -11,9 +11,10 @@ from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
-from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount
+from agentpay.contract.accounts import Account, Balance, CreateAccount
+from agentpay.contract.choices import AccountStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
-from agentpay.contract.transactions import Transaction, TransactionStatusFilter
+from agentpay.contract.transactions import Transaction
 
 if TYPE_CHECKING:
     from agentpay.contract.console import AccountDetails
@@ -73,7 +74,7 @@ class Accounts(Resource):
         *,
         limit: int | None = None,
         cursor: str | None = None,
-        status: AccountStatus | Literal["active", "paused"] | None = None,
+        status: AccountStatus | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Account]:
         """List the operator's accounts, newest first (interface R14).
@@ -129,7 +130,7 @@ class Accounts(Resource):
         *,
         limit: int | None = None,
         cursor: str | None = None,
-        status: TransactionStatusFilter | Literal["settled", "rejected", "all"] | None = None,
+        status: TransactionStatusFilter | None = None,
         since: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Transaction]:

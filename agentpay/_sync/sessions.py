@@ -3,7 +3,7 @@
 
 import uuid
 from decimal import Decimal
-from typing import Literal, Unpack
+from typing import Unpack
 
 from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
@@ -11,7 +11,8 @@ from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import sessions
-from agentpay.contract.sessions import ChargeSession, OpenSession, Session, SessionStatus
+from agentpay.contract.choices import SessionStatus
+from agentpay.contract.sessions import ChargeSession, OpenSession, Session
 
 
 class Sessions(Resource):
@@ -159,7 +160,7 @@ class Sessions(Resource):
         self,
         *,
         account_id: str | None = None,
-        status: SessionStatus | Literal["opening", "open", "closing", "settled", "failed"] | None = None,
+        status: SessionStatus | None = None,
         idempotency_key: str | None = None,
         limit: int | None = None,
         cursor: str | None = None,

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Literal, Unpack
+from typing import Unpack
 
 from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
@@ -17,9 +17,10 @@ from agentpay._retries import Sleep
 from agentpay._settings import Steps, checked_max_retries
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
+from agentpay.contract.choices import TransferStatus
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.spending import CheckTransfer, TransferCheck
-from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.errors import AgentPayError
 
 
@@ -42,7 +43,12 @@ class Transfers(Resource):
         """Move USDC out of an account (interface T1).
 
         Failed requests are retried if that is safe, always with the same idempotency key, so that money moves
-        at most once. To survive a crash of your process, store a key before calling, and pass it.
+        at most once. The key is logged at INFO before the first byte is sent, and is the `idempotency_key` of
+        whatever exception leaves the call. To survive a crash of your process, keep one before the call:
+
+            key = str(uuid.uuid4())
+            orders.save(order_id, key)
+            client.transfers.create(from_=bot, to=shop, amount="5", idempotency_key=key)
 
         Args:
             from_: source account, `acct_…`.
@@ -133,9 +139,7 @@ class Transfers(Resource):
         self,
         *,
         account_id: str | None = None,
-        status: TransferStatus
-        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
-        | None = None,
+        status: TransferStatus | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,
         limit: int | None = None,

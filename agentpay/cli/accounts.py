@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 
@@ -14,7 +14,7 @@ from agentpay.cli.naming import AccountNames, complete_account, find_account, fi
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, amount
 from agentpay.cli.values import Label, LimitOrNone, Usdc
-from agentpay.contract.accounts import AccountStatus
+from agentpay.contract.choices import AccountStatus
 from agentpay.contract.endpoints import EXTENSIONS
 
 ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
@@ -51,17 +51,18 @@ def create_account(*, server: AgentPay, output: Output, name: str) -> None:
 @accounts.command("list")
 @click.option(
     "--status",
-    type=click.Choice([status.value for status in AccountStatus]),
+    type=click.Choice(get_args(AccountStatus)),
     help="Only accounts with this status.",
 )
 @takes_listing
 @takes_server
-def list_accounts(*, server: AgentPay, output: Output, listing: Listing, status: str | None) -> None:
+def list_accounts(
+    *, server: AgentPay, output: Output, listing: Listing, status: AccountStatus | None
+) -> None:
     """List accounts, newest first."""
-    wanted = None if status is None else AccountStatus(status)
     listing.show(
         output,
-        lambda: server.accounts.list(limit=listing.page, status=wanted),
+        lambda: server.accounts.list(limit=listing.page, status=status),
         _COLUMNS,
         empty="No accounts. Create one with agentpay accounts create NAME.",
         moment=lambda each: each.created_at,

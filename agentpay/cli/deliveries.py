@@ -1,6 +1,7 @@
 """`agentpay deliveries`: listing webhook deliveries and replaying events."""
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import get_args
 
 import click
 from attrs import frozen
@@ -11,7 +12,8 @@ from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier
-from agentpay.contract.deliveries import Delivery, DeliveryStatusFilter
+from agentpay.contract.choices import DeliveryStatus
+from agentpay.contract.deliveries import Delivery
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 
 
@@ -50,7 +52,7 @@ def deliveries() -> None:
 @deliveries.command("list")
 @click.option(
     "--status",
-    type=click.Choice([status.value for status in DeliveryStatusFilter]),
+    type=click.Choice(get_args(DeliveryStatus)),
     help="Only deliveries with this status.",
 )
 @click.option("--event", "event_id", type=Identifier(EVENT), metavar="EVENT_ID", help="Only of one event.")
@@ -64,16 +66,15 @@ def list_deliveries(
     server: AgentPay,
     output: Output,
     listing: Listing,
-    status: str | None,
+    status: DeliveryStatus | None,
     event_id: str | None,
     webhook_id: str | None,
 ) -> None:
     """List deliveries, newest first. With --json, includes every attempt."""
-    wanted = None if status is None else DeliveryStatusFilter(status)
     listing.show(
         output,
         lambda: server.deliveries.list(
-            status=wanted, event_id=event_id, webhook_id=webhook_id, since=listing.since, limit=listing.page
+            status=status, event_id=event_id, webhook_id=webhook_id, since=listing.since, limit=listing.page
         ),
         _COLUMNS,
         empty="No deliveries match.",
@@ -173,6 +174,6 @@ def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
     registered = {webhook.webhook_id for webhook in server.webhooks.list(limit=100)}
     for post in dict.fromkeys(_Post(each.event_id, each.webhook_id) for each in reversed(undelivered)):
         of_event = server.deliveries.list(event_id=post.event_id, webhook_id=post.webhook_id, limit=1)
-        is_undelivered = any(newest.status == DeliveryStatusFilter.UNDELIVERED for newest in of_event.data)
+        is_undelivered = any(newest.status == "undelivered" for newest in of_event.data)
         if is_undelivered and post.webhook_id in registered:
             yield post

@@ -1,6 +1,7 @@
 """`agentpay sessions`: a cap in escrow, charged in small amounts, settled in one transaction."""
 
 from decimal import Decimal
+from typing import get_args
 
 import click
 
@@ -11,8 +12,8 @@ from agentpay.cli.naming import AccountNames, complete_account, find_account, fi
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier, Usdc
+from agentpay.contract.choices import SessionStatus
 from agentpay.contract.identifiers import SESSION
-from agentpay.contract.sessions import SessionStatus
 
 _KEY_HELP = "Idempotency key. Default: a new one. To resume an earlier attempt, pass its key."
 
@@ -109,17 +110,16 @@ def get_session(*, server: AgentPay, output: Output, session_id: str) -> None:
 )
 @click.option(
     "--status",
-    type=click.Choice([status.value for status in SessionStatus]),
+    type=click.Choice(get_args(SessionStatus)),
     help="Only sessions with this status.",
 )
 @takes_listing
 @takes_server
 def list_sessions(
-    *, server: AgentPay, output: Output, listing: Listing, account: str | None, status: str | None
+    *, server: AgentPay, output: Output, listing: Listing, account: str | None, status: SessionStatus | None
 ) -> None:
     """List sessions, newest first."""
     account_id = None if account is None else find_account(server, output, account)
-    wanted = None if status is None else SessionStatus(status)
     names = AccountNames(server)
     columns = [
         Column("payer", lambda each: names(each.account_id), is_text=True),
@@ -134,7 +134,7 @@ def list_sessions(
     ]
     listing.show(
         output,
-        lambda: server.sessions.list(account_id=account_id, status=wanted, limit=listing.page),
+        lambda: server.sessions.list(account_id=account_id, status=status, limit=listing.page),
         columns,
         empty="No sessions match.",
         moment=lambda each: each.opened_at,

@@ -1,7 +1,7 @@
 """`agentpay transfers`: moving USDC out of an account."""
 
 from decimal import Decimal
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import click
 
@@ -13,8 +13,8 @@ from agentpay.cli.naming import AccountNames, complete_account, find_account, fi
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier, Usdc
+from agentpay.contract.choices import TransferStatus
 from agentpay.contract.identifiers import TRANSFER
-from agentpay.contract.transfers import TransferStatus
 
 _PAYEE: Final = "Payee: account, or USDC token account."
 
@@ -122,7 +122,7 @@ def get_transfer(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 )
 @click.option(
     "--status",
-    type=click.Choice([status.value for status in TransferStatus]),
+    type=click.Choice(get_args(TransferStatus)),
     help="Only transfers with this status.",
 )
 @takes_listing
@@ -133,11 +133,10 @@ def list_transfers(
     output: Output,
     listing: Listing,
     account: str | None,
-    status: str | None,
+    status: TransferStatus | None,
 ) -> None:
     """List transfers, newest first."""
     account_id = None if account is None else find_account(server, output, account)
-    wanted = None if status is None else TransferStatus(status)
     names = AccountNames(server)
     columns = [
         Column("from", lambda each: names(each.from_), is_text=True),
@@ -152,7 +151,7 @@ def list_transfers(
     listing.show(
         output,
         lambda: server.transfers.list(
-            account_id=account_id, status=wanted, since=listing.since, limit=listing.page
+            account_id=account_id, status=status, since=listing.since, limit=listing.page
         ),
         columns,
         empty="No transfers match.",

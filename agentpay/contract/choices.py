@@ -99,6 +99,12 @@ ClosingReason = Literal[
 ]
 """Why a session closed automatically, or why its settlement is stuck (interface S16)."""
 
+DeliveryStatus = Literal["pending", "retrying", "delivered", "undelivered"]
+"""The status of a delivery (interface CO11)."""
+
+ReplayableStatus = Literal["undelivered", "delivered"]
+"""The status of deliveries that can be replayed (interface CO22)."""
+
 KeyKind = Literal[
     "operator",
     "agent",

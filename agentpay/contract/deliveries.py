@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
 from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
     Cursor,
-    Form,
     Rule,
     parse_timestamp,
     query_integer,
@@ -176,7 +176,7 @@ class Delivery(Model):
     event_id: str
     event_type: str
     webhook_id: str
-    status: Annotated[str, Form({"enum": [status.value for status in DeliveryStatusFilter]})]
+    status: choices.DeliveryStatus
     attempts: tuple[DeliveryAttempt, ...]
     next_attempt_at: datetime | None
 

@@ -120,7 +120,12 @@ class AgentPayRuntime(PaymentRuntime):
             memo=self._memo,
         )
         if payment.header is None:
-            raise PaymentPendingApprovalError(idempotency_key=key, transfer_id=payment.transfer_id)
+            raise PaymentPendingApprovalError(
+                idempotency_key=key,
+                transfer_id=payment.transfer_id,
+                price_usdc=payment.amount_usdc,
+                max_amount_usdc=self._max_amount,
+            )
         return payment.header.value
 
 

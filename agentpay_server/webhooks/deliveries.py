@@ -1,9 +1,9 @@
 """Lists and replays events and their deliveries (interface W12). `sender.py` makes the attempts."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, cast
 
-from agentpay.contract import codec, identifiers
+from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.deliveries import (
     REPLAY_DELIVERIES,
     REPLAY_EVENT,
@@ -211,7 +211,7 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
         event_id=row.event_id,
         event_type=row.event_type,
         webhook_id=row.webhook_id,
-        status=row.status,
+        status=cast("choices.DeliveryStatus", row.status),
         attempts=tuple(
             DeliveryAttempt(
                 at=from_us(attempt.at_us),

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
+from agentpay.contract.deliveries import ReplayableStatus
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
@@ -295,7 +296,7 @@ def test_a_closed_set_is_the_same_for_type_checkers_and_for_the_server(model, va
 
 
 def test_every_literal_type_equals_its_enum():
-    for enum in (ErrorCode, TransactionStatusFilter):
+    for enum in (ErrorCode, ReplayableStatus, TransactionStatusFilter):
         assert get_args(getattr(choices, enum.__name__)) == tuple(member.value for member in enum)
 
 

@@ -149,6 +149,38 @@ def test_the_advice_of_an_unpayable_402_fits_its_reason(
     assert (str(copy), copy.advice) == (str(error), error.advice)
 
 
+def refused_above_the_cap(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, max_amount="0.009") as http:
+        http.get("/forecast")
+
+
+def refused_by_the_seller(server: AgentPayServer, bot: str) -> None:
+    with shop(server, mode=Mode.ASK_TWICE) as paywall, buyer(server, paywall, bot, max_amount="0.05") as http:
+        http.get("/forecast")
+
+
+def refused_until_approved(server: AgentPayServer, bot: str) -> None:
+    server.client().policies.update(bot, escalation_threshold="0.001")
+    with shop(server) as paywall, buyer(server, paywall, bot, max_amount="0.05") as http:
+        http.get("/forecast")
+
+
+@pytest.mark.parametrize(
+    ("refused", "cap"),
+    [(refused_above_the_cap, "0.009"), (refused_by_the_seller, "0.05"), (refused_until_approved, "0.05")],
+)
+def test_a_refusal_names_price_and_cap(server: AgentPayServer, bot: str, refused: Any, cap: str) -> None:
+    kinds = (errors.UnpayableChallengeError, PaymentRefusedError, errors.PaymentPendingApprovalError)
+    with pytest.raises(kinds) as caught:
+        refused(server, bot)
+    error: Any = caught.value
+    assert (error.price_usdc, error.max_amount_usdc) == (PRICE, Decimal(cap))
+    assert f"{PRICE}" in str(error)
+    assert f"max_amount {cap}" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.price_usdc, copy.max_amount_usdc) == (PRICE, Decimal(cap))
+
+
 @pytest.mark.parametrize("follows", [True, False])
 def test_a_redirect_gets_no_payment(server: AgentPayServer, bot: str, follows: bool) -> None:
     with shop(server, mode=Mode.REDIRECT) as paywall, buyer(server, paywall, bot) as http:

@@ -1,7 +1,10 @@
 """The fixtures of pytest, as the test suites of users see them: whole runs of pytest, in process."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -541,6 +544,45 @@ def test_a_suite_that_does_not_use_the_plugin_imports_nothing(pytester: pytest.P
 def test_the_markers_are_announced(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest(*PLUGIN, "--markers")
     result.stdout.fnmatch_lines(["@pytest.mark.agentpay(policy={...}, fund=*"])
+
+
+def test_the_plugin_imports_only_pytest_and_the_standard_library_until_a_fixture_is_used(
+    pytester: pytest.Pytester,
+) -> None:
+    """Every run of pytest in an environment with this package loads it."""
+    pytester.makepyfile(
+        """
+        import sys
+
+        # What pytest itself has imported before any test module, and the packages that hold the plugin.
+        EXPECTED = {"_pytest", "pytest", "pluggy", "iniconfig", "packaging", "pygments", "agentpay_server"}
+
+        def foreign():
+            ours = {name for name in sys.modules if name.startswith("agentpay_server.")}
+            assert ours <= {"agentpay_server.pytest_plugin"}, ours
+            loaded = {name.partition(".")[0] for name in sys.modules}
+            named = {name for name in loaded if not name.startswith(("_", "test_", "py"))}
+            return named - EXPECTED - set(sys.stdlib_module_names)
+
+        def test_a_test_without_a_fixture_of_the_plugin():
+            assert foreign() == set()
+
+        def test_a_test_with_one(agentpay_client):
+            assert {"agentpay", "attrs", "httpx"} <= {name.partition(".")[0] for name in sys.modules}
+        """
+    )
+    # In another process, where only this plugin is loaded.
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    plugins = ("-p", PLUGIN[1], "-p", "no:cacheprovider")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", *plugins],
+        cwd=pytester.path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "2 passed" in done.stdout, done.stdout
 
 
 def test_loading_the_plugin_again_does_nothing() -> None:

@@ -196,9 +196,7 @@ def test_refusals_are_one_family():
 
 def test_a_refusal_for_lack_of_money_says_under_which_key_to_repeat_it():
     client = client_of(refusal(402, "insufficient_balance"))
-    with pytest.raises(
-        errors.InsufficientBalanceError, match="repeat the same call with idempotency_key='m'"
-    ):
+    with pytest.raises(errors.InsufficientBalanceError, match="repeat the call with idempotency_key='m'"):
         client.transfers.create(from_="acct_a", to="acct_b", amount=1, idempotency_key="m")
 
 

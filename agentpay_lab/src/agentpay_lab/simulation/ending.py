@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import httpx
 
+from agentpay.contract import choices
 from agentpay.contract.accounts import Account
-from agentpay.contract.sessions import Session, SessionStatus
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
@@ -136,7 +137,8 @@ async def _under_way(
                 found.append((name, status))
             elif status not in ("open", "pending_approval", "approved"):
                 done.add(name)
-    for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
+    unsettled: tuple[choices.SessionStatus, ...] = ("opening", "closing")
+    for status in unsettled:
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
     # If the response was lost, only the list names the payment.
     found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
