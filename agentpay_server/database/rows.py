@@ -1,4 +1,4 @@
-"""Statements on the rows of one table, as records: insert, get, change, and pages of lists.
+"""Statements on the rows of one table, as records: insert, get, change, remove, and pages of lists.
 
     SESSIONS = Rows(SessionRecord, "session_id")
     IS_OPENING = SESSIONS.c.status == literal_column("'opening'")
@@ -20,9 +20,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 from attrs import frozen
-from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, insert, select, update
+from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, delete, insert, select, update
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
-from sqlalchemy.sql.dml import ReturningUpdate
+from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables.base import table_of
@@ -31,6 +31,8 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Condition = ColumnElement[Any]
+Key = str | tuple[str, ...]
+"""The value of the column that identifies a row, or of each of them."""
 
 _NONE: Final[Mapping[str, Any]] = {}
 
@@ -55,6 +57,7 @@ class Rows(Generic[R]):
         self._get = select(self.table).where(*self._this)
         self._gets: dict[tuple[bool, tuple[Condition, ...]], Select[Any]] = {}
         self._changes: dict[tuple[object, ...], ReturningUpdate[Any]] = {}
+        self._removals: dict[tuple[Condition, ...], ReturningDelete[Any]] = {}
 
     def record(self, row: Sequence[Any]) -> R:
         """Return a row of the table as its record."""
@@ -80,7 +83,7 @@ class Rows(Generic[R]):
         rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
         connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
 
-    def get(self, connection: Connection, key: str, *conditions: Condition, lock: bool = False) -> R | None:
+    def get(self, connection: Connection, key: Key, *conditions: Condition, lock: bool = False) -> R | None:
         """Return a row, or None if it does not exist or does not satisfy the conditions.
 
         With `lock`, a row that is returned is locked until the unit of work ends.
@@ -89,10 +92,10 @@ class Rows(Generic[R]):
         statement = self._gets.get(shape)
         if statement is None:
             statement = self._gets[shape] = self.get_statement(*conditions, lock=lock)
-        row = connection.execute(statement, {self._of_key[0]: key}).one_or_none()
+        row = connection.execute(statement, self._named(key)).one_or_none()
         return None if row is None else self.record(row)
 
-    def existing(self, connection: Connection, key: str, *, lock: bool = False) -> R:
+    def existing(self, connection: Connection, key: Key, *, lock: bool = False) -> R:
         """Return a row that must exist.
 
         Raises:
@@ -130,10 +133,7 @@ class Rows(Generic[R]):
         statement = self._changes.get(shape)
         if statement is None:
             statement = self._changes[shape] = self.change_statement(conditions, values, add)
-        of = (row,) if isinstance(row, str) else self._key_of(row)
-        if isinstance(of, str):
-            of = (of,)
-        parameters = {**values, **dict(zip(self._of_key, of, strict=True)), **given}
+        parameters = {**values, **self._named(row if isinstance(row, str) else self._key_of(row)), **given}
         for name, amount in add.items():
             parameters[f"plus_{name}"] = amount
         changed = connection.execute(statement, parameters).one_or_none()
@@ -159,6 +159,20 @@ class Rows(Generic[R]):
             key = row if isinstance(row, str) else self._key_of(row)
             raise StaleRowError(f"{self.table.name} {key} is not in the state that this change requires")
         return found
+
+    def remove(
+        self,
+        connection: Connection,
+        key: Key,
+        *conditions: Condition,
+        given: Mapping[str, object] = _NONE,
+    ) -> R | None:
+        """Delete a row, and return it; None if it does not exist or does not satisfy the conditions."""
+        statement = self._removals.get(conditions)
+        if statement is None:
+            statement = self._removals[conditions] = self.removal_statement(*conditions)
+        removed = connection.execute(statement, {**self._named(key), **given}).one_or_none()
+        return None if removed is None else self.record(removed)
 
     def to_change(
         self,
@@ -194,6 +208,10 @@ class Rows(Generic[R]):
             few=few,
         )
 
+    def _named(self, key: Key) -> dict[str, Any]:
+        """Return the parameters of a key."""
+        return dict(zip(self._of_key, (key,) if isinstance(key, str) else key, strict=True))
+
     # --- Shapes
 
     def get_statement(self, *conditions: Condition, lock: bool) -> Select[Any]:
@@ -215,6 +233,10 @@ class Rows(Generic[R]):
             new[column] = column + bindparam(f"plus_{name}", type_=column.type)
         return update(self.table).where(*self._this, *conditions).values(new).returning(*self.c)
 
+    def removal_statement(self, *conditions: Condition) -> ReturningDelete[Any]:
+        """Return the statement of `remove`."""
+        return delete(self.table).where(*self._this, *conditions).returning(*self.c)
+
     def statements(self) -> "dict[str, Any]":
         """Return a statement of each kind, for tests of what engines make of them."""
         return {
@@ -222,6 +244,7 @@ class Rows(Generic[R]):
             "get": self._get,
             "lock": self.get_statement(lock=True),
             "change": self.change_statement((), self._written),
+            "remove": self.removal_statement(),
         }
 
 

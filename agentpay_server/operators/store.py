@@ -2,17 +2,25 @@
 
 from typing import Final
 
-from sqlalchemy import BindParameter, bindparam, delete, insert, literal_column, select, update
+from sqlalchemy import BindParameter, bindparam, delete, literal_column, select, update
 
 from agentpay.contract.identity import KeyKind
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import KeyRecord, OperatorRecord, api_keys, operators, sign_in_codes
+from agentpay_server.database.tables import (
+    KeyRecord,
+    OperatorRecord,
+    SignInCodeRecord,
+    api_keys,
+    operators,
+    sign_in_codes,
+)
 from agentpay_server.ledger.key_store import is_alive
 from agentpay_server.platform.credentials import LENT
 
 OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")
+CODES: Final = Rows(SignInCodeRecord, "digest")
 
 _FIRST_OPERATOR: Final = (
     select(api_keys.c.operator_id).where(api_keys.c.account_id.is_(None)).order_by(api_keys.c.seq).limit(1)
@@ -44,14 +52,9 @@ _REVOKE_LENT: Final = (
     .returning(api_keys.c.key_id, api_keys.c.name)
 )
 _LIVE_BY_DIGEST: Final = select(api_keys).where(api_keys.c.digest == bindparam("digest"), is_alive(_NOW))
-_INSERT_CODE: Final = insert(sign_in_codes)
 _FORGET_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.expires_us <= _NOW)
 _VOID_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.operator_id == bindparam("of_operator"))
-_TAKE_CODE: Final = (
-    delete(sign_in_codes)
-    .where(sign_in_codes.c.digest == bindparam("of_digest"), sign_in_codes.c.expires_us > _NOW)
-    .returning(sign_in_codes.c.operator_id)
-)
+_IS_CODE_VALID: Final = sign_in_codes.c.expires_us > _NOW
 # Waits for all who have locked it by `audit_store.insert_entry`.
 _LOCK_KEY: Final = select(api_keys.c.seq).where(api_keys.c.key_id == bindparam("key_id")).with_for_update()
 
@@ -120,8 +123,7 @@ def await_units(connection: Connection, key_id: str) -> None:
 def insert_code(connection: Connection, digest: str, operator_id: str, expires_us: int, now_us: int) -> None:
     """Also deletes expired codes."""
     connection.execute(_FORGET_CODES, {"now_us": now_us})
-    values = {"digest": digest, "operator_id": operator_id, "expires_us": expires_us}
-    connection.execute(_INSERT_CODE, values)
+    CODES.insert(connection, SignInCodeRecord(digest, operator_id, expires_us))
 
 
 def void_codes(connection: Connection, operator_id: str) -> None:
@@ -131,5 +133,5 @@ def void_codes(connection: Connection, operator_id: str) -> None:
 
 def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
     """Return the code's operator; None if it has expired or was used."""
-    row = connection.execute(_TAKE_CODE, {"of_digest": digest, "now_us": now_us}).one_or_none()
-    return None if row is None else str(row[0])
+    taken = CODES.remove(connection, digest, _IS_CODE_VALID, given={"now_us": now_us})
+    return None if taken is None else taken.operator_id

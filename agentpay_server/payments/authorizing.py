@@ -139,7 +139,7 @@ class PaymentIntent(TransferIntent):
 
     def _is_pin_as_seen(self, connection: Connection) -> bool:
         purchase = self._purchase
-        return store.pin(connection, purchase.operator_id, purchase.origin) == purchase.pin
+        return store.PINS.get(connection, (purchase.operator_id, purchase.origin)) == purchase.pin
 
     def spend(self, preflight: Preflight) -> Spend:
         """Return the spend that the policy judges."""

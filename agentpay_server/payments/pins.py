@@ -57,8 +57,9 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
             f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "
             f"requests {usdc_text(terms.amount_micro)} USDC."
         )
+    addresses = pin.addresses
     for leg in terms.legs:
-        if pin.recipients is not None and leg.recipient not in pin.recipients:
+        if addresses is not None and leg.recipient not in addresses:
             return (
                 f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
                 "of the challenge."
@@ -80,11 +81,10 @@ class Origins:
             Problem: `invalid_request` if `origin` is not an origin.
         """
         pin = Pin(
-            seq=0,
             operator_id=principal.operator_id,
             origin=_checked(origin),
             category=request.category,
-            recipients=request.recipients,
+            recipients=store.addresses_text(request.recipients),
             max_amount=None if request.max_amount is None else to_micro(request.max_amount),
             blocked=request.blocked,
             sponsor_fees=request.sponsor_fees,
@@ -106,7 +106,7 @@ class Origins:
         Raises:
             Problem: `not_found`.
         """
-        pin = await self._database.read(store.pin, principal.operator_id, origin)
+        pin = await self._database.read(store.PINS.get, (principal.operator_id, origin))
         if pin is None:
             raise not_found("origin", origin)
         return _shown(pin)
@@ -128,12 +128,12 @@ class Origins:
         """
         listing = List("origins", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._database.read(store.pins, principal.operator_id, before, query.limit + 1)
+        rows = await self._database.read(store.PIN_PAGES, principal.operator_id, before, query.limit + 1)
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_shown)
 
     def _put(self, connection: Connection, principal: Principal, pin: Pin) -> None:
-        before = store.pin(connection, pin.operator_id, pin.origin)
-        store.set_pin(connection, pin)
+        before = store.PINS.remove(connection, (pin.operator_id, pin.origin))
+        store.PINS.insert(connection, pin)
         audit.record(
             connection,
             principal,
@@ -145,8 +145,8 @@ class Origins:
         )
 
     def _delete(self, connection: Connection, principal: Principal, origin: str) -> bool:
-        before = store.pin(connection, principal.operator_id, origin)
-        if before is None or not store.delete_pin(connection, principal.operator_id, origin):
+        before = store.PINS.remove(connection, (principal.operator_id, origin))
+        if before is None:
             return False
         audit.record(
             connection,
@@ -170,7 +170,7 @@ def _shown(pin: Pin) -> PinnedOrigin:
     return PinnedOrigin(
         origin=pin.origin,
         category=pin.category,
-        recipients=pin.recipients,
+        recipients=pin.addresses,
         max_amount=None if pin.max_amount is None else from_micro(pin.max_amount),
         blocked=pin.blocked,
         sponsor_fees=pin.sponsor_fees,
@@ -181,7 +181,7 @@ def _shown(pin: Pin) -> PinnedOrigin:
 def _audited(pin: Pin) -> dict[str, object]:
     return audit.given(
         category=pin.category,
-        recipients=None if pin.recipients is None else list(pin.recipients),
+        recipients=None if pin.addresses is None else list(pin.addresses),
         max_amount=None if pin.max_amount is None else audit.usdc(pin.max_amount),
         blocked=pin.blocked,
         sponsor_fees=pin.sponsor_fees,

@@ -282,7 +282,7 @@ class Payments:
         holder = _in_force(held, now_us)
         if holder is None and held.is_held_elsewhere:
             raise conflict()
-        pin = store.pin(connection, principal.operator_id, request.origin)
+        pin = store.PINS.get(connection, (principal.operator_id, request.origin))
         payable = sifted.payable
         if holder is not None:
             payable = {

@@ -5,37 +5,34 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import and_, bindparam, delete, func, insert, literal_column, select
+from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
     PaymentRecord,
+    PinRecord,
     TransferRecord,
     chain_transactions,
     payments,
-    pinned_origins,
     transfers,
 )
 from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.transfers.store import TRANSFERS
 
 
-@frozen
-class Pin:
-    """A row of `pinned_origins`: an operator's pin of a seller."""
+@frozen(kw_only=True)
+class Pin(PinRecord):
+    """An operator's pin of a seller."""
 
-    seq: int
-    operator_id: str
-    origin: str
-    category: str | None
-    recipients: tuple[str, ...] | None
-    max_amount: int | None
-    blocked: bool
-    updated_us: int
-    sponsor_fees: bool = False
+    @property
+    def addresses(self) -> tuple[str, ...] | None:
+        """The only recipients that it allows; None for all."""
+        return None if self.recipients is None else tuple(json.loads(self.recipients))
 
 
+PINS: Final = Rows(Pin, "operator_id", "origin")
+PIN_PAGES: Final = PINS.pages("operator_id")
 PAYMENTS: Final = Rows(PaymentRecord, "transfer_id")
 _IS_UNSIGNED: Final = payments.c.raw.is_(None)
 _NEXT_NONCE: Final = select(func.coalesce(func.max(payments.c.nonce) + 1, 0)).where(
@@ -66,22 +63,6 @@ PAGES: Final = Pages(
         "transfer_id": (payments.c.transfer_id == bindparam("transfer_id"),),
         "since_us": (transfers.c.created_us > bindparam("since_us"),),
     },
-)
-
-_THIS_ORIGIN: Final = and_(
-    pinned_origins.c.operator_id == bindparam("of_operator"),
-    pinned_origins.c.origin == bindparam("of_origin"),
-)
-_PIN: Final = select(pinned_origins).where(_THIS_ORIGIN)
-_UNPIN: Final = delete(pinned_origins).where(_THIS_ORIGIN)
-_INSERT_PIN: Final = insert(pinned_origins)
-_PINS: Final = (
-    select(pinned_origins)
-    .where(
-        pinned_origins.c.operator_id == bindparam("operator_id"), pinned_origins.c.seq < bindparam("before")
-    )
-    .order_by(pinned_origins.c.seq.desc())
-    .limit(bindparam("count"))
 )
 
 
@@ -115,54 +96,6 @@ def next_expiry_us(connection: Connection) -> int | None:
     return expires_us
 
 
-def pin(connection: Connection, operator_id: str, origin: str) -> Pin | None:
-    """Return an operator's pin of an origin, if any."""
-    row = connection.execute(_PIN, {"of_operator": operator_id, "of_origin": origin}).one_or_none()
-    return None if row is None else _pin(row)
-
-
-def set_pin(connection: Connection, pinned: Pin) -> None:
-    """Store a pin, replacing one of the same origin; the database assigns `seq`.
-
-    Raises:
-        ConflictError: a concurrent request has pinned the same origin.
-    """
-    delete_pin(connection, pinned.operator_id, pinned.origin)
-    recipients = pinned.recipients
-    values = {
-        "operator_id": pinned.operator_id,
-        "origin": pinned.origin,
-        "category": pinned.category,
-        "recipients": None if recipients is None else json.dumps(recipients),
-        "max_amount": pinned.max_amount,
-        "blocked": pinned.blocked,
-        "updated_us": pinned.updated_us,
-        "sponsor_fees": pinned.sponsor_fees,
-    }
-    connection.execute(_INSERT_PIN, values)
-
-
-def delete_pin(connection: Connection, operator_id: str, origin: str) -> bool:
-    """Delete an operator's pin of an origin; False if there was no pin."""
-    return connection.execute(_UNPIN, {"of_operator": operator_id, "of_origin": origin}).rowcount == 1
-
-
-def pins(connection: Connection, operator_id: str, before: int, count: int) -> list[Pin]:
-    """Return an operator's pins below a sequence number, newest first."""
-    values = {"operator_id": operator_id, "before": before, "count": count}
-    return [_pin(row) for row in connection.execute(_PINS, values)]
-
-
-def _pin(row: Any) -> Pin:  # noqa: ANN401 - a row of the driver's
-    seq, operator_id, origin, category, recipients, max_amount, blocked, updated_us, sponsor_fees = row
-    return Pin(
-        seq=seq,
-        operator_id=operator_id,
-        origin=origin,
-        category=category,
-        recipients=None if recipients is None else tuple(json.loads(recipients)),
-        max_amount=max_amount,
-        blocked=bool(blocked),
-        updated_us=updated_us,
-        sponsor_fees=bool(sponsor_fees),
-    )
+def addresses_text(addresses: Sequence[str] | None) -> str | None:
+    """Return the recipients of a pin as they are stored."""
+    return None if addresses is None else json.dumps(addresses)

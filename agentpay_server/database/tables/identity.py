@@ -5,7 +5,7 @@ from typing import Annotated, Final
 from attrs import frozen
 from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
-from agentpay_server.database.tables.base import UNIQUE, Seq, metadata, row, table_of
+from agentpay_server.database.tables.base import KEY, UNIQUE, Seq, metadata, row, table_of
 
 # The server's persistent identity (identity.py).
 server_state: Final = Table(
@@ -52,15 +52,18 @@ class KeyRecord:
 
 
 # Unused codes of sign-in links to the console.
-sign_in_codes: Final = Table(
-    "sign_in_codes",
-    metadata,
+@row("sign_in_codes", Index("ix_sign_in_codes_expires", "expires_us"))
+@frozen
+class SignInCodeRecord:
+    """A code that signs a browser in once."""
+
     # The SHA-256 of the code, which is shown once and never stored.
-    Column("digest", Text, primary_key=True),
-    Column("operator_id", Text, nullable=False),
-    Column("expires_us", BigInteger, nullable=False),
-    Index("ix_sign_in_codes_expires", "expires_us"),
-)
+    digest: Annotated[str, KEY]
+    operator_id: str
+    expires_us: int
+
+
+sign_in_codes: Final = table_of(SignInCodeRecord)
 
 counters: Final = Table(
     "counters",

@@ -4,19 +4,9 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 from attrs import field, frozen
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    CheckConstraint,
-    Column,
-    Index,
-    Table,
-    Text,
-    UniqueConstraint,
-    false,
-)
+from sqlalchemy import CheckConstraint, Index, UniqueConstraint, false
 
-from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where, metadata, row, seq, table_of
+from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where, row, table_of
 
 
 @row(
@@ -124,23 +114,30 @@ class PaymentRecord:
 
 payments: Final = table_of(PaymentRecord)
 
-pinned_origins: Final = Table(
+
+@row(
     "pinned_origins",
-    metadata,
-    seq(),
-    Column("operator_id", Text, nullable=False),
-    Column("origin", Text, nullable=False),
-    Column("category", Text),
-    # A JSON list of addresses; NULL allows all.
-    Column("recipients", Text),
-    Column("max_amount", BigInteger),
-    Column("blocked", Boolean, nullable=False),
-    Column("updated_us", BigInteger, nullable=False),
-    # Whether the treasury pays the fee of an x402 payment whose seller does not.
-    Column("sponsor_fees", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("operator_id", "origin"),
     Index("ix_pinned_origins_operator", "operator_id", "seq"),
 )
+@frozen(kw_only=True)
+class PinRecord:
+    """What an operator allows of the payments to a seller's origin; `payments/store.py` adds methods."""
+
+    seq: Seq = 0
+    operator_id: str
+    origin: str
+    category: str | None
+    # A JSON list of addresses; NULL allows all.
+    recipients: str | None
+    max_amount: int | None
+    blocked: bool
+    updated_us: int
+    # Whether the treasury pays the fee of an x402 payment whose seller does not.
+    sponsor_fees: Annotated[bool, {"server_default": false()}] = False
+
+
+pinned_origins: Final = table_of(PinRecord)
 
 
 class Kind(StrEnum):

@@ -151,3 +151,12 @@ async def test_a_shape_is_built_once():
         await database.run(changed, name)
     assert (len(rows._changes), len(rows._gets)) == (1, 1)
     await database.close()
+
+
+async def test_a_removed_row_is_returned_once(database):
+    (key,) = await stored(database, KEY)
+
+    assert await database.run(KEYS.remove, "key_1", IS_BEFORE, given={"limit_us": 5}) is None
+    assert await database.run(KEYS.remove, "key_1", IS_BEFORE, given={"limit_us": 6}) == key
+    assert await database.run(KEYS.remove, "key_1") is None
+    assert await database.read(KEYS.get, "key_1") is None
