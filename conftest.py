@@ -2,9 +2,7 @@
 
 import asyncio
 import os
-import re
-from collections.abc import Generator, Iterator, Sequence
-from fnmatch import translate
+from collections.abc import Generator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -50,22 +48,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="on which chain the servers that the tests start work",
     )
-    parser.addini("behaviour", "files whose tests must pass on every store and chain", type="linelist")
-    parser.addini("unmeasured", "patterns of files, or of tests, that run without coverage", type="linelist")
+
+
+_TESTS = Path(__file__).parent / "tests"
+_UNMEASURED = tuple(_TESTS / folder for folder in ("browser", "contract", "integration/rpc", "peers"))
+
+
+def _is_measured(item: pytest.Item) -> bool:
+    """Neither documents and examples, nor the tests of an unmeasured folder, module or function."""
+    return (
+        item.path.is_relative_to(_TESTS)
+        and not any(item.path.is_relative_to(folder) for folder in _UNMEASURED)
+        and item.get_closest_marker("unmeasured") is None
+    )
 
 
 class _Measurement:
-    """Stops measuring coverage for the tests that are `unmeasured`."""
+    """Stops measuring coverage for the tests that are unmeasured."""
 
-    def __init__(self, coverage: Coverage, unmeasured: Sequence[str]) -> None:
+    def __init__(self, coverage: Coverage) -> None:
         self._coverage = coverage
-        self._unmeasured = re.compile("|".join(map(translate, unmeasured)))
         self._is_on = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        path, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
-        self.switch(is_on=not (self._unmeasured.match(path) or self._unmeasured.match(test)))
+        self.switch(is_on=_is_measured(item))
         return (yield)
 
     def switch(self, *, is_on: bool) -> None:
@@ -76,13 +83,13 @@ class _Measurement:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Measure coverage if this run does (`--cov`), except of what is `unmeasured`."""
+    """Measure coverage if this run does (`--cov`), except of what is unmeasured."""
     coverage = Coverage.current()
     if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
         # In a worker process pytest-cov starts two, and the first continues while the second is stopped.
         while (running := Coverage.current()) is not None:
             running.stop()
-        measurement = _Measurement(coverage, session.config.getini("unmeasured"))
+        measurement = _Measurement(coverage)
         # Every worker imports the same: that the first one measures it is enough.
         measurement.switch(is_on=os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0")
         session.config.pluginmanager.register(measurement)

@@ -67,7 +67,7 @@ WORKERS = str((os.cpu_count() or 1) * 3 // 2)
 ON_ALL_CORES = ("pytest", "-n", WORKERS, "--dist", "worksteal", "-m", EVERY_RUN)
 # Where versions are not pinned, a new warning of another package must not fail the tests.
 WARNINGS_PASS = ("-W", "default")
-BEHAVIOUR = PYPROJECT["tool"]["pytest"]["ini_options"]["behaviour"]
+BEHAVIOUR = "tests/integration/behaviour"
 
 
 CONSTRAINTS = "constraints.txt"
@@ -250,7 +250,7 @@ def tests(session: nox.Session) -> None:
     session.run("coverage", "erase")
     with files_in_memory(session):
         # Both in this environment, where everything is compiled.
-        run_each(session, [*ON_ALL_CORES, "--cov"], [*ON_ALL_CORES, "--store", "postgres", *BEHAVIOUR])
+        run_each(session, [*ON_ALL_CORES, "--cov"], [*ON_ALL_CORES, "--store", "postgres", BEHAVIOUR])
 
 
 @nox.session
@@ -265,7 +265,7 @@ def quick(session: nox.Session) -> None:
         "tests/unit",
         "--ignore=tests/unit/database/test_postgres.py",
         "tests/integration/test_layers.py",
-        *BEHAVIOUR,
+        BEHAVIOUR,
     ]
     session.run(*ON_ALL_CORES, "--store", "memory", "--hypothesis-profile", "quick", *suite)
 
@@ -300,7 +300,7 @@ def stores(session: nox.Session) -> None:
     install(session, "test")
     for store in ("file", "postgres"):
         with files_in_memory(session):
-            session.run(*ON_ALL_CORES, "--store", store, *(session.posargs or BEHAVIOUR))
+            session.run(*ON_ALL_CORES, "--store", store, *(session.posargs or [BEHAVIOUR]))
 
 
 @nox.session
@@ -327,7 +327,7 @@ def validator(session: nox.Session) -> None:
     # One worker per module, since the tests of a module share a validator.
     together = ("-n", "auto", "--dist", "loadfile")
     for chain in ("surfpool", "embedded-rpc"):
-        session.run("pytest", *together, "--store", "memory", "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
+        session.run("pytest", *together, "--store", "memory", "--chain", chain, "-m", EVERY_RUN, BEHAVIOUR)
     guide = "tests/integration/test_project_files.py"
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", guide, "-m", "validator")
 

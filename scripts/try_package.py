@@ -211,7 +211,7 @@ def environment(place: Path, *requirements: str) -> Installed:
 @contextmanager
 def postgres() -> Iterator[str]:
     """Yield the URL of an empty PostgreSQL database, on the server that the tests use."""
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path.insert(0, str(ROOT / "tests" / "support"))
     import asyncpg  # noqa: PLC0415 - a dependency of the tests
     import postgres_server  # noqa: PLC0415
 

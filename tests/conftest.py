@@ -13,6 +13,9 @@ import validators
 from hypothesis import settings
 from surfpool import Surfpool
 
+_BEHAVIOUR = Path(__file__).parent / "integration" / "behaviour"
+"""The tests that must pass on every store and chain; without `--store` they run on SQLite files."""
+
 settings.register_profile("agentpay", deadline=None, print_blob=True)
 settings.register_profile("quick", settings.get_profile("agentpay"), max_examples=25)
 settings.load_profile("agentpay")
@@ -42,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Choose the store of a test before its fixtures start servers, those of its module included."""
     told = item.config.getoption("--store")
-    is_behaviour = item.nodeid.partition("::")[0] in item.config.getini("behaviour")
+    is_behaviour = item.path.parent == _BEHAVIOUR
     stores.run.kind = told or ("file" if is_behaviour and not _needs_memory(item) else "memory")
     try:
         return (yield)

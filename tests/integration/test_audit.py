@@ -27,6 +27,8 @@ from agentpay_server.operators.keys import Keys
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.principals import Principal
 
+pytestmark = pytest.mark.unmeasured
+
 DAY = 24 * 3600
 
 

@@ -32,7 +32,7 @@ from agentpay_server.webhooks import sender as service
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 URL = "http://receiver.invalid/"
 KEY = bytes(32)

@@ -21,7 +21,7 @@ from agentpay_server.webhooks import http as posting
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.look_ups import LookUps
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 BODY = b'{"id":"evt_1"}'
 HEADERS = {"Content-Type": "application/json", "X-Service-Event-Id": "evt_1"}

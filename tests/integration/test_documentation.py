@@ -44,6 +44,8 @@ from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.situations.scenarios import Scenario
 
+pytestmark = pytest.mark.unmeasured
+
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -22,6 +22,8 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.settings import Settings
 
+pytestmark = pytest.mark.unmeasured
+
 KIB = 1024
 WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))
 

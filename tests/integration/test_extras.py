@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+pytestmark = pytest.mark.unmeasured
+
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("agentpay", "agentpay_server")
 

@@ -237,6 +237,7 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(
 # --- Hostile sellers
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("mode", list(Mode))
 @protocols
 def test_no_seller_gets_more_than_one_payment(

@@ -13,6 +13,8 @@ import pytest
 
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -15,6 +15,8 @@ from server_world import START
 
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 ROOT = Path(__file__).parents[2]
 
 # Few variables, because each request looks through all of them for proxies. What Hypothesis computes

@@ -18,6 +18,8 @@ from agentpay.payments import PaymentAuth, PaymentRefusedError
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
+pytestmark = pytest.mark.unmeasured
+
 PRICE = Decimal("0.01")
 
 

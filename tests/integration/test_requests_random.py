@@ -19,6 +19,8 @@ from agentpay.contract.json_text import parse_json
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
+pytestmark = pytest.mark.unmeasured
+
 # A stream has no end.
 endpoints = st.sampled_from([each for each in BOUND_ENDPOINTS if each.name != "events.stream"])
 

@@ -21,6 +21,8 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.assembly.storage import KEY_VARIABLE
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
+pytestmark = pytest.mark.unmeasured
+
 WAIT_SECONDS = 120
 
 

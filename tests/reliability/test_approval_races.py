@@ -30,7 +30,7 @@ SEEDS = range(6)
 DAY_SECONDS = 24 * 3600
 KEY = bytes(range(32))
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def waiting(world: World, amount: str = "7") -> tuple[Party, Party, str]:

@@ -11,6 +11,8 @@ from agentpay.errors import PolicyViolationError
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 TABLES = [table for name, table in tables.metadata.tables.items() if name != "alembic_version"]

@@ -18,7 +18,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine import fees
 from agentpay_server.ledger import accounts as account_store
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 TRANSFER = 10_000
 OPENING, CLOSE = 15_000, 10_000

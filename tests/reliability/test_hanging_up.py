@@ -17,7 +17,7 @@ from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport
 
 T = TypeVar("T")
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def hung_up_after(steps: int, call: Coroutine[Any, Any, object]) -> bool:

@@ -17,7 +17,7 @@ from agentpay_server.database import tables
 SEEDS = range(4)
 DAY_SECONDS = 24 * 3600
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def at_once(world: World, count: int, source: Party, to: Party, amount: str, key: str) -> list[Answer]:

@@ -29,7 +29,7 @@ STORES = ["file", "postgres"]
 OUTCOMES = {"1": "settled", "400": "insufficient_balance", "900": "policy_violation"}
 """The outcome of an amount from an account that holds 300 and may pay 500 at once."""
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 @frozen

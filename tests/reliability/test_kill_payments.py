@@ -29,6 +29,8 @@ from agentpay_server.testkit.facilitator.fee_payer import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS
 
+pytestmark = pytest.mark.unmeasured
+
 PRICE = 1_000
 FUNDS = 100_000_000
 # The first page that a server writes belongs to its start.

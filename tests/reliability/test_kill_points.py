@@ -15,6 +15,8 @@ from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, chil
 from agentpay_server.database import tables
 from agentpay_server.platform.crash_points import POINTS, Operation, points_of
 
+pytestmark = pytest.mark.unmeasured
+
 # The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
 

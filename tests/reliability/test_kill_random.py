@@ -19,6 +19,8 @@ from killing import Child, Directory, Postgres, Prepared, Survey, child, prepare
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 CALLERS = 8
 LONGEST_LIFE_SECONDS = 1.0
 AMOUNT = "0.000001"

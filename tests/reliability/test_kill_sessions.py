@@ -15,6 +15,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.platform.crash_points import Operation, points_of
 
+pytestmark = pytest.mark.unmeasured
+
 # The first page that a server writes is that of its start.
 OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]
 CHARGING = points_of(Operation.SESSION_CHARGE)

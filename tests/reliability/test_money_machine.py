@@ -27,6 +27,8 @@ from worlds import Answer, Party, World
 
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 DAY_US = 24 * 3600 * 10**6
 WEALTH = 10**9
 HOUR_US = DAY_US // 24

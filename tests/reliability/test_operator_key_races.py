@@ -12,7 +12,7 @@ from worlds import Answer, World
 
 from agentpay_server.database import tables
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 PATH = "/ext/v1/console/operator-keys"
 

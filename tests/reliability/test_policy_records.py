@@ -20,7 +20,7 @@ from agentpay_server.accounts.policy_records import PolicyRecords
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 from agentpay_server.database import tables
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 FAULTS: dict[str, Act] = {
     "request lost": chains.down,

@@ -11,11 +11,14 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import chains
+import pytest
 import worlds
 from attrs import define, field
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from worlds import START, Party, World, micro
+
+pytestmark = pytest.mark.unmeasured
 
 DAY_US = 24 * 3600 * 10**6
 LIMIT = 100

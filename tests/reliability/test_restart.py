@@ -32,7 +32,7 @@ from agentpay_server.platform import pace
 from agentpay_server.platform.clock import SECOND_US, SystemClock, manual_clock
 from agentpay_server.platform.settings import Settings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 ENCRYPTION_KEY = bytes(range(32))
 

@@ -17,7 +17,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.platform.crash_points import Operation, points_of
 
-pytestmark = pytest.mark.validator
+pytestmark = [pytest.mark.validator, pytest.mark.unmeasured]
 
 TRANSFER = points_of(Operation.TRANSFER)
 PAIRS = [

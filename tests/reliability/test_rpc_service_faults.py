@@ -20,7 +20,7 @@ from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.platform.settings import Settings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 @pytest.fixture

@@ -29,6 +29,8 @@ from worlds import Answer, Party
 
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 SHOP = 4
 payees = st.integers(0, SHOP)
 caps = st.integers(1, 60)

@@ -9,6 +9,8 @@ from test_money_machine import DEEP_EXAMPLES, RestartedMoney, case_of, sources, 
 from test_session_machine import MoneyWithSessions, caps, charges, payees
 from worlds import Party
 
+pytestmark = pytest.mark.unmeasured
+
 units = st.integers(0, 8)
 
 

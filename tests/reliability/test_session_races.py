@@ -14,7 +14,7 @@ from agentpay_server.database import tables
 
 SEEDS = range(4)
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def settled_as_answered(world: World, session_id: str, charges: list[Answer], micro: int) -> None:

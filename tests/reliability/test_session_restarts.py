@@ -20,7 +20,7 @@ from agentpay_server.database import tables
 UNITS = range(2, 15)
 """Before the first of them nothing is claimed; after the last all has come as far as it can."""
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def begun(data_dir: Path) -> tuple[World, Party, Party, str, Party]:

@@ -20,7 +20,7 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 ORDER_OF_CALLS = ["token_accounts", "latest_blockhash", "send", "signature_status"]
 

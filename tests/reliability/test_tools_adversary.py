@@ -26,6 +26,8 @@ from agentpay.tools.references import ref_of
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
+pytestmark = pytest.mark.unmeasured
+
 LIMITS = {"max_single_transfer": 4, "max_daily_spend": 10, "escalation_threshold": 3}
 """The highest limits that an operator sets in a story."""
 OPERATIONS = (

@@ -27,6 +27,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, Protocol
 from agentpay_server.platform.crash_points import Operation, points_of
 
+pytestmark = pytest.mark.unmeasured
+
 ORDER = {"payment_ref": "order-0001", "amount_usdc": "7"}
 TOKEN = "a-token-of-32-characters-or-more"
 LOOPBACK = "http://127.0.0.1:*"

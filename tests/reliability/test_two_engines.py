@@ -24,7 +24,7 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 AMOUNT = 7_000_000
 CHARGED = 3_000_000

@@ -33,7 +33,7 @@ from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 CALLS = 200
 

@@ -21,7 +21,7 @@ from worlds import Party
 from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.database import tables
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 LATE_BLOCKS = 145
 """After how many blocks a late transaction lands; the blockhash was a little older than the signature."""

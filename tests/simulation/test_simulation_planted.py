@@ -91,6 +91,7 @@ def test_without_a_bug_its_worlds_break_no_rule() -> None:
     assert not simulate(plan_of(SAMPLE_SEED)).violations
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("bug", SAMPLE)
 def test_a_planted_bug_is_found(bug: str, plant) -> None:
     plant(bug)

@@ -6,6 +6,8 @@ from agentpay_lab.simulation.plan import drawn
 from agentpay_lab.simulation.shrinking import Shrinker
 from agentpay_lab.simulation.world import Outcome, simulate
 
+pytestmark = pytest.mark.unmeasured
+
 
 def first_failing() -> Outcome:
     """Return the first run that breaks a rule after several calls."""

@@ -11,6 +11,8 @@ from attrs import evolve
 from agentpay_lab.simulation.plan import EVERY_SECONDS, KINDS, LIES, ODDS, Plan, Skew, drawn
 from agentpay_lab.simulation.world import simulate
 
+pytestmark = pytest.mark.unmeasured
+
 DIGEST = """
 import hashlib
 from agentpay_lab.simulation.plan import drawn

@@ -28,6 +28,8 @@ from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
 
+pytestmark = pytest.mark.unmeasured
+
 LANDED = SignatureStatus(is_final=True)
 REFUSED = SignatureStatus(is_final=False, is_refused=True)
 

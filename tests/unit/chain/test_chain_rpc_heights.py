@@ -13,6 +13,8 @@ from agentpay_server.chain.rpc.heights import (
     life_seconds,
 )
 
+pytestmark = pytest.mark.unmeasured
+
 WARM_SECONDS = 60.0
 PACES = st.floats(0.5, 40)
 GAPS = st.lists(st.floats(0.3, 3), min_size=1, max_size=8)

@@ -133,6 +133,7 @@ def test_responses_of_a_healthy_node_are_accepted() -> None:
     assert TRUTH["deposit"][0].deposits[0].amount_micro == 5
 
 
+@pytest.mark.unmeasured
 @pytest.mark.parametrize("name", OPERATIONS)
 @given(data=st.data())
 def test_any_response_gives_a_value_or_the_declared_error(

@@ -13,7 +13,7 @@ from virtual_time import VirtualTimeLoop
 from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError
 from agentpay_server.chain.rpc.chain import RpcChain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 @pytest.fixture

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from agentpay_server.database.pages import List
 from agentpay_server.platform.errors import Problem
 
+pytestmark = pytest.mark.unmeasured
+
 ACCOUNTS = List("accounts", "op_a")
 seqs = st.integers(min_value=0, max_value=2**63 - 2)
 

@@ -18,6 +18,8 @@ from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.sqlite import SqliteConnection
 from agentpay_server.ledger import accounts
 
+pytestmark = pytest.mark.unmeasured
+
 
 @contextmanager
 def naming(statement: str) -> Iterator[None]:

@@ -21,6 +21,8 @@ from agentpay_server.engine.policy import (
     spending_refusal,
 )
 
+pytestmark = pytest.mark.unmeasured
+
 MAX = 999_999_999_999_999
 PLENTY = Means(spent_micro=0, available_micro=MAX * 10)
 RECIPIENT = Recipient(account_id="acct_b", token_account="token-b", owner="owner-b")

@@ -1,10 +1,13 @@
 """The rolling 24-hour window: the prefix sums give what counting every spend gives (interface PO9)."""
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentpay_server.ledger.spending import WINDOW_US, remaining, spent_in_window, window_start_us
 from agentpay_server.platform.clock import DAY_US
+
+pytestmark = pytest.mark.unmeasured
 
 # Times bunch at the window's edges, where mistakes live.
 times = st.integers(min_value=0, max_value=3 * DAY_US) | st.builds(

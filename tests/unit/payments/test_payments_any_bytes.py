@@ -14,6 +14,8 @@ from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.payments.rules import read_challenge, sift, wrap
 from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 
+pytestmark = pytest.mark.unmeasured
+
 CHALLENGES = 20_000
 some = settings(database=None)
 

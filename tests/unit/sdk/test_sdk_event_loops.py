@@ -11,6 +11,8 @@ from sdk_world import KEY
 
 from agentpay import AgentPay, AsyncAgentPay, errors
 
+pytestmark = pytest.mark.unmeasured
+
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1"}
 
 

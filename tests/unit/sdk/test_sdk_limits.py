@@ -44,6 +44,7 @@ def run(kind, work):
     anyio.run(work, backend="trio" if kind == "trio" else "asyncio")
 
 
+@pytest.mark.unmeasured
 @FLAVOURS
 def test_concurrent_calls_share_a_bounded_number_of_connections(service, kind, monkeypatch):
     """None waits within the HTTP library, whose bookkeeping takes quadratic time."""

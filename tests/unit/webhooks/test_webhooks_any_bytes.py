@@ -16,6 +16,8 @@ from agentpay.contract.json_text import parse_request_json
 from agentpay.errors import WebhookPayloadError, WebhookSignatureError
 from agentpay.webhooks import EVENT_CLASSES, Event, UnknownEvent, sign, unwrap
 
+pytestmark = pytest.mark.unmeasured
+
 texts = st.text(st.characters(), max_size=70) | st.binary(max_size=70)
 anything = (
     st.none()

@@ -15,6 +15,8 @@ from agentpay.contract.transfers import Transfer
 from agentpay.errors import APIError, InsufficientBalanceError, PolicyViolationError
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 DAY_SECONDS = 24 * 3600
 
 

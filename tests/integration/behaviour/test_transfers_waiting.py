@@ -8,6 +8,8 @@ from server_world import UNKNOWN_TRANSFER, Funded
 from agentpay import AgentPay, NotFoundError, PolicyViolationError, WaitTimeoutError
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 
 def test_waiting_for_a_settled_transfer_returns_at_once(client: AgentPay, funded: Funded) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")

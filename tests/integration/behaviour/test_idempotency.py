@@ -26,6 +26,8 @@ from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 DAY_SECONDS = 24 * 3600
 
 

@@ -12,6 +12,8 @@ from server_world import faults, raw_client
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 
 @pytest.fixture
 def lists(server: AgentPayServer, client: AgentPay):

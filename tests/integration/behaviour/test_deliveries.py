@@ -22,6 +22,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.webhooks import http as posting
 
+pytestmark = pytest.mark.unmeasured
+
 DELAYS = [
     timedelta(0),
     timedelta(seconds=30),

@@ -15,6 +15,8 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 OUTSIDER = "So11111111111111111111111111111111111111112"
 
 

@@ -15,6 +15,8 @@ from session_desk import Desk, refused
 from agentpay import errors
 from agentpay_server.database import tables
 
+pytestmark = pytest.mark.unmeasured
+
 FIELDS = [
     "session_id",
     "account_id",

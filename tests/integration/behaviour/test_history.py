@@ -11,6 +11,8 @@ from server_world import Funded, refused
 from agentpay import AgentPay, PolicyViolationError
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 FIELDS = {
     *("transaction_id", "type", "status", "direction", "account_id", "amount_usdc", "counterparty", "memo"),
     *(

@@ -18,6 +18,8 @@ from agentpay_server.platform import scheduler as schedule
 from agentpay_server.webhooks import http
 from agentpay_server.webhooks.sender import ATTEMPTS_AT_ONCE
 
+pytestmark = pytest.mark.unmeasured
+
 SETTLED = ["transfer.settled"]
 
 

@@ -14,6 +14,8 @@ from server_world import START, Funded
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 LOW = "balance.low_threshold"
 
 

@@ -25,6 +25,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.platform.credentials import KeyKind, new_key
 
+pytestmark = pytest.mark.unmeasured
+
 # The rules of the decisions, written out again independently of the table.
 ALLOWED = {
     "accounts.get",

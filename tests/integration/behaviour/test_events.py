@@ -19,6 +19,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
 
+pytestmark = pytest.mark.unmeasured
+
 NOW = "2026-01-01T00:00:00.000Z"
 
 

@@ -13,6 +13,8 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.unmeasured
+
 
 @pytest.fixture
 def over_the_port(server: AgentPayServer) -> Iterator[AgentPay]:
