@@ -3,6 +3,7 @@
 import json
 import subprocess
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,22 @@ def test_a_buyer_with_the_x402_package_is_served(server: AgentPayServer, keypair
             bought(server, paywall, keypair, path, "x402_node.mjs", X402_NODE)
 
 
+def test_a_buyer_with_the_x402_package_pays_up_to_a_maximum(server: AgentPayServer, keypair: Keypair) -> None:
+    with Paywall(server) as paywall:
+        for path, cost in (("/none", "0"), ("/some", "0.003777"), ("/all", "7")):
+            paywall.sell_upto(path, "0.01", charge=cost)
+            served = _bought(server, paywall, keypair, path, "x402_upto.mjs", X402_NODE)
+            said = [request.message for request in paywall.requests]
+            assert served["status"] == 200, said
+        assert [str(channel.settled_usdc) for channel in paywall.channels] == [
+            "0.000000",
+            "0.003777",
+            "0.010000",
+        ]
+        assert {channel.status for channel in paywall.channels} == {"settled"}
+        assert paywall.received_usdc == Decimal("0.013777")
+
+
 def bought(
     server: AgentPayServer,
     paywall: Paywall,
@@ -72,20 +89,32 @@ def bought(
     **environment: str,
 ) -> None:
     """Run a buyer's program for a path of 0.25 USDC; check what it got, and who paid."""
+    served = _bought(server, paywall, keypair, path, program, packages, **environment)
+    said = [request.message for request in paywall.requests]
+    assert served == {"status": 200, "body": {"path": path, "paid_usdc": "0.250000"}}, said
+    sale = paywall.sales.one(path=path)
+    assert (sale.status, sale.payer) == ("settled", str(keypair.pubkey()))
+
+
+def _bought(
+    server: AgentPayServer,
+    paywall: Paywall,
+    keypair: Keypair,
+    path: str,
+    program: str,
+    packages: tuple[str, ...],
+    **environment: str,
+) -> Any:
     directory = environments.node(*packages)
     copy = environments.placed(directory, program, (HERE / "buyers" / program).read_text("utf-8"))
     url = paywall.base_url if paywall.base_url.startswith("http://127") else paywall.listen()
-    served = _run(
+    return _run(
         ["node", str(copy)],
         KEYPAIR=json.dumps(list(bytes(keypair))),
         RPC_URL=server.rpc_url,
         URL_TO_BUY=url + path,
         **environment,
     )
-    said = [request.message for request in paywall.requests]
-    assert served == {"status": 200, "body": {"path": path, "paid_usdc": "0.250000"}}, said
-    sale = paywall.sales.one(path=path)
-    assert (sale.status, sale.payer) == ("settled", str(keypair.pubkey()))
 
 
 def _run(command: list[str], **environment: str) -> Any:

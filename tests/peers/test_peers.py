@@ -18,6 +18,7 @@ import httpx
 import pytest
 import validators
 from attrs import frozen
+from channel_payer import ChannelPayer, challenge_in, receipt_of
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
@@ -226,6 +227,35 @@ def test_a_seller_with_the_mpp_package_is_paid(world: World) -> None:
 def test_a_seller_with_pay_kit_is_paid(world: World, protocol: str, without: str) -> None:
     with python_shop(PAY_KIT, "paykit.py", world) as http:
         assert bought(world, http, "/plain", without=without).protocol == protocol
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_a_seller_of_sessions_is_paid_by_vouchers(world: World) -> None:
+    """Our program and codecs with the package that sells sessions: opening, replays, close, to the unit."""
+    mint = world.server._running.server.context.chain.usdc_mint
+    payer = ChannelPayer(world.server, world.payer)
+    with python_shop(PAY_KIT, "paykit_session.py", world, MINT=mint) as http:
+        challenge = challenge_in(http.get("/tick"))
+        opening = payer.opening(challenge, 10_000)
+        world.server.sandbox.create_token_account(owner=str(opening.payee))
+        header = payer.open_header(challenge, opening)
+        assert [http.get("/tick", headers=header).status_code for _ in range(2)] == [200, 200]
+        assert payer.channel(opening).is_of(opening)
+
+        def pay(cumulative: int, action: str = "voucher") -> httpx.Response:
+            return http.get(
+                "/tick", headers=payer.voucher_header(challenge, opening, cumulative, action=action)
+            )
+
+        assert [pay(total).status_code for total in (1_000, 2_000, 3_001, 3_001)] == [200] * 4
+        assert pay(2_000).status_code == 402
+        assert pay(10_001).status_code == 402
+        closed = pay(3_001, "close")
+        assert closed.status_code == 200, closed.text
+        assert receipt_of(closed)["refunded"] == "6999"
+    # The rest of the rounding is the program's.
+    assert world.balances() == (10_000_000 - 3_001, 0, 99)
 
 
 # --- The documentation -------------------------------------------------------------------------------------
