@@ -64,12 +64,12 @@ if TYPE_CHECKING:
     from agentpay.contract.approvals import PendingTransfer as PendingTransfer
     from agentpay.contract.choices import AccountStatus as AccountStatus
     from agentpay.contract.choices import ClosingReason as ClosingReason
+    from agentpay.contract.choices import Decision as Decision
     from agentpay.contract.choices import Direction as Direction
     from agentpay.contract.choices import ErrorCode as ErrorCode
     from agentpay.contract.choices import EventType as EventType
     from agentpay.contract.choices import KeyKind as KeyKind
     from agentpay.contract.choices import OperatorKeyKind as OperatorKeyKind
-    from agentpay.contract.choices import Outcome as Outcome
     from agentpay.contract.choices import PaymentProtocol as PaymentProtocol
     from agentpay.contract.choices import SessionStatus as SessionStatus
     from agentpay.contract.choices import TransactionStatus as TransactionStatus
@@ -86,7 +86,6 @@ if TYPE_CHECKING:
     from agentpay.contract.deliveries import Delivery as Delivery
     from agentpay.contract.deliveries import DeliveryAttempt as DeliveryAttempt
     from agentpay.contract.deliveries import NewSecret as NewSecret
-    from agentpay.contract.deliveries import RegisteredWebhook as RegisteredWebhook
     from agentpay.contract.deliveries import ReplayedDeliveries as ReplayedDeliveries
     from agentpay.contract.errors import ErrorBody as ErrorBody
     from agentpay.contract.identity import Identity as Identity
@@ -110,6 +109,7 @@ if TYPE_CHECKING:
     from agentpay.contract.spending import TransferCheck as TransferCheck
     from agentpay.contract.transactions import Transaction as Transaction
     from agentpay.contract.transfers import Transfer as Transfer
+    from agentpay.contract.webhooks import NewWebhook as NewWebhook
     from agentpay.contract.webhooks import Webhook as Webhook
     from agentpay.errors import *  # noqa: F403 - its `__all__`, which type checkers read
 
@@ -153,13 +153,13 @@ else:
         "contract.approvals": "PendingTransfer",
         "contract.choices": (
             "AccountStatus ClosingReason Direction ErrorCode EventType KeyKind "
-            "OperatorKeyKind Outcome PaymentProtocol SessionStatus TransactionStatus "
+            "OperatorKeyKind Decision PaymentProtocol SessionStatus TransactionStatus "
             "TransactionStatusFilter TransactionType TransferStatus"
         ),
         "contract.console": (
             "AccountDetails AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
         ),
-        "contract.deliveries": "Delivery DeliveryAttempt NewSecret RegisteredWebhook ReplayedDeliveries",
+        "contract.deliveries": "Delivery DeliveryAttempt NewSecret ReplayedDeliveries",
         "contract.errors": "ErrorBody",
         "contract.identity": "Identity",
         "contract.models": "Model",
@@ -172,7 +172,7 @@ else:
         "contract.spending": "Budget TransferCheck",
         "contract.transactions": "Transaction",
         "contract.transfers": "Transfer",
-        "contract.webhooks": "Webhook",
+        "contract.webhooks": "NewWebhook Webhook",
         "errors": (
             "APIConnectionError APIError APITimeoutError AccountPausedError AgentPayError "
             "AnswerMismatchError AuthenticationError ChainUnavailableError "

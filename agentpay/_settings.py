@@ -20,7 +20,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import ConfigurationError
 
 DEFAULT_TIMEOUT: Final = 30.0
-"""Seconds. More than the 20 s for which the service may hold a transfer until it is final (interface T6)."""
+"""Seconds. More than the 20 s for which the service may hold a transfer until it is final."""
 
 DEFAULT_MAX_RETRIES: Final = 2
 

@@ -67,7 +67,7 @@ def looks(
     seconds = math.inf if timeout is None else timeout
     # Not `<`, because that accepts NaN.
     if not (seconds >= 0 and 0 < poll_interval < math.inf):
-        raise ValueError("timeout must be from 0 and poll_interval above 0 seconds")
+        raise ValueError("total_timeout must be from 0 and poll_interval above 0 seconds")
     deadline = now() + seconds
     longest = poll_interval
     seen: Transfer | None = None

@@ -342,7 +342,7 @@ class TransferOutcomeUnknownError(OutcomeUnknownError):
     """It is unknown whether the transfer was made: the response was lost, or the chain has not decided yet.
 
     Never pay again under a new key. Call `transfers.create` with the same parameters and this
-    `idempotency_key`: it resumes that transfer and never makes a second one (interface I1 to I4). The last
+    `idempotency_key`: it resumes that transfer and never makes a second one. The last
     error is the `__cause__`.
 
     Attributes:
@@ -497,7 +497,7 @@ class WebhookPayloadError(WebhookError):
 
 
 class APIError(AgentPayError):
-    """The service returned an error (interface E5).
+    """The service returned an error.
 
     Attributes:
         message: the service's explanation.

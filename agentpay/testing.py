@@ -119,7 +119,7 @@ _MATCHING: Final[Mapping[type, tuple[str, str, Mapping[str, Mapping[str, Any]]]]
     Payment: ("status", "submitted", _PAYMENTS),
     Session: ("status", "settled", _SESSIONS),
     Transaction: ("type", "transfer", _ENTRIES),
-    TransferCheck: ("would", "settle", _CHECKS),
+    TransferCheck: ("decision", "settle", _CHECKS),
 }
 """The field of a model on which others depend, its default, and the fields that match each of its values."""
 

@@ -1,4 +1,4 @@
-"""Webhook deliveries: signing, verifying and parsing (interface W5, EV1).
+"""Webhook deliveries: signing, verifying and parsing.
 
 A receiver needs only `unwrap`: it takes the raw body and the headers, and returns the event or raises one of
 two errors, `WebhookSignatureError` and `WebhookPayloadError`, whatever the input is. Nothing here does I/O or
@@ -41,7 +41,7 @@ __all__ = [
 __all__ += events.__all__
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
-"""Time from a delivery's first attempt to its last: the sum of 30 s, 5 min, 30 min and 2 h (interface W6)."""
+"""Time from a delivery's first attempt to its last: the sum of 30 s, 5 min, 30 min and 2 h."""
 
 _HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
@@ -141,7 +141,7 @@ def _hidden(secret: Secret) -> WebhookSecrets:
 
 
 def sign(payload: bytes, secret: str | bytes | SecretText | WebhookSecrets) -> str:
-    """Return the signature of `payload`: 64 hex digits (interface W5).
+    """Return the signature of `payload`: 64 hex digits.
 
     Args:
         payload: the raw body.
@@ -162,7 +162,7 @@ def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret
     """Check that `payload` is signed by the service; raise if it is not.
 
     During a rotation the service signs with both secrets, each in its own header. Both headers are checked,
-    so a receiver with the old secret, the new one or both succeeds (interface W12). Comparison takes constant
+    so a receiver with the old secret, the new one or both succeeds. Comparison takes constant
     time.
 
     Args:
@@ -181,7 +181,7 @@ def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret
 
 def unwrap(
     payload: bytes | str,
-    signature_or_headers: str | bytes | Headers | None,
+    headers: str | bytes | Headers | None,
     secret: Secret,
     *,
     tolerance: timedelta | float | None = None,
@@ -196,7 +196,7 @@ def unwrap(
 
     Args:
         payload: the raw body, as received. Text is encoded as UTF-8, for hosts that provide no bytes.
-        signature_or_headers: the headers of the request, or the value of one signature header.
+        headers: the headers of the request, or the value of one signature header.
         secret: the webhook's secret, or a list of valid ones.
         tolerance: maximum difference between `created_at` and now, as a `timedelta` or in seconds, at least
             the 2 h 35 min 30 s over which the service retries. Allow some minutes more, because every attempt
@@ -209,13 +209,13 @@ def unwrap(
             of tolerance.
         WebhookPayloadError: it is signed, but is not a valid event.
         ConfigurationError: no secret, or an empty one.
-        TypeError: `payload` or `signature_or_headers` has a wrong type.
+        TypeError: `payload` or `headers` has a wrong type.
         ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
     """
     # Wrapped at once, so that no traceback with locals shows it.
     secret = _hidden(secret)
     seconds = None if tolerance is None else check_tolerance(tolerance)
-    event = _reader()(secret.authenticate(payload, signature_or_headers))
+    event = _reader()(secret.authenticate(payload, headers))
     if seconds is not None:
         _check_age(event, seconds, now)
     return event

@@ -55,7 +55,7 @@ def agent(base_url: str, key: str, bot: str, shop: str, amount: str) -> Transfer
         print(f"agent: {amount} USDC: {transfer.status}")
         if transfer.is_final:
             return transfer
-        transfer = client.transfers.wait(transfer.transfer_id, timeout=PATIENCE_SECONDS)
+        transfer = client.transfers.wait(transfer.transfer_id, total_timeout=PATIENCE_SECONDS)
         print(f"agent: {amount} USDC: {transfer.status} {transfer.message or transfer.tx_signature}")
         return transfer
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class AsyncAccounts(AsyncResource):
-    """Agent accounts that hold USDC (interface A1 to A10)."""
+    """Agent accounts that hold USDC."""
 
     __module__ = "agentpay"
 
@@ -31,7 +31,7 @@ class AsyncAccounts(AsyncResource):
         metadata: Mapping[str, Any] | None = None,
         **options: Unpack[CallOptions],
     ) -> Account:
-        """Provision an account on chain (interface A1).
+        """Provision an account on chain.
 
         Retried only if the service certainly did not process it, because each call creates an account.
 
@@ -55,7 +55,7 @@ class AsyncAccounts(AsyncResource):
         return account
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> Account:
-        """Read an account, including its policy and its live balance (interface A2).
+        """Read an account, including its policy and its live balance.
 
         Args:
             account_id: the account, `acct_…`.
@@ -76,7 +76,7 @@ class AsyncAccounts(AsyncResource):
         status: AccountStatus | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncPages[Account]:
-        """List the operator's accounts, newest first (interface R14).
+        """List the operator's accounts, newest first.
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default. Iterating reads all pages.
@@ -91,7 +91,7 @@ class AsyncAccounts(AsyncResource):
         return self._pages(endpoints.LIST_ACCOUNTS, options, query=query)
 
     async def balance(self, account_id: str, **options: Unpack[CallOptions]) -> Balance:
-        """Read the live on-chain balance of an account (interface A5).
+        """Read the live on-chain balance of an account.
 
         Args:
             account_id: the account, `acct_…`.
@@ -106,7 +106,7 @@ class AsyncAccounts(AsyncResource):
         return balance
 
     async def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
-        """Read an account's budget: balance, limits, and how much of them is left (interface B1, B2).
+        """Read an account's budget: balance, limits, and how much of them is left.
 
         An extension. Reading reserves nothing: another transfer may come first.
 
@@ -133,7 +133,7 @@ class AsyncAccounts(AsyncResource):
         since: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncPages[Transaction]:
-        """List the history of an account, newest first (interface H1).
+        """List the history of an account, newest first.
 
         Args:
             account_id: the account, `acct_…`.
@@ -173,7 +173,7 @@ class AsyncAccounts(AsyncResource):
     def list_details(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> "AsyncPages[AccountDetails]":
-        """List accounts with their details, newest first (interface CO4).
+        """List accounts with their details, newest first.
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default.

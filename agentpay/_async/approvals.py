@@ -12,14 +12,14 @@ from agentpay.contract.transfers import Transfer
 
 
 class AsyncApprovals(AsyncResource):
-    """Transfers that are pending an operator's approval (interface AP1 to AP5). All need an operator key."""
+    """Transfers that are pending an operator's approval. All need an operator key."""
 
     __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[PendingTransfer]:
-        """List the transfers that are pending approval, newest first (interface CO5).
+        """List the transfers that are pending approval, newest first.
 
         Args:
             limit: transfers per page, 1 to 100; 20 by default.
@@ -31,7 +31,7 @@ class AsyncApprovals(AsyncResource):
     async def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Approve a transfer: the policy in force is checked again, and the transfer is executed.
 
-        See interface AP3. If the response is lost, read the transfer: approving again never pays twice.
+        If the response is lost, read the transfer: approving again never pays twice.
 
         Args:
             transfer_id: the transfer, `txn_…`.
@@ -58,7 +58,7 @@ class AsyncApprovals(AsyncResource):
     async def reject(
         self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
     ) -> Transfer:
-        """Reject a transfer that is pending approval (interface AP4).
+        """Reject a transfer that is pending approval.
 
         Args:
             transfer_id: the transfer, `txn_…`.

@@ -226,7 +226,7 @@ class AsyncAgentPay:
     async def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
 
-        An extension (interface K10).
+        An extension.
 
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

@@ -23,7 +23,7 @@ from agentpay.contract.pages import PageBody
 
 
 class AsyncEvents(AsyncResource):
-    """Recorded events (interface CO9, CO12). All need an operator key."""
+    """Recorded events. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -93,7 +93,7 @@ class AsyncEvents(AsyncResource):
         return page.data
 
     def stream(self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]) -> AsyncEventStream:
-        """Open a stream of events, which yields each as it is recorded (interface CO21).
+        """Open a stream of events, which yields each as it is recorded.
 
             async with client.events.stream() as stream:
                 async for event in stream: ...
@@ -122,7 +122,7 @@ class AsyncEvents(AsyncResource):
 
 
 class AsyncDeliveries(AsyncResource):
-    """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+    """Deliveries of events to webhooks, with every attempt. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -172,7 +172,7 @@ class AsyncDeliveries(AsyncResource):
         status: ReplayableStatus = "undelivered",
         **options: Unpack[CallOptions],
     ) -> ReplayedDeliveries:
-        """Replay the deliveries that were created after a time and have a status (interface CO22).
+        """Replay the deliveries that were created after a time and have a status.
 
         Only the newest delivery of each event to each webhook counts, so a second call does not replay
         deliveries that are still in progress.

@@ -28,7 +28,7 @@ class AsyncIdentities(AsyncResource):
         return answer
 
     async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
-        """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
+        """Count accounts, pending approvals, undelivered deliveries and open sessions.
 
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

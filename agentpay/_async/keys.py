@@ -15,7 +15,7 @@ from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 
 
 class AsyncAgentKeys(AsyncResource):
-    """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
+    """Agent-scoped keys, each bound to one account. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -28,7 +28,7 @@ class AsyncAgentKeys(AsyncResource):
         max_total_usdc: Decimal | int | str | None = None,
         **options: Unpack[CallOptions],
     ) -> NewAgentKey:
-        """Create a key that is bound to one account (interface CO2, K11).
+        """Create a key that is bound to one account.
 
         For a single run of an agent, limit the key: it cannot outlive `expires_in`, nor spend more than
         `max_total_usdc`. The account's policy binds it as well.
@@ -125,7 +125,7 @@ class AsyncOperatorKeys(AsyncResource):
         await self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)
 
     async def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
-        """Create a code that signs in to the console once, within 10 minutes (interface CO20).
+        """Create a code that signs in to the console once, within 10 minutes.
 
         The link to open is `{base_url}/dashboard#code={code}`.
 
@@ -136,7 +136,7 @@ class AsyncOperatorKeys(AsyncResource):
         return code
 
     async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
-        """Exchange the code of a sign-in link for a key of the console (interface CO18).
+        """Exchange the code of a sign-in link for a key of the console.
 
         It needs no key: the key of this client is ignored.
 

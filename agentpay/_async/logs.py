@@ -10,7 +10,7 @@ from agentpay.contract.console import AuditEntry, ServedRequest
 
 
 class AsyncAuditLog(AsyncResource):
-    """Changes, and who made them (interface CO13, CO14). Needs an operator key."""
+    """Changes, and who made them. Needs an operator key."""
 
     __module__ = "agentpay"
 
@@ -28,7 +28,7 @@ class AsyncAuditLog(AsyncResource):
 
 
 class AsyncRequestLogs(AsyncResource):
-    """The requests that the server has responded to (interface CO17). Needs an operator key."""
+    """The requests that the server has responded to. Needs an operator key."""
 
     __module__ = "agentpay"
 

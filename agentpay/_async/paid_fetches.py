@@ -209,7 +209,7 @@ class AsyncPaidFetches:
     async def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
         """Return the result for a payment that was presented, even if the service cannot be read."""
         try:
-            transfer = await self._client.transfers.wait(payment.transfer_id, timeout=SETTLE_SECONDS)
+            transfer = await self._client.transfers.wait(payment.transfer_id, total_timeout=SETTLE_SECONDS)
         except AgentPayError as error:
             held = error.transfer if isinstance(error, WaitTimeoutError) else None
             if held is None:

@@ -2,12 +2,14 @@
 
 from typing import Final, Unpack
 
+import attrs
+
 from agentpay._arguments import check_body, request_of
 from agentpay._async.resource import AsyncResource
 from agentpay._options import Call, CallOptions
 from agentpay._requests import etag_of, prepare
 from agentpay.contract import endpoints
-from agentpay.contract.policies import AccountPolicy, Limit, Names, PolicyChange
+from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import PreconditionFailedError
 
@@ -16,12 +18,12 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 
 
 class AsyncPolicies(AsyncResource):
-    """Spending policies of accounts (interface PO1 to PO12). All need an operator key."""
+    """Spending policies of accounts. All need an operator key."""
 
     __module__ = "agentpay"
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
-        """Read the policy of an account (interface PO2).
+        """Read the policy of an account.
 
         Args:
             account_id: the account, `acct_…`.
@@ -48,7 +50,7 @@ class AsyncPolicies(AsyncResource):
         paused: bool | UnsetType = UNSET,
         **options: Unpack[CallOptions],
     ) -> AccountPolicy:
-        """Change the given fields of a policy and keep the others (interface PO2, PO3).
+        """Change the given fields of a policy and keep the others.
 
         The policy is read, changed, and written in full, on the condition that it was not changed in between;
         otherwise this is repeated. So concurrent changes are never lost, and the result does not depend on
@@ -71,7 +73,7 @@ class AsyncPolicies(AsyncResource):
             The policy now in force. It applies from the next transfer on.
 
         Raises:
-            TypeError: an amount is a float, or an allowlist is a single string.
+            TypeError: no field is given, an amount is a float, or an allowlist is a single string.
             ValueError: an amount is negative, not finite, or has more than 6 decimals.
             InvalidRequestError: the service refuses a field; `details` names it.
             NotFoundError: no such account of this operator.
@@ -79,29 +81,35 @@ class AsyncPolicies(AsyncResource):
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
         change = request_of(PolicyChange, locals())
+        if change == PolicyChange():
+            raise TypeError(
+                "policies.update needs at least one field to change; policies.get reads the policy"
+            )
         check_body(change)  # before the policy is read
         return await self._change(account_id, change, options)
 
     async def replace(
         self,
         account_id: str,
+        policy: Policy | None = None,
         *,
-        max_single_transfer: Limit = None,
-        max_daily_spend: Limit = None,
-        allowed_counterparties: Names = None,
-        categories: Names = None,
-        require_memo: bool = False,
-        escalation_threshold: Limit = None,
-        paused: bool = False,
+        max_single_transfer: Limit | UnsetType = UNSET,
+        max_daily_spend: Limit | UnsetType = UNSET,
+        allowed_counterparties: Names | UnsetType = UNSET,
+        categories: Names | UnsetType = UNSET,
+        require_memo: bool | UnsetType = UNSET,
+        escalation_threshold: Limit | UnsetType = UNSET,
+        paused: bool | UnsetType = UNSET,
         **options: Unpack[CallOptions],
     ) -> AccountPolicy:
-        """Set all seven fields of a policy, whatever it was before (interface PO2).
+        """Set all seven fields of a policy, whatever it was before.
 
         A field that is not given gets its default, which lifts the limit, **and resumes a paused account**.
         To keep the other fields, use `update`.
 
         Args:
             account_id: the account, `acct_…`.
+            policy: the policy, such as `Policy(max_daily_spend=50)` or another account's, instead of fields.
             max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None means no limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
             max_daily_spend: maximum USDC in a rolling 24-hour window; None means no limit.
@@ -117,14 +125,22 @@ class AsyncPolicies(AsyncResource):
             The policy now in force.
 
         Raises:
-            TypeError: an amount is a float, or an allowlist is a single string.
+            TypeError: both a policy and fields are given, an amount is a float, or an allowlist is a single
+                string.
             ValueError: an amount is negative, not finite, or has more than 6 decimals.
             InvalidRequestError: the service refuses a field; `details` names it.
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
         change = request_of(PolicyChange, locals())
-        return await self._put(account_id, change, None, self._caller.begin(options))
+        if policy is None:
+            policy = change.applied_to(Policy())
+        elif change != PolicyChange():
+            raise TypeError("policies.replace takes a Policy or its fields, not both")
+        else:
+            # A Policy converts nothing: its amounts may be integers and strings, its lists any sequence.
+            policy = request_of(PolicyChange, attrs.asdict(policy, recurse=False)).applied_to(Policy())
+        return await self._put(account_id, PolicyChange.to(policy), None, self._caller.begin(options))
 
     async def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.

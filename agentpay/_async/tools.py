@@ -109,7 +109,7 @@ class AsyncAgentTools:
             arguments: its arguments, as a model sent them.
 
         Returns:
-            The result of the tool, or an `ErrorResult` (it has the field `error`, and no `would`) if an
+            The result of the tool, or an `ErrorResult` (it has the field `error`, and no `decision`) if an
             argument is invalid or the service cannot be read now.
         """
         try:
@@ -166,7 +166,7 @@ class AsyncAgentTools:
                 raise
             code = isinstance(error, APIError) and error.code
             return CheckResult(
-                would="reject",
+                decision="reject",
                 error=code or "invalid_request",
                 message=reports.explanation_of(error),
                 remaining_usdc=None,
@@ -429,7 +429,7 @@ class AsyncAgentTools:
 
     async def _waited(self, transfer: Transfer, seconds: float) -> Transfer:
         try:
-            return await self._client.transfers.wait(transfer.transfer_id, timeout=seconds)
+            return await self._client.transfers.wait(transfer.transfer_id, total_timeout=seconds)
         except WaitTimeoutError as error:
             return error.transfer or transfer
 

@@ -2,10 +2,9 @@
 
 import math
 import uuid
-from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Unpack
+from typing import Final, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
@@ -13,18 +12,21 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
-from agentpay._settings import Steps, checked_max_retries
+from agentpay._settings import Steps, checked_max_retries, checked_timeout
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.choices import TransferStatus
-from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.requests import UNSET
 from agentpay.contract.spending import CheckTransfer, TransferCheck
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.errors import AgentPayError
 
+WAIT_SECONDS: Final = 60.0
+"""How long `wait` waits by default."""
+
 
 class AsyncTransfers(AsyncResource):
-    """Transfers of USDC out of accounts (interface T1 to T15)."""
+    """Transfers of USDC out of accounts."""
 
     __module__ = "agentpay"
 
@@ -39,7 +41,7 @@ class AsyncTransfers(AsyncResource):
         idempotency_key: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Transfer:
-        """Move USDC out of an account (interface T1).
+        """Move USDC out of an account.
 
         Failed requests are retried if that is safe, always with the same idempotency key, so that money moves
         at most once. The key is logged at INFO before the first byte is sent, and is the `idempotency_key` of
@@ -84,7 +86,7 @@ class AsyncTransfers(AsyncResource):
         return transfer
 
     async def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
-        """Read a transfer (interface T5).
+        """Read a transfer.
 
         Args:
             transfer_id: the transfer, `txn_…`.
@@ -107,7 +109,7 @@ class AsyncTransfers(AsyncResource):
         category: str | None = None,
         **options: Unpack[CallOptions],
     ) -> TransferCheck:
-        """Predict the outcome of a transfer without creating it (interface B4).
+        """Predict the outcome of a transfer without creating it.
 
         An extension. Nothing is reserved: another transfer may come first.
 
@@ -145,7 +147,7 @@ class AsyncTransfers(AsyncResource):
         cursor: str | None = None,
         **options: Unpack[CallOptions],
     ) -> AsyncPages[Transfer]:
-        """List transfers of every status, newest first (interface B3).
+        """List transfers of every status, newest first.
 
         An extension. An agent-scoped key lists those of its account.
 
@@ -179,47 +181,46 @@ class AsyncTransfers(AsyncResource):
         self,
         transfer_id: str,
         *,
-        timeout: float | None = 60.0,  # noqa: ASYNC109 - what ends is the wait, not the task
         poll_interval: float = 0.5,
-        max_retries: int | None = None,
-        total_timeout: float | None | UnsetType = UNSET,
-        extra_headers: Mapping[str, str] | None = None,
+        **options: Unpack[CallOptions],
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
 
         A rejected or failed transfer is returned, not raised, as in `get`. Temporary failures (no response,
-        408, 429, and every 5xx except 501) do not end the wait before its timeout.
+        408, 429, and every 5xx except 501) do not end the wait, unless `max_retries` limits them.
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            timeout: seconds to wait in all, from 0 (one read); None means no limit. The last request may take
-                up to 5 seconds more for each step of its exchange.
             poll_interval: maximum pause before the second read, in seconds, above 0. The maximum grows by
                 half with each read, up to 5 s. Each pause is random, from half of the maximum to the maximum,
                 and at least as long as the service asks for.
-            max_retries: how many temporary failures in a row are tolerated; None means any number.
-            total_timeout: the same as `timeout`; the shorter of the two counts. None means no limit; by
-                default the client's setting.
-            extra_headers: additional header fields of each request.
+            **options: `total_timeout` is how many seconds to wait in all, 60 by default or less if the
+                client's setting is shorter; 0 reads once, None means no limit. The last read may take up to 5
+                seconds more for each step of its exchange. `max_retries` is how often a read is retried after
+                a temporary failure; by default, as often as the time allows. For `timeout` and others, see
+                `CallOptions`.
 
         Returns:
             The transfer in its final state; check its `status`, and `error` and `message` unless it is
             `settled`. A status that this version does not know is not final.
 
         Raises:
-            ValueError: `timeout` or `total_timeout` is below 0, or `poll_interval` not above 0.
-            ConfigurationError: `max_retries` is not an integer from 0 up.
+            ValueError: `total_timeout` is below 0, or `poll_interval` not above 0.
+            ConfigurationError: an option is invalid.
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
-        http = self._caller.http
-        seconds = self._caller.settings.total_timeout if total_timeout is UNSET else total_timeout
+        http, setting = self._caller.http, self._caller.settings.total_timeout
+        seconds = options.pop("total_timeout", UNSET)
+        if seconds is UNSET:
+            seconds = WAIT_SECONDS if setting is None else min(WAIT_SECONDS, setting)
+        max_retries = options.pop("max_retries", UNSET)
         flow = looks(
             transfer_id,
-            timeout=min((each for each in (timeout, seconds) if each is not None), default=None),
+            timeout=seconds,
             poll_interval=poll_interval,
-            max_retries=math.inf if max_retries is None else checked_max_retries(max_retries),
+            max_retries=math.inf if max_retries is UNSET else checked_max_retries(max_retries),
             now=http.monotonic,
             random=http.random,
         )
@@ -230,25 +231,22 @@ class AsyncTransfers(AsyncResource):
                     await http.sleep(step.seconds)
                     step = next(flow)
                 else:
-                    step = flow.send(await self._look(request, step.timeout, extra_headers or {}))
+                    step = flow.send(await self._look(request, step.timeout, options))
         except StopIteration as done:
             transfer: Transfer = done.value
             return transfer
 
     async def _look(
-        self, request: PreparedRequest, seconds: float, headers: Mapping[str, str]
+        self, request: PreparedRequest, seconds: float, options: CallOptions
     ) -> Transfer | AgentPayError:
-        usual = self._caller.settings.timeout
+        given = options.get("timeout", UNSET)
+        usual = self._caller.settings.timeout if given is UNSET else checked_timeout(given)
         usual = usual.read if isinstance(usual, Steps) else usual
         seconds = seconds if usual is None else min(seconds, usual)
         # Without retries: the wait has its own pauses, and those of retries would add to them.
-        options: CallOptions = {
-            "timeout": None if seconds == math.inf else seconds,
-            "max_retries": 0,
-            "extra_headers": headers,
-        }
+        once: CallOptions = {**options, "timeout": None if seconds == math.inf else seconds, "max_retries": 0}
         try:
-            transfer: Transfer = await self._call(request, options)
+            transfer: Transfer = await self._call(request, once)
         except AgentPayError as error:
             return error
         return transfer

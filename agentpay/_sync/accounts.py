@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Accounts(Resource):
-    """Agent accounts that hold USDC (interface A1 to A10)."""
+    """Agent accounts that hold USDC."""
 
     __module__ = "agentpay"
 
@@ -32,7 +32,7 @@ class Accounts(Resource):
         metadata: Mapping[str, Any] | None = None,
         **options: Unpack[CallOptions],
     ) -> Account:
-        """Provision an account on chain (interface A1).
+        """Provision an account on chain.
 
         Retried only if the service certainly did not process it, because each call creates an account.
 
@@ -56,7 +56,7 @@ class Accounts(Resource):
         return account
 
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> Account:
-        """Read an account, including its policy and its live balance (interface A2).
+        """Read an account, including its policy and its live balance.
 
         Args:
             account_id: the account, `acct_…`.
@@ -77,7 +77,7 @@ class Accounts(Resource):
         status: AccountStatus | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Account]:
-        """List the operator's accounts, newest first (interface R14).
+        """List the operator's accounts, newest first.
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default. Iterating reads all pages.
@@ -92,7 +92,7 @@ class Accounts(Resource):
         return self._pages(endpoints.LIST_ACCOUNTS, options, query=query)
 
     def balance(self, account_id: str, **options: Unpack[CallOptions]) -> Balance:
-        """Read the live on-chain balance of an account (interface A5).
+        """Read the live on-chain balance of an account.
 
         Args:
             account_id: the account, `acct_…`.
@@ -107,7 +107,7 @@ class Accounts(Resource):
         return balance
 
     def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
-        """Read an account's budget: balance, limits, and how much of them is left (interface B1, B2).
+        """Read an account's budget: balance, limits, and how much of them is left.
 
         An extension. Reading reserves nothing: another transfer may come first.
 
@@ -134,7 +134,7 @@ class Accounts(Resource):
         since: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> Page[Transaction]:
-        """List the history of an account, newest first (interface H1).
+        """List the history of an account, newest first.
 
         Args:
             account_id: the account, `acct_…`.
@@ -174,7 +174,7 @@ class Accounts(Resource):
     def list_details(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> "Page[AccountDetails]":
-        """List accounts with their details, newest first (interface CO4).
+        """List accounts with their details, newest first.
 
         Args:
             limit: accounts per page, 1 to 100; 20 by default.

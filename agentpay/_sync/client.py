@@ -227,7 +227,7 @@ class AgentPay:
     def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
 
-        An extension (interface K10).
+        An extension.
 
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

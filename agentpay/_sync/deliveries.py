@@ -24,7 +24,7 @@ from agentpay.contract.pages import PageBody
 
 
 class Events(Resource):
-    """Recorded events (interface CO9, CO12). All need an operator key."""
+    """Recorded events. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -94,7 +94,7 @@ class Events(Resource):
         return page.data
 
     def stream(self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]) -> EventStream:
-        """Open a stream of events, which yields each as it is recorded (interface CO21).
+        """Open a stream of events, which yields each as it is recorded.
 
             with client.events.stream() as stream:
                 for event in stream: ...
@@ -123,7 +123,7 @@ class Events(Resource):
 
 
 class Deliveries(Resource):
-    """Deliveries of events to webhooks, with every attempt (interface CO11). All need an operator key."""
+    """Deliveries of events to webhooks, with every attempt. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -173,7 +173,7 @@ class Deliveries(Resource):
         status: ReplayableStatus = "undelivered",
         **options: Unpack[CallOptions],
     ) -> ReplayedDeliveries:
-        """Replay the deliveries that were created after a time and have a status (interface CO22).
+        """Replay the deliveries that were created after a time and have a status.
 
         Only the newest delivery of each event to each webhook counts, so a second call does not replay
         deliveries that are still in progress.

@@ -29,7 +29,7 @@ class Identities(Resource):
         return answer
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
-        """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
+        """Count accounts, pending approvals, undelivered deliveries and open sessions.
 
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

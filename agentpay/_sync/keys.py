@@ -16,7 +16,7 @@ from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 
 
 class AgentKeys(Resource):
-    """Agent-scoped keys, each bound to one account (interface CO2 to CO4). All need an operator key."""
+    """Agent-scoped keys, each bound to one account. All need an operator key."""
 
     __module__ = "agentpay"
 
@@ -29,7 +29,7 @@ class AgentKeys(Resource):
         max_total_usdc: Decimal | int | str | None = None,
         **options: Unpack[CallOptions],
     ) -> NewAgentKey:
-        """Create a key that is bound to one account (interface CO2, K11).
+        """Create a key that is bound to one account.
 
         For a single run of an agent, limit the key: it cannot outlive `expires_in`, nor spend more than
         `max_total_usdc`. The account's policy binds it as well.
@@ -126,7 +126,7 @@ class OperatorKeys(Resource):
         self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)
 
     def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
-        """Create a code that signs in to the console once, within 10 minutes (interface CO20).
+        """Create a code that signs in to the console once, within 10 minutes.
 
         The link to open is `{base_url}/dashboard#code={code}`.
 
@@ -137,7 +137,7 @@ class OperatorKeys(Resource):
         return code
 
     def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
-        """Exchange the code of a sign-in link for a key of the console (interface CO18).
+        """Exchange the code of a sign-in link for a key of the console.
 
         It needs no key: the key of this client is ignored.
 

@@ -11,7 +11,7 @@ from agentpay.contract.console import AuditEntry, ServedRequest
 
 
 class AuditLog(Resource):
-    """Changes, and who made them (interface CO13, CO14). Needs an operator key."""
+    """Changes, and who made them. Needs an operator key."""
 
     __module__ = "agentpay"
 
@@ -29,7 +29,7 @@ class AuditLog(Resource):
 
 
 class RequestLogs(Resource):
-    """The requests that the server has responded to (interface CO17). Needs an operator key."""
+    """The requests that the server has responded to. Needs an operator key."""
 
     __module__ = "agentpay"
 

@@ -210,7 +210,7 @@ class PaidFetches:
     def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
         """Return the result for a payment that was presented, even if the service cannot be read."""
         try:
-            transfer = self._client.transfers.wait(payment.transfer_id, timeout=SETTLE_SECONDS)
+            transfer = self._client.transfers.wait(payment.transfer_id, total_timeout=SETTLE_SECONDS)
         except AgentPayError as error:
             held = error.transfer if isinstance(error, WaitTimeoutError) else None
             if held is None:

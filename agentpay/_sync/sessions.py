@@ -18,8 +18,6 @@ from agentpay.contract.sessions import ChargeSession, OpenSession, Session
 class Sessions(Resource):
     """Sessions: a cap in escrow, charged in small amounts, settled in one transaction.
 
-    See interface S1 to S18.
-
     Every method works with an operator key, and with an agent-scoped key of the account that pays. Every
     method raises the exceptions of `agentpay.errors`.
     """

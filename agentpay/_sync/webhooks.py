@@ -11,13 +11,13 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries, endpoints
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, NewSecret, RegisteredWebhook, RotateSecret
+from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, NewSecret, RotateSecret
 from agentpay.contract.policies import Limit
-from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay.contract.webhooks import CreateWebhook, NewWebhook, Webhook
 
 
 class Webhooks(Resource):
-    """Your endpoints to which events are posted (interface W1 to W13)."""
+    """Your endpoints to which events are posted."""
 
     __module__ = "agentpay"
 
@@ -29,8 +29,8 @@ class Webhooks(Resource):
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
         **options: Unpack[CallOptions],
-    ) -> Webhook:
-        """Register an endpoint for events (interface W1).
+    ) -> NewWebhook:
+        """Register an endpoint for events.
 
         Retried only if the service certainly did not process it, because each call registers an endpoint.
 
@@ -50,12 +50,12 @@ class Webhooks(Resource):
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
         body = request_of(CreateWebhook, locals())
-        webhook: Webhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
+        webhook: NewWebhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[RegisteredWebhook]:
+    ) -> Page[Webhook]:
         """List the registered webhooks, newest first, without their secrets.
 
         Args:
@@ -84,7 +84,7 @@ class Webhooks(Resource):
         overlap_seconds: int = DEFAULT_OVERLAP_SECONDS,
         **options: Unpack[CallOptions],
     ) -> NewSecret:
-        """Rotate the secret of a webhook (interface CO10).
+        """Rotate the secret of a webhook.
 
         While the rotation overlaps, the contract's header is signed with the old secret and a second header
         with the new one; `agentpay.webhooks` checks both.

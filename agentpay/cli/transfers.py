@@ -99,7 +99,7 @@ def check_transfer(
     with output.progress("Checking"):
         check = server.transfers.check(from_=from_, to=to, amount=amount, memo=memo, category=category)
     output.record(check, "Check")
-    if code := {"escalate": PENDING_APPROVAL, "reject": REFUSED}.get(check.would):
+    if code := {"escalate": PENDING_APPROVAL, "reject": REFUSED}.get(check.decision):
         click.get_current_context().exit(code)
 
 

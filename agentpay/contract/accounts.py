@@ -14,11 +14,11 @@ from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
 
 METADATA_MAX_BYTES = 16 * 1024
-"""The largest `metadata` object of an account, in bytes as sent (interface A7)."""
+"""The largest `metadata` object of an account, in bytes as sent."""
 
 
 class AccountStatus(StrEnum):
-    """Whether an account may send: `paused` exactly while its policy is paused (interface A4)."""
+    """Whether an account may send: `paused` exactly while its policy is paused."""
 
     ACTIVE = "active"
     PAUSED = "paused"
@@ -26,7 +26,7 @@ class AccountStatus(StrEnum):
 
 @frozen(kw_only=True)
 class Account(Model):
-    """An agent account that holds USDC on chain (interface A2).
+    """An agent account that holds USDC on chain.
 
     A `status` that this version does not know stays a plain string.
 
@@ -57,7 +57,7 @@ class Account(Model):
 
 @frozen(kw_only=True)
 class Balance(Model):
-    """The live on-chain balance of an account (interface A5).
+    """The live on-chain balance of an account.
 
     Attributes:
         account_id: identifier, `acct_…`.
@@ -75,7 +75,7 @@ class CreateAccount(Request):
     """Body of `POST /v1/accounts`.
 
     Attributes:
-        name: 1 to 100 characters after trimming, no control characters (interface A7).
+        name: 1 to 100 characters after trimming, no control characters.
         metadata: arbitrary key-value pairs, at most 16 KiB as sent; stored, never interpreted.
     """
 

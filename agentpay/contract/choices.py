@@ -7,25 +7,25 @@ The modules of the models have the same sets as enums for the server; a test com
 from typing import Literal
 
 AccountStatus = Literal["active", "paused"]
-"""Whether an account may send: `paused` exactly while its policy is paused (interface A4)."""
+"""Whether an account may send: `paused` exactly while its policy is paused."""
 
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
-"""The status of a transfer (interface T3, T4)."""
+"""The status of a transfer."""
 
 PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
 """The protocol of a challenge and its payment."""
 
 TransactionType = Literal["transfer", "session_settlement", "rejection", "deposit"]
-"""The type of a history entry (interface H2)."""
+"""The type of a history entry."""
 
 TransactionStatus = Literal["settled", "rejected"]
-"""Whether the money moved (interface H2)."""
+"""Whether the money moved."""
 
 TransactionStatusFilter = Literal["settled", "rejected", "all"]
-"""Filter for the entries of a listing (interface H1)."""
+"""Filter for the entries of a listing."""
 
 Direction = Literal["in", "out"]
-"""Direction of a payment (interface H2)."""
+"""Direction of a payment."""
 
 EventType = Literal[
     "transfer.initiated",
@@ -38,7 +38,7 @@ EventType = Literal[
     "balance.low_threshold",
     "escalation.required",
 ]
-"""Names of the event types (interface EV1)."""
+"""Names of the event types."""
 
 ErrorCode = Literal[
     "policy_violation",
@@ -76,7 +76,7 @@ ErrorCode = Literal[
     "not_in_memory",
     "not_at_rest",
 ]
-"""Every `error` code of the service (interface E5)."""
+"""Every `error` code of the service."""
 
 SessionStatus = Literal[
     "opening",
@@ -85,7 +85,7 @@ SessionStatus = Literal[
     "settled",
     "failed",
 ]
-"""The status of a session (interface S4)."""
+"""The status of a session."""
 
 ClosingReason = Literal[
     "idle",
@@ -97,28 +97,28 @@ ClosingReason = Literal[
     "escrow_frozen",
     "settlement_refused",
 ]
-"""Why a session closed automatically, or why its settlement is stuck (interface S16)."""
+"""Why a session closed automatically, or why its settlement is stuck."""
 
 DeliveryStatus = Literal["pending", "retrying", "delivered", "undelivered"]
-"""The status of a delivery (interface CO11)."""
+"""The status of a delivery."""
 
 ReplayableStatus = Literal["undelivered", "delivered"]
-"""The status of deliveries that can be replayed (interface CO22)."""
+"""The status of deliveries that can be replayed."""
 
 KeyKind = Literal[
     "operator",
     "agent",
 ]
-"""The kind of a key: what it is allowed to do (interface K2)."""
+"""The kind of a key: what it is allowed to do."""
 
 OperatorKeyKind = Literal[
     "operator",
     "console",
 ]
-"""Kind of an operator key (interface K8)."""
+"""Kind of an operator key."""
 
-Outcome = Literal["settle", "escalate", "reject"]
-"""The predicted outcome of a transfer (interface B4)."""
+Decision = Literal["settle", "escalate", "reject"]
+"""The predicted outcome of a transfer."""
 
 RequestOutcome = Literal["not_done", "unknown", "decided"]
 """What became of a request that raised an exception: see `agentpay.AgentPayError`."""

@@ -79,10 +79,7 @@ def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has
 
 
 def text_faults(value: object, path: str = "") -> tuple[FieldError, ...]:
-    """Return a fault for each string within a JSON value that contains NUL or a lone surrogate.
-
-    See interface R9.
-    """
+    """Return a fault for each string within a JSON value that contains NUL or a lone surrogate."""
     if isinstance(value, str):
         if "\0" not in value and _is_unicode(value):
             return ()

@@ -44,7 +44,7 @@ class CreateAgentKey(Request):
 
 @frozen(kw_only=True)
 class AgentKey(Model):
-    """An agent-scoped key, without the key itself (interface CO2).
+    """An agent-scoped key, without the key itself.
 
     Attributes:
         key_id: identifier, `key_…`.
@@ -107,7 +107,7 @@ class ListAgentKeys(Request):
 
 @frozen(kw_only=True)
 class PolicyRecordView(Model):
-    """The on-chain record of a policy (interface PO12).
+    """The on-chain record of a policy.
 
     Attributes:
         address: the address of the record's account.
@@ -197,7 +197,7 @@ class ListAudit(Request):
 
 @frozen(kw_only=True)
 class ConsoleSummary(Model):
-    """The operator, and counts for an overview (interface CO16).
+    """The operator, and counts for an overview.
 
     Attributes:
         operator_name: name of the operator, as it was created.
@@ -231,7 +231,7 @@ class ConsoleSummary(Model):
 
 @frozen(kw_only=True)
 class ServedRequest(Model):
-    """A request that the server has responded to, without its content (interface CO17).
+    """A request that the server has responded to, without its content.
 
     Attributes:
         request_id: its `X-Request-Id`.

@@ -11,7 +11,6 @@ from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
 from agentpay.contract.fields import (
-    OMITTED_BY_DEFAULT,
     Cursor,
     Rule,
     parse_timestamp,
@@ -23,8 +22,7 @@ from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
-from agentpay.contract.usdc import UsdcNumber
-from agentpay.contract.webhooks import EventName
+from agentpay.contract.webhooks import EventName, Webhook
 
 RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
 """Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
@@ -46,29 +44,6 @@ class DeliveryStatusFilter(StrEnum):
 
 
 @frozen(kw_only=True)
-class RegisteredWebhook(Model):
-    """A registered endpoint, without its secret (interface CO8).
-
-    Attributes:
-        webhook_id: identifier, `wh_…`.
-        url: where events are posted.
-        events: names of the event types it receives.
-        account_ids: the accounts whose events it receives; empty means all accounts of the operator.
-        low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
-        created_at: when it was registered, UTC.
-        warning: what of the registration can have no effect, as a sentence; usually None.
-    """
-
-    webhook_id: str
-    url: str
-    events: tuple[str, ...]
-    account_ids: tuple[str, ...]
-    low_balance_threshold_usdc: UsdcNumber | None
-    created_at: datetime
-    warning: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
-
-
-@frozen(kw_only=True)
 class ListWebhooks(Request):
     """Query of `GET /ext/v1/console/webhooks`.
 
@@ -83,7 +58,7 @@ class ListWebhooks(Request):
 
 @frozen(kw_only=True)
 class RotateSecret(Request):
-    """Body of `POST /ext/v1/console/webhooks/{webhook_id}/rotate-secret` (interface CO10).
+    """Body of `POST /ext/v1/console/webhooks/{webhook_id}/rotate-secret`.
 
     Attributes:
         overlap_seconds: how long both secrets sign, from 0 to 30 days; 0 after a leak.
@@ -158,7 +133,7 @@ class DeliveryAttempt(Model):
 
 @frozen(kw_only=True)
 class Delivery(Model):
-    """The delivery of one event to one endpoint (interface CO11).
+    """The delivery of one event to one endpoint.
 
     Attributes:
         delivery_id: identifier, `dlv_…`.
@@ -226,7 +201,7 @@ class ReplayableStatus(StrEnum):
 
 @frozen(kw_only=True)
 class ReplayDeliveries(Request):
-    """Body of `POST /ext/v1/console/deliveries/replay` (interface CO22).
+    """Body of `POST /ext/v1/console/deliveries/replay`.
 
     Attributes:
         since: only deliveries created after this moment.
@@ -261,7 +236,7 @@ LIST_WEBHOOKS: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListWebhooks,
-    responses={200: PageBody[RegisteredWebhook]},
+    responses={200: PageBody[Webhook]},
     summary="List the registered webhooks, newest first.",
 )
 DELETE_WEBHOOK: Final = Endpoint(

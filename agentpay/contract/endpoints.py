@@ -16,20 +16,20 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import AccountPolicy, PolicyChange
 from agentpay.contract.transactions import ListTransactions, Transaction
 from agentpay.contract.transfers import CreateTransfer, Transfer
-from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 
 EXTENSIONS: Final = "/ext/v1"
 """The prefix of the paths of all extensions: everything outside the contract that needs a key."""
 
 
 class Scope(Enum):
-    """Which keys may call an endpoint (interface K2, K3, K5)."""
+    """Which keys may call an endpoint."""
 
     OPERATOR = "operator"
     """Only operator keys, those of the console included."""
 
     OPERATOR_KEY = "operator_key"
-    """Only operator keys, not those of the console: for creating and revoking such keys (interface CO19)."""
+    """Only operator keys, not those of the console: for creating and revoking such keys."""
 
     ACCOUNT = "account"
     """Operator keys, and agent-scoped keys that are bound to the account."""
@@ -53,7 +53,7 @@ class Repeat(Enum):
 
 @frozen(kw_only=True)
 class Subject:
-    """The object that error responses of an operation refer to (interface E2 to E4).
+    """The object that error responses of an operation refer to.
 
     Attributes:
         kind: `transfer` or `session`; its field in the response is `transfer_id` or `session_id`.
@@ -306,7 +306,7 @@ CREATE_WEBHOOK: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
-    responses={201: Webhook},
+    responses={201: NewWebhook},
     echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result contains the `secret` that signs deliveries; store it, because it is shown only "

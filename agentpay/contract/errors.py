@@ -53,7 +53,7 @@ class ErrorCode(StrEnum):
 
 
 class RejectionReason(StrEnum):
-    """Why a pending transfer was rejected other than by a rule of its policy (interface E6).
+    """Why a pending transfer was rejected other than by a rule of its policy.
 
     The values are the `error` of the transfer, and the `rejection_reason` of its event and history entry.
     Requests with its idempotency key get `policy_violation`.
@@ -143,12 +143,12 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     "and cannot be restored.",
     ErrorCode.NOT_AT_REST: "Work in progress did not finish in time.",
 }
-"""The meaning of each code (interface E5)."""
+"""The meaning of each code."""
 
 
 @frozen(kw_only=True)
 class FieldError(Model):
-    """One fault of a request (interface E1).
+    """One fault of a request.
 
     Attributes:
         field: path of the field, such as `allowed_counterparties[2]`; `body` for the whole body.
@@ -161,7 +161,7 @@ class FieldError(Model):
 
 @frozen(kw_only=True)
 class ErrorBody(Model):
-    """Body of every error response (interface E1). Fields that do not apply are left out.
+    """Body of every error response. Fields that do not apply are left out.
 
     Attributes:
         error: the code.

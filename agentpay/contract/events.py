@@ -51,7 +51,7 @@ __all__ = [
 
 @frozen(kw_only=True)
 class Event(Model):
-    """An event: the envelope that all event types share (interface EV1).
+    """An event: the envelope that all event types share.
 
     `Event.from_dict` returns an instance of the event type's class.
 

@@ -119,7 +119,7 @@ def parse_timestamp(value: object) -> datetime:
     """Parse an ISO 8601 string with a UTC offset, and return the time in UTC.
 
     Raises:
-        ValueError: the string is malformed or has no offset (interface R3).
+        ValueError: the string is malformed or has no offset.
     """
     if not isinstance(value, str):
         raise ValueError("must be an ISO 8601 string")
@@ -144,7 +144,7 @@ def parse_timestamp(value: object) -> datetime:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """Return the wire format of a time: UTC, milliseconds, `Z` (interface R3).
+    """Return the wire format of a time: UTC, milliseconds, `Z`.
 
     Raises:
         ValueError: the time in UTC is before the year 1 or after the year 9999.

@@ -76,4 +76,4 @@ STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     429: (RETRY_AFTER,),
     503: (RETRY_AFTER,),
 }
-"""Header fields of an error response besides `X-Request-Id`, by status (interface E4, E7, I10, R18)."""
+"""Header fields of an error response besides `X-Request-Id`, by status."""

@@ -13,7 +13,7 @@ from agentpay.contract.usdc import UsdcString
 
 
 class KeyKind(StrEnum):
-    """The kind of a key: what it is allowed to do (interface K2)."""
+    """The kind of a key: what it is allowed to do."""
 
     OPERATOR = "operator"
     AGENT = "agent"

@@ -41,7 +41,7 @@ class OperatorKey(Model):
         key_id: identifier, `key_…`.
         name: display label.
         created_at: when it was created, UTC.
-        kind: `operator`, or `console` for the key of a browser that signed in with a link (interface CO19); a
+        kind: `operator`, or `console` for the key of a browser that signed in with a link; a
             value that this version does not know stays a plain string.
         expires_at: when it expires, UTC; None for a key that does not.
     """

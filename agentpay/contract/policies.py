@@ -16,7 +16,7 @@ from agentpay.contract.usdc import UsdcNumber
 
 @frozen(kw_only=True)
 class Policy(Model):
-    """The spending rules of an account, checked for every transfer (interface PO1).
+    """The spending rules of an account, checked for every transfer.
 
     Attributes:
         max_single_transfer: maximum USDC per transfer or session charge; None means no limit, 0 blocks all.

@@ -7,10 +7,10 @@ from typing import Any, ClassVar, Final, Literal
 from attrs import frozen
 
 BODY_MAX_BYTES: Final = 64 * 1024
-"""The largest request body, in bytes (interface R11)."""
+"""The largest request body, in bytes."""
 
 MAX_NESTING: Final = 16
-"""How deep arrays and objects of a request body may nest (interface R9)."""
+"""How deep arrays and objects of a request body may nest."""
 
 
 @frozen

@@ -54,7 +54,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.Direction: Direction,
     choices.KeyKind: KeyKind,
     choices.OperatorKeyKind: OperatorKeyKind,
-    choices.Outcome: Outcome,
+    choices.Decision: Outcome,
     choices.PaymentProtocol: PaymentProtocol,
     choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,

@@ -20,7 +20,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class SessionStatus(StrEnum):
-    """The status of a session (interface S4)."""
+    """The status of a session."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -30,7 +30,7 @@ class SessionStatus(StrEnum):
 
 
 class ClosingReason(StrEnum):
-    """Why a session closed automatically, or why its settlement is stuck (interface S16)."""
+    """Why a session closed automatically, or why its settlement is stuck."""
 
     IDLE = "idle"
     """No charge within the server's idle limit."""
@@ -62,7 +62,7 @@ _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
 @frozen(kw_only=True)
 class Session(Model):
-    """A session: an account's commitment of up to `cap_usdc` to one payee (interface S1, S3).
+    """A session: an account's commitment of up to `cap_usdc` to one payee.
 
     Attributes:
         session_id: identifier, `sess_…`.

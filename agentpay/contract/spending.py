@@ -96,7 +96,7 @@ class ListTransfers(Request):
 
 
 class Outcome(StrEnum):
-    """The predicted outcome of a transfer (interface B4)."""
+    """The predicted outcome of a transfer."""
 
     SETTLE = "settle"
     ESCALATE = "escalate"
@@ -129,8 +129,8 @@ class TransferCheck(Model):
     """The predicted outcome of a transfer if it were requested now.
 
     Attributes:
-        would: `settle`, `escalate` (need an operator's approval) or `reject`; a value that this version does
-            not know stays a plain string.
+        decision: `settle`, `escalate` (need an operator's approval) or `reject`; a value that this version
+            does not know stays a plain string.
         error: the error code if it would be rejected; None otherwise.
         message: sentence that explains why it would be rejected or escalated; None if it would settle.
         remaining_usdc: USDC that `max_daily_spend` and the key's `max_total_usdc` would still allow
@@ -138,13 +138,13 @@ class TransferCheck(Model):
     """
 
     _example: ClassVar = {
-        "would": "escalate",
+        "decision": "escalate",
         "error": None,
         "message": "escalation_threshold is 10.000000 USDC and this transfer requests 12.500000 USDC: it "
         "would wait for an operator's approval.",
     }
 
-    would: choices.Outcome
+    decision: choices.Decision
     error: str | None
     message: str | None
     remaining_usdc: UsdcString | None

@@ -14,7 +14,7 @@ from agentpay.contract.usdc import UsdcString
 
 
 class TransactionType(StrEnum):
-    """The type of a history entry (interface H2)."""
+    """The type of a history entry."""
 
     TRANSFER = "transfer"
     SESSION_SETTLEMENT = "session_settlement"
@@ -23,14 +23,14 @@ class TransactionType(StrEnum):
 
 
 class TransactionStatus(StrEnum):
-    """Whether the money moved (interface H2)."""
+    """Whether the money moved."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
 
 
 class TransactionStatusFilter(StrEnum):
-    """Filter for the entries of a listing (interface H1)."""
+    """Filter for the entries of a listing."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
@@ -38,7 +38,7 @@ class TransactionStatusFilter(StrEnum):
 
 
 class Direction(StrEnum):
-    """Direction of a payment (interface H2)."""
+    """Direction of a payment."""
 
     IN = "in"
     OUT = "out"
@@ -46,7 +46,7 @@ class Direction(StrEnum):
 
 @frozen(kw_only=True)
 class Transaction(Model):
-    """One entry of an account's history; a field that does not apply is None (interface H2).
+    """One entry of an account's history; a field that does not apply is None.
 
     Attributes:
         transaction_id: identifier of the entry, `entry_…`.

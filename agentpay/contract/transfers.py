@@ -14,7 +14,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class TransferStatus(StrEnum):
-    """The status of a transfer (interface T3, T4)."""
+    """The status of a transfer."""
 
     PENDING_APPROVAL = "pending_approval"
     APPROVED = "approved"
@@ -31,7 +31,7 @@ _FINAL = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferSta
 
 @frozen(kw_only=True)
 class Transfer(Model):
-    """One transfer of USDC (interface T2).
+    """One transfer of USDC.
 
     A `status` that this version does not know stays a plain string; `from_` is `from` on the wire.
 
@@ -89,7 +89,7 @@ class CreateTransfer(Request):
         idempotency_key: max 128 characters; the same key never moves money out of an account twice within
             24 hours.
         memo: max 200 characters; required when the source account policy has `require_memo: true`.
-        category: spend category, 1 to 64 characters (interface PO10).
+        category: spend category, 1 to 64 characters.
     """
 
     from_: str = field(alias="from_")

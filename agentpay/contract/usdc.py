@@ -42,14 +42,14 @@ UsdcAmount = Annotated[
         }
     ),
 ]
-"""The amount of a request that moves money: a string, at least 0.000001 (interface R6)."""
+"""The amount of a request that moves money: a string, at least 0.000001."""
 
 UsdcNumber = Annotated[
     Decimal,
     "USDC as an exact JSON number",
     Form({"minimum": 0, "maximum": Decimal("999999999.999999")}),
 ]
-"""A limit or a threshold: a JSON number from 0 to 999999999.999999, never a binary float (interface R8)."""
+"""A limit or a threshold: a JSON number from 0 to 999999999.999999, never a binary float."""
 
 
 def to_decimal(value: Decimal | int | str) -> Decimal:
@@ -146,7 +146,7 @@ def parse_string(value: object) -> Decimal:
 
 
 def parse_amount(value: object) -> Decimal:
-    r"""Parse the amount of a request that moves money (interface R5, R6).
+    r"""Parse the amount of a request that moves money.
 
     Raises:
         ValueError: not a string of the form `[0-9]{1,9}(\.[0-9]{1,6})?`, or below 0.000001.
@@ -164,7 +164,7 @@ def parse_amount(value: object) -> Decimal:
 
 
 def parse_number(value: object) -> Decimal:
-    """Parse a limit or threshold, which is a JSON number (interface R8).
+    """Parse a limit or threshold, which is a JSON number.
 
     Raises:
         ValueError: not a number, not from 0 to 999999999.999999, or with more than 6 decimals.

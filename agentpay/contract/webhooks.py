@@ -20,9 +20,7 @@ _EVENT_NAMES: Final[tuple[str, ...]] = get_args(choices.EventType)
 
 @frozen(kw_only=True)
 class Webhook(Model):
-    """A registered endpoint (interface W2).
-
-    Its `repr` does not show the secret.
+    """A registered endpoint, without its secret.
 
     Attributes:
         webhook_id: identifier, `wh_…`.
@@ -30,21 +28,32 @@ class Webhook(Model):
         events: names of the event types it receives.
         account_ids: the accounts whose events it receives; empty means all accounts of the operator.
         low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
-        secret: key of the signatures, shown at creation only.
         created_at: when it was registered, UTC.
         warning: what of the registration can have no effect, as a sentence; usually None.
     """
-
-    _example: ClassVar = {"secret": "whsec_" + "0" * 43}
 
     webhook_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     url: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     events: tuple[Annotated[choices.EventType, Form({"enum": list(_EVENT_NAMES)})], ...] = ()
     account_ids: tuple[str, ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None
-    secret: str = field(repr=False)
     created_at: datetime = field(default=ABSENT, metadata=ALWAYS_SENT)
     warning: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+
+
+@frozen(kw_only=True)
+class NewWebhook(Webhook):
+    """A webhook as `webhooks.create` returns it.
+
+    Its `repr` does not show the secret.
+
+    Attributes:
+        secret: key of the signatures. It is shown only here.
+    """
+
+    _example: ClassVar = {"secret": "whsec_" + "0" * 43}
+
+    secret: str = field(repr=False)
 
 
 def subscription_warning(events: Collection[str], low_balance_threshold: object | None) -> str | None:
@@ -64,7 +73,7 @@ def _parse_event_name(value: object) -> str:
 
 
 def _parse_url(value: object) -> str:
-    """Check the format of a webhook's URL (interface W4). Its address is checked when an event is posted."""
+    """Check the format of a webhook's URL. Its address is checked when an event is posted."""
     if not isinstance(value, str):
         raise ValueError("must be a string")
     if len(value) > _URL_MAX_CHARACTERS:

@@ -150,7 +150,7 @@ def _answer(result: Mapping[str, Any]) -> types.CallToolResult:
     return types.CallToolResult(
         content=[types.TextContent(text=text)],
         structured_content=dict(result),
-        is_error="error" in result and "would" not in result,
+        is_error="error" in result and "decision" not in result,
     )
 
 

@@ -129,7 +129,7 @@ SESSION: Final[Schema] = MappingProxyType(_object(**_SESSION))
 
 CHECK: Final[Schema] = MappingProxyType(
     _object(
-        would=_field("The outcome.", "string", enum=["settle", "escalate", "reject"]),
+        decision=_field("The outcome.", "string", enum=["settle", "escalate", "reject"]),
         error=_or_null("Code of the refusal."),
         message=_or_null("The rule, with its value."),
         remaining_usdc=_or_null("USDC that max_daily_spend would allow afterwards; null: no such limit."),

@@ -321,7 +321,7 @@ def is_refusal(error: Exception) -> bool:
 def check_of(check: TransferCheck) -> CheckResult:
     """Return the result of a dry run."""
     return CheckResult(
-        would=str(check.would),
+        decision=str(check.decision),
         error=check.error,
         message=None if check.message is None else without_hidden(check.message),
         remaining_usdc=_amount(check.remaining_usdc),

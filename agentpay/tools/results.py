@@ -94,13 +94,13 @@ class CheckResult(TypedDict):
     """The predicted outcome of a payment.
 
     Attributes:
-        would: `settle`, `escalate` or `reject`.
+        decision: `settle`, `escalate` or `reject`.
         error: the error code that it would be rejected with.
         message: the rule, with its value and the request.
         remaining_usdc: USDC that `max_daily_spend` would allow afterwards; None without that limit.
     """
 
-    would: str
+    decision: str
     error: str | None
     message: str | None
     remaining_usdc: str | None

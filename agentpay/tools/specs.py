@@ -106,8 +106,8 @@ _SPECS: Final = (
         name="check_payment",
         title="Check a payment",
         output_schema=outputs.CHECK,
-        description="Dry run of a payment against the policy. Pays and reserves nothing. `would` is settle, "
-        "escalate (a person must approve) or reject; `error` and `message` name the rule.",
+        description="Dry run of a payment against the policy. Pays and reserves nothing. `decision` is "
+        "settle, escalate (a person must approve) or reject; `error` and `message` name the rule.",
         input_schema=_input(
             "to", "amount_usdc", to=_TO, amount_usdc=_amount("USDC"), category=_CATEGORY, memo=_MEMO
         ),

@@ -72,23 +72,23 @@ class Checks:
             refusal = refusal_of(
                 unit, spend_of(terms, preflight), key=key, retry_hint=_RETRY_HINT, is_last_look=True
             )
-        would, error, message = Outcome.SETTLE, None, None
+        decision, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
-            would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
+            decision, error, message = Outcome.REJECT, refusal.code.value, refusal.message
         elif rules.needs_approval(policy, terms.amount_micro):
-            would, message = Outcome.ESCALATE, _escalated(policy, terms)
+            decision, message = Outcome.ESCALATE, _escalated(policy, terms)
         else:
             assert preflight is not None  # noqa: S101 - as above
             fees.require_room(self._context, connection, source, cost_of_transfer(preflight), now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A rejected transfer or one pending approval counts toward no limit.
-        moved = terms.amount_micro if would is Outcome.SETTLE else 0
+        moved = terms.amount_micro if decision is Outcome.SETTLE else 0
         left = key_totals.least(
             remaining(limit_micro=limit, spent_micro=spent), key_totals.remaining_micro(connection, key)
         )
         return TransferCheck(
-            would=would.value,
+            decision=decision.value,
             error=error,
             message=message,
             remaining_usdc=None if left is None else from_micro(max(left - moved, 0)),

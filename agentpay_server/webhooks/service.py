@@ -1,25 +1,25 @@
 """Webhooks: register, list, delete, rotate secrets (interface W1 to W4, W12)."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import cast
 
 from attrs import field, frozen
 
-from agentpay.contract import codec, identifiers
+from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.addresses import is_https
 from agentpay.contract.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     ListWebhooks,
     NewSecret,
-    RegisteredWebhook,
     RotateSecret,
 )
 from agentpay.contract.endpoints import CREATE_WEBHOOK
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay.contract.webhooks import CreateWebhook, Webhook, subscription_warning
+from agentpay.contract.webhooks import CreateWebhook, NewWebhook, Webhook, subscription_warning
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import WebhookRecord
@@ -96,7 +96,7 @@ class Webhooks:
     def __init__(self, context: Context) -> None:
         self._context = context
 
-    async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
+    async def create(self, principal: Principal, request: CreateWebhook) -> NewWebhook:
         """Register an endpoint; only this response shows its secret (interface W1, W2).
 
         Raises:
@@ -108,7 +108,7 @@ class Webhooks:
             faults.append(FieldError(field="url", message="must be https"))
         return await self._context.database.run(self._insert, principal, request, faults)
 
-    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[RegisteredWebhook]:
+    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[Webhook]:
         """Return a page of the operator's webhooks, newest first, without their secrets.
 
         Raises:
@@ -144,14 +144,14 @@ class Webhooks:
         principal: Principal,
         request: CreateWebhook,
         faults: Sequence[FieldError],
-    ) -> Webhook:
+    ) -> NewWebhook:
         faults = [*faults, *_account_faults(connection, principal, request.account_ids)]
         if faults:
             raise invalid(*faults)
         context, now_us = self._context, self._context.clock.now_us()
         webhook_id, secret = context.identifiers.new(identifiers.WEBHOOK), self._new_secret()
         threshold = request.low_balance_threshold_usdc
-        webhook = Webhook(
+        webhook = NewWebhook(
             webhook_id=webhook_id,
             url=request.url,
             # In the requested order, without duplicates.
@@ -249,7 +249,7 @@ class Webhooks:
         return new_secret(self._context.randomness.randbytes(32))
 
 
-def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
+def _audited(webhook: NewWebhook | Webhook) -> dict[str, object]:
     values = codec.unstructure(webhook)
     return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 
@@ -294,13 +294,13 @@ def _account_faults(
     return faults
 
 
-def _registered(row: WebhookRecord) -> RegisteredWebhook:
+def _registered(row: WebhookRecord) -> Webhook:
     subscription = store.subscription_of(row)
     threshold = subscription.low_balance_micro
-    return RegisteredWebhook(
+    return Webhook(
         webhook_id=row.webhook_id,
         url=row.url,
-        events=tuple(subscription.events),
+        events=tuple(cast("Collection[choices.EventType]", subscription.events)),
         account_ids=tuple(subscription.account_ids),
         low_balance_threshold_usdc=None if threshold is None else from_micro(threshold),
         created_at=from_us(row.created_us),

@@ -33,7 +33,7 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
-from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -101,7 +101,7 @@ RESPONSES: dict[Any, dict[str, Any]] = {
     Transaction: TRANSACTION,
     PageBody[Account]: {"data": [ACCOUNT, ACCOUNT], "cursor": "abc", "has_more": True},
     PageBody[Transaction]: {"data": [], "cursor": "", "has_more": False},
-    Webhook: {
+    NewWebhook: {
         "webhook_id": "wh_a",
         "url": "https://example.com/hook",
         "events": ["transfer.settled"],
@@ -548,7 +548,7 @@ def test_any_values_in_known_fields_give_a_model_or_faults_of_those_fields(data,
 
 
 def test_the_secret_of_a_webhook_is_not_in_its_repr():
-    webhook = codec.structure({"secret": "whsec_PLANTED"}, Webhook)
+    webhook = codec.structure({"secret": "whsec_PLANTED"}, NewWebhook)
 
     assert webhook.secret == "whsec_PLANTED"
     assert "PLANTED" not in repr(webhook)

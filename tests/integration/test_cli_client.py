@@ -178,7 +178,7 @@ def test_a_transfer_is_checked_made_once_and_listed(agentpay: CommandLine, funde
     funded(name="Payer")
     agentpay.json("accounts", "create", "Shop")
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
-    assert agentpay.json("transfers", "check", *ends)["would"] == "settle"
+    assert agentpay.json("transfers", "check", *ends)["decision"] == "settle"
     made = agentpay.json("transfers", "create", *ends, "--memo", "rent", "--idempotency-key", "k1")
     assert agentpay.json("transfers", "create", *ends, "--memo", "rent", "--idempotency-key", "k1") == made
     (listed,) = agentpay.items("transfers", "list", "--account", "Payer", "--status", "settled")

@@ -180,7 +180,7 @@ async def test_every_tool_is_listed_and_called(
 
         assert (await called(client, "get_budget"))["account_id"] == place.payer
         check = await called(client, "check_payment", to=place.payee, amount_usdc="11")
-        assert (check["would"], check["error"]) == ("reject", "policy_violation")
+        assert (check["decision"], check["error"]) == ("reject", "policy_violation")
         order = {"payment_ref": f"{prefix}-order", "to": place.payee, "amount_usdc": "0.25"}
         paid = await called(client, "pay", **order)
         assert (paid["status"], paid["money_moved"]) == ("settled", "yes")

@@ -170,8 +170,8 @@ def test_a_check_predicts_the_refusal_and_what_would_be_left(
     agent = server.client(api_key=new_key(max_total_usdc=3).key)
     allowed = agent.transfers.check(from_=payer, to=payee, amount=2)
     refused = agent.transfers.check(from_=payer, to=payee, amount=4)
-    assert (allowed.would, allowed.remaining_usdc) == ("settle", 1)
-    assert (refused.would, refused.error, refused.remaining_usdc) == ("reject", "policy_violation", 3)
+    assert (allowed.decision, allowed.remaining_usdc) == ("settle", 1)
+    assert (refused.decision, refused.error, refused.remaining_usdc) == ("reject", "policy_violation", 3)
     assert "max_total_usdc" in (refused.message or "")
 
 
@@ -229,7 +229,7 @@ def test_a_transfer_in_flight_counts_in_full() -> None:
                 pay(agent, payer, payee, 4)
             assert agent.whoami().spent_total_usdc == 4
             assert agent.accounts.budget(payer).remaining_total_usdc == 1
-            assert agent.transfers.check(from_=payer, to=payee, amount=2).would == "reject"
+            assert agent.transfers.check(from_=payer, to=payee, amount=2).decision == "reject"
 
 
 def test_a_payment_counts_from_its_authorization(server: AgentPayServer, new_key: NewKey, payer: str) -> None:

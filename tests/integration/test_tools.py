@@ -408,14 +408,14 @@ def test_a_check_names_the_rule_and_reserves_nothing(
 ) -> None:
     client.policies.update(payer, max_single_transfer=5, max_daily_spend=10, escalation_threshold=3)
     verdicts = {amount: tools.check_payment(to=payee, amount_usdc=amount) for amount in ("1", "4", "6")}
-    assert [verdicts[amount]["would"] for amount in ("1", "4", "6")] == ["settle", "escalate", "reject"]
+    assert [verdicts[amount]["decision"] for amount in ("1", "4", "6")] == ["settle", "escalate", "reject"]
     assert verdicts["6"]["error"] == "policy_violation"
     assert "max_single_transfer" in str(verdicts["6"]["message"])
     left = [verdicts[amount]["remaining_usdc"] for amount in ("1", "4", "6")]
     assert left == ["9.000000", "10.000000", "10.000000"]  # less what would settle
     assert not client.transfers.list()
     assert tools.check_payment(to="nobody", amount_usdc="1")["error"] == "invalid_recipient"
-    assert tools.check_payment(to=payee, amount_usdc="0")["would"] == "reject"
+    assert tools.check_payment(to=payee, amount_usdc="0")["decision"] == "reject"
 
 
 def test_get_budget_returns_the_budget_of_the_account(
@@ -426,7 +426,7 @@ def test_get_budget_returns_the_budget_of_the_account(
 
 def test_an_invalid_request_names_the_argument_to_correct(tools: AgentTools, payee: str) -> None:
     check = tools.check_payment(to=payee, amount_usdc="0")
-    assert (check["would"], check["error"]) == ("reject", "invalid_request")
+    assert (check["decision"], check["error"]) == ("reject", "invalid_request")
     assert "amount must be at least 0.000001" in str(check["message"])
     listed = tools.call("list_payments", {"cursor": "x"})
     assert "cursor must be" in str(listed["message"])
@@ -574,7 +574,9 @@ def test_a_read_that_fails_is_an_error_result(tools: AgentTools, server: AgentPa
         result = tools.call("get_budget")
     assert result["error"] == "chain_unavailable"
     assert tools.call("get_budget", None)["balance_usdc"] == "100.000000"
-    assert tools.call("check_payment", {"to": payee, "amount_usdc": "1", "memo": None})["would"] == "settle"
+    assert (
+        tools.call("check_payment", {"to": payee, "amount_usdc": "1", "memo": None})["decision"] == "settle"
+    )
 
 
 def test_an_operator_key_is_refused(server: AgentPayServer, payee: str) -> None:

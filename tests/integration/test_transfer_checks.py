@@ -78,21 +78,21 @@ def test_the_check_predicts_the_transfer(client: AgentPay, payer: str, payee: st
     client.policies.replace(payer, **{**POLICY, **policy})
     order = {"from_": payer, "to": payee, **GOOD, **order}
     agreed = client.transfers.check(**order)
-    would, error, message = made(client, **order)
+    decision, error, message = made(client, **order)
     after = client.accounts.budget(payer)
-    assert (agreed.would, agreed.error) == (would, error)
-    if would == "reject":
+    assert (agreed.decision, agreed.error) == (decision, error)
+    if decision == "reject":
         said = agreed.message or ""
         assert said.replace("check it again", "retry with the same key") == message
     else:
-        assert (agreed.message is None) == (would == "settle")
+        assert (agreed.message is None) == (decision == "settle")
     assert agreed.remaining_usdc == after.remaining_usdc, "what remains once the transfer was asked for"
 
 
 def test_the_message_of_an_escalation_names_the_threshold(client: AgentPay, payer: str, payee: str) -> None:
     client.policies.update(payer, escalation_threshold=20)
     assert client.transfers.check(from_=payer, to=payee, amount=25) == TransferCheck(
-        would="escalate",
+        decision="escalate",
         error=None,
         message="escalation_threshold is 20.000000 USDC and this transfer requests 25.000000 USDC: it would "
         "wait for an operator's approval.",
@@ -124,10 +124,10 @@ def test_the_check_stores_reserves_and_emits_nothing(
 def test_the_check_can_be_repeated_without_effect(client: AgentPay, payer: str, payee: str) -> None:
     client.policies.update(payer, max_daily_spend=10)
     order = {"from_": payer, "to": payee, "amount": 10}
-    assert [client.transfers.check(**order).would for _ in range(3)] == ["settle"] * 3  # type: ignore[arg-type]
+    assert [client.transfers.check(**order).decision for _ in range(3)] == ["settle"] * 3  # type: ignore[arg-type]
     assert client.transfers.create(**order).status == "settled"  # type: ignore[arg-type]
     checked = client.transfers.check(**order)  # type: ignore[arg-type]
-    assert (checked.would, checked.error, checked.remaining_usdc) == ("reject", "policy_violation", 0)
+    assert (checked.decision, checked.error, checked.remaining_usdc) == ("reject", "policy_violation", 0)
 
 
 def test_amounts_in_flight_count_as_spent() -> None:
@@ -138,9 +138,9 @@ def test_amounts_in_flight_count_as_spent() -> None:
         with server.sandbox.fault("chain_never_lands"):
             with pytest.raises(Exception, match="is unknown"):
                 client.transfers.create(from_=payer, to=payee, amount=4)
-            assert client.transfers.check(from_=payer, to=payee, amount=6).would == "settle"
+            assert client.transfers.check(from_=payer, to=payee, amount=6).decision == "settle"
             short = client.transfers.check(from_=payer, to=payee, amount="6.000001")
-        assert (short.would, short.error) == ("reject", "insufficient_balance")
+        assert (short.decision, short.error) == ("reject", "insufficient_balance")
 
 
 def test_a_recipient_that_cannot_be_paid_is_422(client: AgentPay, payer: str) -> None:
@@ -162,7 +162,7 @@ def test_a_paused_account_is_reported_without_the_chain(
 
 def test_an_agent_checks_only_its_own_account(server: AgentPayServer, payer: str, payee: str) -> None:
     agent = server.agent_client(payer)
-    assert agent.transfers.check(from_=payer, to=payee, amount=1).would == "settle"
+    assert agent.transfers.check(from_=payer, to=payee, amount=1).decision == "settle"
     messages = set()
     for from_ in (payee, UNKNOWN_ACCOUNT):
         with pytest.raises(PermissionDeniedError) as caught:
@@ -184,7 +184,7 @@ def test_a_check_accepts_the_body_of_a_transfer_without_an_idempotency_key(
     body = {"from": payer, "to": payee, "amount": "1.50", "memo": None}
     answer = http.post("/ext/v1/transfers/check", json=body)
     assert answer.status_code == 200
-    assert answer.json() == {"would": "settle", "error": None, "message": None, "remaining_usdc": None}
+    assert answer.json() == {"decision": "settle", "error": None, "message": None, "remaining_usdc": None}
     refused = http.post("/ext/v1/transfers/check", json={**body, "idempotency_key": "key-1", "amount": 1})
     assert refused.status_code == 400
     assert {fault["field"] for fault in refused.json()["details"]} == {"idempotency_key", "amount"}

@@ -30,7 +30,7 @@ async def test_waiting_for_a_transfer_with_unknown_outcome_ends_when_it_settles(
     world.chain.not_final(10**6)
     transfer_id = await unknown_transfer(world, client, source, to)
     with pytest.raises(WaitTimeoutError, match="is submitted after 30 s") as late:
-        await client.transfers.wait(transfer_id, timeout=30)
+        await client.transfers.wait(transfer_id, total_timeout=30)
     assert late.value.transfer is not None
     assert late.value.transfer.status == "submitted"
 
@@ -48,7 +48,7 @@ async def test_a_transfer_that_fails_is_returned_as_failed(world: World) -> None
     client = waiting_client(world)
     world.chain.next("send", chains.goes_down)
     transfer_id = await unknown_transfer(world, client, source, to)
-    waiting = asyncio.ensure_future(client.transfers.wait(transfer_id, timeout=None))
+    waiting = asyncio.ensure_future(client.transfers.wait(transfer_id, total_timeout=None))
     await asyncio.sleep(10)
     await world.policy(source, paused=True)
     world.chain.clear()

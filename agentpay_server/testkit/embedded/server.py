@@ -208,7 +208,7 @@ class AgentPayServer(Homes):
         return self._running.async_client(api_key)
 
     def agent_client(self, account_id: str) -> AgentPay:
-        """Return a client with a new agent key of one account (interface K5).
+        """Return a client with a new agent key of one account.
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -219,7 +219,7 @@ class AgentPayServer(Homes):
         return self.client(api_key=self.agent_keys.create(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
-        """Return an async client with a new agent key of one account (interface K5).
+        """Return an async client with a new agent key of one account.
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -312,7 +312,7 @@ class AgentPayServer(Homes):
         Args:
             port: the port number, 0 to 65535; 0 selects a free one.
             allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback ones.
-                A request for any other host is refused with 421 (interface R19).
+                A request for any other host is refused with 421.
 
         Returns:
             The server's URL, which is now also `base_url`.

@@ -12,7 +12,7 @@ from server_world import START, Funded, raw_client
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.contract.policies import AccountPolicy
+from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.errors import AccountPausedError, PolicyViolationError
 from agentpay_server import AgentPayServer
 from agentpay_server.platform.settings import PolicyUpdate, Settings
@@ -357,3 +357,16 @@ def test_a_change_is_audited_with_its_previous_value(
     assert entry.subject == account.account_id
     assert entry.before == DEFAULTS
     assert entry.after == {**DEFAULTS, "max_single_transfer": 5}
+
+
+def test_a_policy_replaces_another_accounts(client: AgentPay) -> None:
+    one, other = (client.accounts.create(name=name).account_id for name in ("one", "other"))
+    policy = Policy(max_daily_spend=50, categories=["data"])  # type: ignore[arg-type]  # as people write it
+    assert client.policies.replace(one, policy).max_daily_spend == 50
+    assert client.policies.replace(other, client.policies.get(one)).categories == ("data",)
+    with pytest.raises(TypeError, match="not both"):
+        client.policies.replace(one, policy, paused=True)
+    with pytest.raises(TypeError, match="at least one field"):
+        client.policies.update(one)
+    with pytest.raises(TypeError, match="float"):
+        client.policies.replace(one, Policy(max_daily_spend=0.1))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.unmeasured
 def test_waiting_for_a_settled_transfer_returns_at_once(client: AgentPay, funded: Funded) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
     made = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=1)
-    assert client.transfers.wait(made.transfer_id, timeout=0) == made
+    assert client.transfers.wait(made.transfer_id, total_timeout=0) == made
 
 
 def test_a_rejected_transfer_is_returned_and_not_raised(client: AgentPay, funded: Funded) -> None:
@@ -23,7 +23,7 @@ def test_a_rejected_transfer_is_returned_and_not_raised(client: AgentPay, funded
     with pytest.raises(PolicyViolationError) as refused:
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=2)
     assert refused.value.transfer_id is not None
-    transfer = client.transfers.wait(refused.value.transfer_id, timeout=0)
+    transfer = client.transfers.wait(refused.value.transfer_id, total_timeout=0)
     assert (transfer.status, transfer.error) == ("rejected", "policy_violation")
     assert transfer.message == refused.value.message
 
@@ -37,7 +37,7 @@ def test_waiting_for_an_escalated_transfer_times_out(
     pending = agent.transfers.create(from_=payer.account_id, to=payee.account_id, amount=5)
     assert (pending.status, pending.is_final) == ("pending_approval", False)
     with pytest.raises(WaitTimeoutError, match="an operator must approve") as caught:
-        agent.transfers.wait(pending.transfer_id, timeout=0.02, poll_interval=0.01)
+        agent.transfers.wait(pending.transfer_id, total_timeout=0.02, poll_interval=0.01)
     assert caught.value.transfer == pending
     assert money.held(server, payee.usdc_token_account) == 1_000_000
 
@@ -52,7 +52,7 @@ async def test_the_async_client_waits_for_an_escalated_transfer() -> None:
         server.sandbox.fund(payer, 5)
         pending = await client.transfers.create(from_=payer, to=payee, amount=5)
         with pytest.raises(WaitTimeoutError) as caught:
-            await client.transfers.wait(pending.transfer_id, timeout=0.02, poll_interval=0.01)
+            await client.transfers.wait(pending.transfer_id, total_timeout=0.02, poll_interval=0.01)
         assert caught.value.transfer == pending
 
 

@@ -23,7 +23,7 @@ from sdk_world import (
     page,
 )
 
-from agentpay import Account, AccountPolicy, Balance, Transaction, Transfer, Webhook, __version__
+from agentpay import Account, AccountPolicy, Balance, NewWebhook, Transaction, Transfer, __version__
 from agentpay._requests import prepare
 from agentpay.contract import endpoints
 
@@ -145,7 +145,7 @@ CALLS = {
                 "low_balance_threshold_usdc": 2.5,
             },
         ),
-        (201, WEBHOOK, Webhook),
+        (201, WEBHOOK, NewWebhook),
     ),
 }
 

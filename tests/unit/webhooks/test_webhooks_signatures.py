@@ -73,6 +73,7 @@ def test_headers_of_every_shape_verify(headers):
 def test_payloads_of_every_shape_verify(payload):
     verify(payload, GOOD, SECRET)
     assert unwrap(payload, GOOD, SECRET).id == "evt_a"
+    assert unwrap(payload, headers=GOOD, secret=SECRET).id == "evt_a"
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,7 @@ class Agent(Worker):
         if known and chance.random() < 0.7:
             transfer_id, asked_at = chance.choice(known), self.world.loop.time()
             if chance.random() < 0.2:
-                judges.answered(await client.transfers.wait(transfer_id, timeout=5), asked_at)
+                judges.answered(await client.transfers.wait(transfer_id, total_timeout=5), asked_at)
             else:
                 judges.answered(await client.transfers.get(transfer_id), asked_at)
         elif self._own is None:
