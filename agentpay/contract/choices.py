@@ -12,7 +12,7 @@ AccountStatus = Literal["active", "paused"]
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer."""
 
-PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
+PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1", "x402_upto"]
 """The protocol of a challenge and its payment."""
 
 TransactionType = Literal["transfer", "session_settlement", "rejection", "deposit"]
@@ -96,6 +96,8 @@ ClosingReason = Literal[
     "account_missing",
     "escrow_frozen",
     "settlement_refused",
+    "payee_refuses",
+    "payee_sealed",
 ]
 """Why a session closed automatically, or why its settlement is stuck."""
 
@@ -104,6 +106,12 @@ DeliveryStatus = Literal["pending", "retrying", "delivered", "undelivered"]
 
 ReplayableStatus = Literal["undelivered", "delivered"]
 """The status of deliveries that can be replayed."""
+
+SessionProtocol = Literal["escrow", "mpp"]
+"""How a session is charged (interface S1)."""
+
+PaymentStep = Literal["open", "voucher"]
+"""What a header does that pays within a session over HTTP 402."""
 
 KeyKind = Literal[
     "operator",

@@ -10,6 +10,7 @@ from typing import Final
 ACCOUNT: Final = "acct_"
 TRANSFER: Final = "txn_"
 SESSION: Final = "sess_"
+CHARGE: Final = "chg_"
 EVENT: Final = "evt_"
 WEBHOOK: Final = "wh_"
 KEY: Final = "key_"

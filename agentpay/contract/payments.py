@@ -6,9 +6,10 @@ chain.
 """
 
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -16,6 +17,7 @@ from agentpay.contract import choices, identifiers
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import (
+    ALWAYS_SENT,
     OMITTED_BY_DEFAULT,
     Category,
     Cursor,
@@ -39,6 +41,17 @@ class PaymentProtocol(StrEnum):
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
+    X402_UPTO = "x402_upto"
+
+
+class PaymentStep(StrEnum):
+    """What a header does that pays within a session over HTTP 402."""
+
+    OPEN = "open"
+    """It opens the session: present it, then request the payment again under the same key."""
+
+    VOUCHER = "voucher"
+    """It pays one request within the session."""
 
 
 MAX_HEADERS: Final = 256
@@ -159,7 +172,83 @@ class PaymentSplit(Model):
 
 
 @frozen(kw_only=True)
-class Payment(Model):
+class PaymentAnswer(Model):
+    """The response to a 402 that is to be paid: a `Payment`, or a `SessionStep` of a session over 402."""
+
+    @staticmethod
+    def models() -> "tuple[type[PaymentAnswer], ...]":
+        """Return the models that a response may have."""
+        return Payment, SessionStep
+
+    @staticmethod
+    def model_of(value: Mapping[str, Any]) -> "type[Payment | SessionStep]":
+        """Return the model of a response."""
+        return SessionStep if "step" in value else Payment
+
+
+@frozen(kw_only=True)
+class SessionStep(PaymentAnswer):
+    """A step of a session over HTTP 402: the header that opens it, or a voucher that pays one request.
+
+    The session is a channel on chain with `cap_usdc` in it, of which the seller can claim what the highest
+    voucher says. `GET /sessions/{session_id}` shows it. A `step`, `status` or `protocol` that this version
+    does not know stays a plain string.
+
+    Attributes:
+        step: `open` or `voucher`. `open`: present the header; once the seller has opened the channel, request
+            the payment again under the same key. `voucher`: present the header with the paid request.
+        session_id: the session, `sess_…`.
+        charge_id: the voucher, `chg_…`, for `payments.report_outcome`; None for an opening.
+        account_id: the account that pays.
+        status: the status of the session.
+        protocol: `mpp`.
+        origin: the seller, such as `https://api.example.com`.
+        url: the requested URL, as reported by the client; None if not reported.
+        amount_usdc: USDC that this request costs.
+        running_total_usdc: USDC of all vouchers so far, this one included: the most that the seller can
+            claim.
+        cap_usdc: USDC in the channel.
+        header: the header to send with the request; None in the response to a reported outcome.
+        is_replay: whether the opening or the voucher was signed for an earlier request.
+        outcome: the client's report on the seller's response; None without one.
+        transfer_id: always None: a voucher is no transfer.
+    """
+
+    _example: ClassVar = {
+        "step": "voucher",
+        "status": "open",
+        "protocol": "mpp",
+        "url": "https://api.example.com/forecast",
+        "amount_usdc": "0.001000",
+        "running_total_usdc": "0.012000",
+        "outcome": None,
+        "transfer_id": None,
+    }
+
+    step: choices.PaymentStep
+    session_id: str
+    charge_id: str | None
+    account_id: str
+    status: choices.SessionStatus
+    protocol: choices.PaymentProtocol
+    origin: str
+    url: str | None
+    amount_usdc: UsdcString
+    running_total_usdc: UsdcString
+    cap_usdc: UsdcString
+    header: PaymentHeader | None
+    is_replay: bool = field(default=False, metadata=ALWAYS_SENT)
+    outcome: PaymentOutcome | None = field(default=None, metadata=ALWAYS_SENT)
+    transfer_id: None = field(default=None, metadata=ALWAYS_SENT)
+
+    @property
+    def reported_id(self) -> str | None:
+        """What an outcome is reported for."""
+        return self.charge_id
+
+
+@frozen(kw_only=True)
+class Payment(PaymentAnswer):
     """A payment: the transfer that pays a seller's 402.
 
     `GET /v1/transfers/{transfer_id}` shows the same transfer. A `status` or `protocol` that this version does
@@ -171,8 +260,9 @@ class Payment(Model):
         status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
             operator has approved it and nothing is signed; repeat the request with the same key. `submitted`:
             it is signed and its amount reserved, and the seller may broadcast it.
-        protocol: `mpp`, `x402_v2` or `x402_v1`.
-        amount_usdc: USDC that leaves the account, including splits.
+        protocol: `mpp`, `x402_v2`, `x402_v1` or `x402_upto`.
+        amount_usdc: USDC that leaves the account, including splits. With `x402_upto`, the maximum until the
+            payment is settled, then what the seller took of it.
         recipient: on-chain address of the owner that is paid; with splits, of the primary one, who gets the
             rest.
         fee_payer: on-chain address that pays the network fee; None if the service does.
@@ -226,6 +316,11 @@ class Payment(Model):
     message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
+    @property
+    def reported_id(self) -> str:
+        """What an outcome is reported for."""
+        return self.transfer_id
+
 
 @frozen(kw_only=True)
 class AuthorizePayment(Request):
@@ -240,7 +335,10 @@ class AuthorizePayment(Request):
         method: HTTP method of the request.
         headers: pairs of name and value: the challenge headers of the 402, or all of its headers.
         body: body of the 402; only x402 version 1 has its challenge there.
-        max_amount: the maximum USDC that the caller pays; without it, only the policy decides.
+        max_amount: the maximum USDC that the caller pays for this request; without it, only the policy
+            decides.
+        session_cap: USDC to lock in a channel if the seller sells by session. Without it, sessions are not
+            payable. A session that is open with equal terms is used, whatever its cap.
         memo: max 200 characters. It stays off chain, and satisfies `require_memo`.
     """
 
@@ -254,6 +352,7 @@ class AuthorizePayment(Request):
     method: Annotated[str, text(minimum=1, maximum=32, control=False)] | None = None
     body: str | None = None
     max_amount: UsdcAmount | None = None
+    session_cap: UsdcAmount | None = None
     memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
 
 
@@ -359,11 +458,13 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=AuthorizePayment,
-    responses={201: Payment, 202: Payment},
+    responses={201: PaymentAnswer, 202: Payment},
     errors=(
         ErrorCode.POLICY_VIOLATION,
         ErrorCode.ACCOUNT_PAUSED,
         ErrorCode.INSUFFICIENT_BALANCE,
+        ErrorCode.SESSION_CAP_EXCEEDED,
+        ErrorCode.TOO_MANY_SESSIONS,
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.PAYMENT_EXPIRED,
         ErrorCode.PAYMENT_FAILED,
@@ -388,8 +489,13 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     "`payment_failed`: a new purchase takes a new key. Each 409 names the `transfer_id`.\n\n"
     "At or above `escalation_threshold` the response is 202 without a header. Once an operator has approved "
     "the payment, a request with the same key and a fresh challenge on equal terms signs it.\n\n"
+    "With `session_cap`, an offer of a session is paid first: the response has a `step`. `open` opens a "
+    "channel with the cap in it; present the header, then request the payment again under the same key. "
+    "`voucher` pays one request. One voucher is in flight for each session: another key gets 503 "
+    "`service_unavailable` until the outcome of the first is reported, or 30 seconds have passed. A voucher "
+    "that would exceed the cap is 402 `session_cap_exceeded`; close the session, then request again.\n\n"
     "Emits `transfer.initiated` when the header is handed out, then `transfer.settled` or "
-    "`transfer.rejected`; or `escalation.required`.",
+    "`transfer.rejected`; or `escalation.required`; for a session `session.opened`, and so on.",
 )
 GET_PAYMENT: Final = Endpoint(
     name="payments.get",
@@ -424,11 +530,13 @@ REPORT_OUTCOME: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=ReportOutcome,
-    responses={200: Payment},
-    echoes={"transfer_id": "transfer_id"},
+    responses={200: PaymentAnswer},
+    echoes={"reported_id": "transfer_id"},
     summary="Report the seller's response to a payment.",
-    description="It is stored as the client's claim, and decides nothing: the outcome is read from the "
-    "chain. A later report replaces an earlier one.",
+    description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "
+    "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402) close the "
+    "session.\n\nThe report is stored as the client's claim, and decides nothing: the outcome is read from "
+    "the chain. A later report replaces an earlier one.",
 )
 LIST_ORIGINS: Final = Endpoint(
     name="sellers.list",

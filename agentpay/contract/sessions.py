@@ -15,6 +15,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import PaymentHeader
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -56,6 +57,22 @@ class ClosingReason(StrEnum):
     SETTLEMENT_REFUSED = "settlement_refused"
     """The chain refused the settlement for another reason; the service will sign another one later."""
 
+    PAYEE_REFUSES = "payee_refuses"
+    """The seller refused two vouchers in a row, or did not respond to them."""
+
+    PAYEE_SEALED = "payee_sealed"
+    """The seller ended the channel on chain."""
+
+
+class SessionProtocol(StrEnum):
+    """How a session is charged."""
+
+    ESCROW = "escrow"
+    """By calls of this service; the escrow is an account of its own."""
+
+    MPP = "mpp"
+    """By vouchers that the seller gets over HTTP 402; the escrow is a channel on chain."""
+
 
 _FINAL = frozenset({SessionStatus.SETTLED, SessionStatus.FAILED})
 
@@ -76,7 +93,8 @@ class Session(Model):
         settled_usdc: USDC paid to the payee; None before it is settled.
         returned_usdc: USDC of the cap that was returned to the account; None before it is settled.
         escrow_token_account: the on-chain token account that holds the cap until the session is settled.
-        tx_signature: signature of the on-chain transaction that funds the escrow.
+        tx_signature: signature of the on-chain transaction that funds the escrow. None while it is unknown:
+            the seller of a session over 402 broadcasts it.
         settlement_tx_signature: signature of the on-chain transaction that empties the escrow; None before it
             is signed.
         opened_at: when the escrow's funding was final on chain, UTC; None before.
@@ -84,6 +102,13 @@ class Session(Model):
         closing_reason: while the settlement is stuck, why; otherwise why the session closed automatically.
             None for a session that a caller closed or that is not closed. A value this version does not know
             stays a plain string.
+        protocol: `escrow` for a session that callers charge, `mpp` for one over HTTP 402, whose vouchers the
+            seller gets.
+        origin: the seller of a session over 402, such as `https://api.example.com`; otherwise None.
+        url: the URL whose 402 opened it, as reported by the client; otherwise None.
+        channel: on-chain address of the channel of a session over 402; otherwise None.
+        header: in the response to `sessions.close`, the header that asks the seller to close the channel; it
+            has the highest voucher. None if there is nothing to present, and in all other responses.
     """
 
     _example: ClassVar = {"status": "settled", "running_total_usdc": "12.500000"}
@@ -98,11 +123,16 @@ class Session(Model):
     settled_usdc: UsdcString | None
     returned_usdc: UsdcString | None
     escrow_token_account: str
-    tx_signature: str
+    tx_signature: str | None
     settlement_tx_signature: str | None
     opened_at: datetime | None
     settled_at: datetime | None
     closing_reason: choices.ClosingReason | None = field(default=None, metadata=ALWAYS_SENT)
+    protocol: choices.SessionProtocol = field(default="escrow", metadata=ALWAYS_SENT)
+    origin: str | None = field(default=None, metadata=ALWAYS_SENT)
+    url: str | None = field(default=None, metadata=ALWAYS_SENT)
+    channel: str | None = field(default=None, metadata=ALWAYS_SENT)
+    header: PaymentHeader | None = field(default=None, metadata=ALWAYS_SENT)
 
     @property
     def is_final(self) -> bool:
@@ -221,6 +251,9 @@ CLOSE_SESSION: Final = Endpoint(
     subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
     echoes={"session_id": "session_id"},
     summary="Close a session: pay the charges, return the rest.",
+    description="A session over 402 answers `closing` with a `header`: present it to the seller, who settles "
+    "the highest voucher. If the chain does not show that within 60 seconds, or if there was no voucher, the "
+    "service closes the channel by force, which takes the grace period that the seller asked for.",
 )
 GET_SESSION: Final = Endpoint(
     name="sessions.get",

@@ -431,4 +431,6 @@ def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) 
     settled transfer is in the history. A settlement is recognized only by its signature, because not every
     node reports the balances of a closed account such as the escrow.
     """
-    return chain_transactions.credits_account(connection, deposit.signature, account_id)
+    if chain_transactions.credits_account(connection, deposit.signature, account_id):
+        return True
+    return deposit.sender is not None and chain_transactions.is_refund(connection, deposit.sender, account_id)

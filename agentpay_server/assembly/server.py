@@ -1,6 +1,6 @@
 """Assembles a server from its parts, services and scheduled work; starts and stops it."""
 
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +16,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.protocol import Deposit, WatchedChain
+from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
@@ -32,8 +32,12 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.sign_in import SignIns
+from agentpay_server.payments.channel_closing import ChannelCloseHandler, ChannelClosing
+from agentpay_server.payments.channel_opening import ChannelOpenHandler
+from agentpay_server.payments.channel_watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.service import Payments
+from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.payments.settling import PaymentHandler
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.clock import ManualClock
@@ -66,6 +70,8 @@ HANDLERS: Final = (
     PaymentHandler,
     SessionOpenHandler,
     SessionSettleHandler,
+    ChannelOpenHandler,
+    ChannelCloseHandler,
     PolicyRecordHandler,
 )
 """The handler of each kind of transaction that moves money or writes a policy's record."""
@@ -103,9 +109,12 @@ class Services:
         self.checks: Checks = Checks(context, authorizer)
         self.approvals: Approvals = Approvals(context, execution)
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
-        self.payments: Payments = Payments(context, execution, self.payment_watch)
+        channels = ChannelClosing(context, self.settlement)
+        session_payments = SessionPayments(context, self.settlement, authorizer, channels, self.payment_watch)
+        self.payments: Payments = Payments(context, execution, self.payment_watch, session_payments)
+        self.channel_watch: ChannelWatch = ChannelWatch(context, channels)
         self.origins: Origins = Origins(context)
-        self.sessions: Sessions = Sessions(context, self.settlement, closing, authorizer)
+        self.sessions: Sessions = Sessions(context, self.settlement, closing, authorizer, channels)
         self.history: History = History(context)
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context)
@@ -115,7 +124,7 @@ class Services:
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
         self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)
-        self._session_schedule = SessionSchedule(context, closing)
+        self._session_schedule = SessionSchedule(context, closing, channels)
         look_every_seconds = None if rpc is None else rpc.deposit_interval_seconds
         self._deposit_schedule = DepositSchedule(
             self.deposits, clock=clock, look_every_seconds=look_every_seconds
@@ -126,6 +135,7 @@ class Services:
             # Record the debit of a payment before its deposit.
             self.payment_watch,
             self._deposit_schedule,
+            self.channel_watch,
             self._session_schedule,
             records,
             self.approvals,
@@ -176,6 +186,9 @@ class Services:
         await self._recovery_schedule.resume()
         # Record payments that sellers broadcast while no server ran.
         await self.payment_watch.look()
+        # The schedule repeats it if the chain does not respond.
+        with suppress(ChainUnavailableError):
+            await self.channel_watch.look()
 
     async def book_arrivals(self) -> None:
         """Book deposits that arrived while no server ran."""
@@ -229,6 +242,7 @@ class Server:
     def _executed(self, executed: Executed) -> None:
         signatures = [str(signature) for signature in executed.transaction.signatures]
         self.services.payment_watch.executed(signatures)
+        self.services.channel_watch.executed(executed.transaction)
 
     async def begin(self) -> None:
         """Resume work of an earlier process, and start the scheduler."""

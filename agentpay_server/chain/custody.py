@@ -12,7 +12,10 @@ from typing import Final, NamedTuple, NoReturn, Protocol
 
 from solders.keypair import Keypair
 
+from agentpay_server.chain.channels.codecs import Voucher
+
 _SEED_BYTES: Final = 64
+_VOUCHERS: Final = 3
 _MAX_INDEX: Final = 2**31 - 1
 _NO_KEY: Final = "a key is 64 bytes, a secret and its matching public half, as solana-keygen writes them"
 _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
@@ -56,6 +59,14 @@ def escrow_authority(account_index: int) -> KeyPath:
     return KeyPath(_account(account_index), 2)
 
 
+def voucher_key(account_index: int) -> KeyPath:
+    """Return the key that signs vouchers of an account's channels, and nothing else.
+
+    `account_index` starts at 1.
+    """
+    return KeyPath(_account(account_index), _VOUCHERS)
+
+
 def outside_address(seed: bytes) -> str:
     """Return the address of the key derived from 32 bytes, and discard the key."""
     return str(Keypair.from_seed(seed).pubkey())
@@ -81,7 +92,19 @@ class Signer(Protocol):
         ...
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
-        """Return the 64-byte Ed25519 signature of a serialized transaction message."""
+        """Return the 64-byte Ed25519 signature of a serialized transaction message.
+
+        Raises:
+            ValueError: the key signs vouchers only.
+        """
+        ...
+
+    def sign_voucher(self, key: KeyPath, voucher: bytes) -> bytes:
+        """Return the 64-byte Ed25519 signature of a voucher: always the same for the same bytes.
+
+        Raises:
+            ValueError: the key is not one of `voucher_key`, or the bytes are not a voucher.
+        """
         ...
 
 
@@ -120,7 +143,16 @@ class Custody:
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
         """See `Signer.sign`."""
+        if key.change == _VOUCHERS:
+            raise ValueError("this key signs vouchers, and no transaction")
         return bytes(self._derive(key)[0].sign_message(message))
+
+    def sign_voucher(self, key: KeyPath, voucher: bytes) -> bytes:
+        """See `Signer.sign_voucher`."""
+        if key.change != _VOUCHERS:
+            raise ValueError("this key signs no vouchers")
+        Voucher.of(voucher)
+        return bytes(self._derive(key)[0].sign_message(voucher))
 
     def __repr__(self) -> str:
         return "<Custody>"

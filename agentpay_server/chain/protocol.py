@@ -98,6 +98,27 @@ class TokenAccount:
 
 
 @frozen(kw_only=True)
+class AccountData:
+    """The content of any account on chain. `program` owns it."""
+
+    program: str
+    data: bytes = field(repr=False)
+
+
+@frozen(kw_only=True)
+class Payout:
+    """The irreversible transaction that closed a token account.
+
+    Attributes:
+        signature: its identity on chain.
+        gained_micro: how much USDC another token account got in it.
+    """
+
+    signature: str
+    gained_micro: int
+
+
+@frozen(kw_only=True)
 class Failure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
@@ -345,6 +366,24 @@ class Chain(Protocol):
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return the lamports and data size in bytes of any account; None if it does not exist."""
+        ...
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        """Return accounts of any kind, with the finality of settlements; None for each that is missing."""
+        ...
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        """Return the current slot if a transaction with a blockhash can land now, else None."""
+        ...
+
+    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+        """Return the transaction that closed a USDC token account, and what the token account `to` got.
+
+        Returns None if no irreversible transaction has closed it.
+
+        Raises:
+            ChainUnavailableError: its history cannot be read at the moment.
+        """
         ...
 
     async def rent_exemption(self, size: int) -> int:

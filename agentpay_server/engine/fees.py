@@ -35,7 +35,14 @@ from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
 
-_COUNTED: Final = {Kind.TRANSFER, Kind.PAYMENT, Kind.SESSION_OPEN, Kind.SESSION_SETTLE}
+_COUNTED: Final = {
+    Kind.TRANSFER,
+    Kind.PAYMENT,
+    Kind.SESSION_OPEN,
+    Kind.SESSION_SETTLE,
+    Kind.CHANNEL_OPEN,
+    Kind.CHANNEL_CLOSE,
+}
 """What an agent can cause. Policy records and accounts are an operator's."""
 
 _IN_FLIGHT_SECONDS: Final = 60

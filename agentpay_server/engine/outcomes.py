@@ -5,7 +5,7 @@ write it once. The handler of the transaction's kind says what the outcome chang
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
@@ -30,6 +30,9 @@ from agentpay_server.ledger.outcome import Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
 
 S = TypeVar("S")
+
+_MOVES_NOTHING: Final = {Kind.POLICY_RECORD, Kind.CHANNEL_CLOSE}
+"""What may land late without consequence: the closing of a channel only returns money to its account."""
 
 
 @frozen
@@ -204,7 +207,7 @@ class Outcomes:
         )
         newest = handler.newest_signature(subject) if pending is None else pending.signature
         replacement = None if newest in (tx.signature, tx.name) else newest
-        stops = Posting(account_id=tx.account_id, stops=tx.kind is not Kind.POLICY_RECORD)
+        stops = Posting(account_id=tx.account_id, stops=tx.kind not in _MOVES_NOTHING)
         record = audit.Record(
             actor=audit.Server(accounts[tx.account_id].operator_id),
             action=audit.LANDED_AFTER_EXPIRY,

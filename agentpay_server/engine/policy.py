@@ -39,6 +39,12 @@ class Purpose(StrEnum):
     SESSION = "session"
     """The opening of a session; the amount is its whole cap."""
 
+    SESSION_OVER_402 = "session over 402"
+    """The same for a session whose seller gets vouchers."""
+
+
+_TO_SELLERS: Final = {Purpose.PAYMENT, Purpose.SESSION_OVER_402}
+
 
 @frozen(kw_only=True)
 class Recipient:
@@ -132,6 +138,16 @@ def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
+def voucher_refusal(policy: Policy, spend: Spend) -> Refusal | None:
+    """Return why a voucher of a session over 402 is refused, or None. Its cap is judged at the opening."""
+    means = Means(spent_micro=0, available_micro=spend.amount_micro)
+    for rule in (_counterparty, _category, _single_transfer):
+        reason = rule(policy, spend, means)
+        if reason is not None:
+            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+    return None
+
+
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
     """Return whether an amount reaches the escalation threshold and needs an operator (interface PO7)."""
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
@@ -155,7 +171,7 @@ def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
     for recipient in (spend.recipient, *spend.others):
         names = (recipient.account_id, recipient.token_account, recipient.owner)
         if not any(name in allowed for name in names if name is not None):
-            named = recipient.owner if spend.purpose is Purpose.PAYMENT else spend.to
+            named = recipient.owner if spend.purpose in _TO_SELLERS else spend.to
             return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(named)}."
     return None
 
@@ -175,7 +191,7 @@ def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
 
 def _shown_category(spend: Spend) -> str:
     category = spend.category or ""
-    return named(category) if spend.purpose is Purpose.PAYMENT else shown(category)
+    return named(category) if spend.purpose in _TO_SELLERS else shown(category)
 
 
 def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
@@ -220,6 +236,7 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
     Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
     Purpose.SESSION: (_counterparty, _category, _daily_spend, _key_total),
+    Purpose.SESSION_OVER_402: (_counterparty, _category, _daily_spend, _key_total),
 }
 """In the order in which they are judged."""
 

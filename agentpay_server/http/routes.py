@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay.contract.payments import Payment
+from agentpay.contract.payments import Payment, SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
 from agentpay_server.assembly.server import Services
@@ -38,7 +38,7 @@ def _transfer(transfer: Transfer) -> Reply:
     return Reply(status=200 if transfer.status == "settled" else 202, model=transfer)
 
 
-def _payment(payment: Payment) -> Reply:
+def _payment(payment: Payment | SessionStep) -> Reply:
     return Reply(status=201 if payment.header is not None else 202, model=payment)
 
 

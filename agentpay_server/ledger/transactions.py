@@ -16,19 +16,22 @@ are always correct, nodes tell no lies either: a rejected row is `failed` at onc
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import Text, bindparam, func, literal_column, null, select, update
+from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import ChainTransactionRecord
+from agentpay_server.database.tables import ChainTransactionRecord, sessions
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.platform.crash_points import Operation
+
+COSIGNED: Final = frozenset({Kind.PAYMENT, Kind.CHANNEL_OPEN})
+"""What sellers broadcast: the service neither sends it nor waits for it."""
 
 
 @frozen
@@ -37,8 +40,8 @@ class ChainTransaction(ChainTransactionRecord):
 
     @property
     def name(self) -> str | None:
-        """Its signature on chain; None for a payment that its fee payer has not signed yet."""
-        return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
+        """Its signature on chain; None for one that its fee payer, the seller, has not signed yet."""
+        return self.chain_signature if self.kind in COSIGNED else self.signature
 
     @property
     def operation(self) -> Operation:
@@ -66,6 +69,8 @@ _OPERATIONS: Final = {
     Kind.PAYMENT: Operation.PAYMENT,
     Kind.SESSION_OPEN: Operation.SESSION_OPEN,
     Kind.SESSION_SETTLE: Operation.SESSION_CLOSE,
+    Kind.CHANNEL_OPEN: Operation.CHANNEL_OPEN,
+    Kind.CHANNEL_CLOSE: Operation.CHANNEL_CLOSE,
     Kind.POLICY_RECORD: Operation.POLICY_RECORD,
 }
 
@@ -77,9 +82,9 @@ _IS_WATCHED: Final = table.c.state.in_(
 )
 TRANSACTIONS: Final = Rows(ChainTransaction, "signature", "subject_id")
 
-# Sellers broadcast payments: the service neither sends them nor waits for them.
-_IS_DRIVEN: Final = table.c.kind != literal_column(f"'{Kind.PAYMENT}'")
-_IS_PAYMENT: Final = table.c.kind == literal_column(f"'{Kind.PAYMENT}'")
+_COSIGNED: Final[list[ColumnElement[Any]]] = [literal_column(f"'{kind}'") for kind in sorted(COSIGNED)]
+_IS_DRIVEN: Final = table.c.kind.not_in(_COSIGNED)
+_IS_PAYMENT: Final = table.c.kind.in_(_COSIGNED)
 _PAYMENTS: Final = (
     select(table)
     .where(_IS_PENDING, _IS_PAYMENT, table.c.seq > bindparam("after"))
@@ -126,9 +131,26 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # The settlement of a session books its credits to both sides.
-        (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
+        # The settlement of a session books its credits.
+        (
+            table.c.kind.in_(
+                [literal_column(f"'{Kind.SESSION_SETTLE}'"), literal_column(f"'{Kind.CHANNEL_CLOSE}'")]
+            )
+        )
         | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
+    )
+    .limit(1)
+)
+
+_OF_SUBJECT: Final = select(table).where(
+    table.c.signature == bindparam("signature"), table.c.subject_id == bindparam("subject_id")
+)
+_REFUNDS: Final = (
+    select(sessions.c.seq)
+    .where(
+        sessions.c.escrow_token_account == bindparam("escrow"),
+        sessions.c.account_id == bindparam("account_id"),
+        sessions.c.channel.is_not(None),
     )
     .limit(1)
 )
@@ -177,7 +199,7 @@ _WATCHED_AFTER: Final = (
 _OPENING: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
     _IS_PENDING,
     table.c.account_id == bindparam("account_id"),
-    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
+    table.c.kind.in_([literal_column(f"'{Kind.SESSION_OPEN}'"), literal_column(f"'{Kind.CHANNEL_OPEN}'")]),
 )
 _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0)).where(
     table.c.reserved > literal_column("0"),
@@ -237,6 +259,20 @@ def credits_account(connection: Connection, signature: str, account_id: str) -> 
     """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
+
+
+def of_subject(connection: Connection, signature: str, subject_id: str) -> list[ChainTransaction]:
+    """Return the transaction of a subject with a signature, if it has one."""
+    return TRANSACTIONS.all(connection, _OF_SUBJECT, signature=signature, subject_id=subject_id)
+
+
+def is_refund(connection: Connection, sender: str, account_id: str) -> bool:
+    """Return whether a token account is the escrow of one of an account's channels.
+
+    What it pays to the account is part of the channel's settlement, and no deposit.
+    """
+    values = {"escrow": sender, "account_id": account_id}
+    return connection.execute(_REFUNDS, values).scalar_one_or_none() is not None
 
 
 def explains_debit(connection: Connection, signature: str, account_id: str) -> bool:

@@ -4,6 +4,7 @@ A payment is authorized like any transfer. In addition, the pin of the seller's 
 broadcasts the transaction.
 """
 
+from collections.abc import Collection
 from typing import ClassVar, Final
 
 import attrs
@@ -33,7 +34,7 @@ from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.payments import store
+from agentpay_server.payments import channel_store, store
 from agentpay_server.payments.building import (
     FEE_LAMPORTS,
     FeePayerRefusedError,
@@ -43,9 +44,8 @@ from agentpay_server.payments.building import (
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Offer
-from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.payments.terms import ChannelTerms, Offer
+from agentpay_server.payments.terms import Terms as ChallengeTerms
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes
@@ -74,10 +74,25 @@ def build_fault(connection: Connection, context: Context, source: AccountRecord,
     return None
 
 
+def channel_fault(
+    connection: Connection, context: Context, source: AccountRecord, channel: ChannelTerms
+) -> str | None:
+    """Return why a channel on an offer's terms is never opened for an account; None if it may be."""
+    payer = context.signer.address(spending_key(source.key_index))
+    if channel.rent_payer == payer or channel.rent_payer in _own_of(connection, context, channel.rent_payer):
+        return "its feePayerKey is an address of this service"
+    if channel.payee == payer:
+        return "its recipient is the paying account itself"
+    return None
+
+
 def _own_addresses(connection: Connection, context: Context, offer: Offer) -> set[str]:
     """Return the addresses of this service that an offer might name as its fee payer."""
+    return _own_of(connection, context, offer.terms.fee_payer)
+
+
+def _own_of(connection: Connection, context: Context, fee_payer: str | None) -> set[str]:
     own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
-    fee_payer = offer.terms.fee_payer
     if fee_payer is not None:
         theirs = associated_token_address(fee_payer, context.chain.usdc_mint)
         if account_store.account_at(connection, theirs) is not None:
@@ -129,6 +144,26 @@ class Purchase:
         )
 
 
+def pin_is_as_seen(connection: Connection, operator_id: str, origin: str, seen: Pin | None) -> bool:
+    """Return whether an operator's pin of an origin is as it was read."""
+    return store.PINS.get(connection, (operator_id, origin)) == seen
+
+
+def purchase_objection(
+    pin: Pin | None, terms: ChallengeTerms, recipients: Collection[str], preflight: Preflight
+) -> Refusal | None:
+    """Return a refusal by the pin of a seller's origin.
+
+    Raises:
+        Problem: `invalid_recipient`.
+    """
+    owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
+    for recipient in recipients:
+        if recipient not in owners:
+            raise invalid_recipient(recipient, "no longer owns its USDC token account")
+    return pin_refusal(pin, terms, recipients)
+
+
 class PaymentIntent(TransferIntent):
     """The common part of new and approved payments."""
 
@@ -139,7 +174,7 @@ class PaymentIntent(TransferIntent):
 
     def _is_pin_as_seen(self, connection: Connection) -> bool:
         purchase = self._purchase
-        return store.PINS.get(connection, (purchase.operator_id, purchase.origin)) == purchase.pin
+        return pin_is_as_seen(connection, purchase.operator_id, purchase.origin, purchase.pin)
 
     def spend(self, preflight: Preflight) -> Spend:
         """Return the spend that the policy judges."""
@@ -157,12 +192,9 @@ class PaymentIntent(TransferIntent):
         Raises:
             Problem: `invalid_recipient`.
         """
-        terms, preflight = self._purchase.offer.terms, unit.preflight
-        owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
-        for leg in terms.legs:
-            if leg.recipient not in owners:
-                raise invalid_recipient(leg.recipient, "no longer owns its USDC token account")
-        return pin_refusal(self._purchase.pin, terms)
+        terms = self._purchase.offer.terms
+        recipients = [leg.recipient for leg in terms.legs]
+        return purchase_objection(self._purchase.pin, terms, recipients, unit.preflight)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
         """Sign the payment, store it and reserve its amount."""
@@ -261,8 +293,13 @@ class NewPayment(PaymentIntent, NewSpend):
         super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key, if the pin is as it was read."""
-        return self._is_pin_as_seen(connection) and super().claim(connection, now_us)
+        """Claim the idempotency key, if the pin is as it was read, and no session has used the key."""
+        key = self._requested_key
+        return (
+            self._is_pin_as_seen(connection)
+            and not channel_store.is_key_used(connection, key.account_id, key.idempotency_key)
+            and super().claim(connection, now_us)
+        )
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:

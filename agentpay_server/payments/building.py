@@ -144,7 +144,7 @@ def build_payment(
     keys = {payer: payer_key}
     if terms.fee_payer is None:
         keys[signer.address(TREASURY)] = TREASURY
-    return _signed(signer, message, keys, payer, blockhash)
+    return cosigned(signer, message, keys, payer=payer, last_valid_height=blockhash.last_valid_block_height)
 
 
 def _message(
@@ -206,13 +206,23 @@ def _fee_payer(
     return Pubkey.from_string(terms.fee_payer)
 
 
-def _signed(
+def cosigned(
     signer: Signer,
     message: MessageV0,
     keys: Mapping[str, KeyPath],
+    *,
     payer: str,
-    blockhash: Blockhash,
+    last_valid_height: int,
 ) -> PreparedPayment:
+    """Sign a message with our keys; the slots of all other signers stay zero.
+
+    Args:
+        signer: holds the keys.
+        message: the message.
+        keys: our keys, by address.
+        payer: the address whose signature identifies the transaction to us.
+        last_valid_height: the last block height at which it can land.
+    """
     payload = to_bytes_versioned(message)
     count = message.header.num_required_signatures
     signers = [str(address) for address in message.account_keys[:count]]
@@ -224,6 +234,6 @@ def _signed(
         raw=b"".join((bytes((count,)), *signatures, payload)),
         signature=str(Signature.from_bytes(signatures[signers.index(payer)])),
         message_hash=str(MessageV0.hash_raw_message(payload)),
-        last_valid_block_height=blockhash.last_valid_block_height,
+        last_valid_block_height=last_valid_height,
         fee_lamports=FEE_LAMPORTS if signers[0] in keys else 0,
     )

@@ -1,5 +1,7 @@
 """MPP (HTTP scheme `Payment`, method `solana`, intent `charge`): reads challenges, builds headers.
 
+`mpp_sessions.py` reads the intent `session`.
+
 Challenges of several schemes may share a header. Those of other methods and intents are skipped; an
 unreadable one of ours makes the header unreadable.
 """
@@ -11,11 +13,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.payments import fields
+from agentpay_server.payments import fields, mpp_sessions
+from agentpay_server.payments.mpp_fields import mint_of, network_of, token_fault
 from agentpay_server.payments.terms import (
     MAX_LEGS,
     Leg,
-    Network,
     Offer,
     Protocol,
     Skipped,
@@ -30,21 +32,9 @@ CHALLENGE_HEADER: Final = "www-authenticate"
 _MAX_HEADER_CHARACTERS: Final = 64 * 1024
 _MAX_CHALLENGES: Final = 64
 _MAX_CATEGORY_CHARACTERS: Final = 64
-USDC: Final = "USDC"
-"""Symbol that a challenge may use instead of the mint's address."""
-
-_USDC_DECIMALS: Final = 6
-_TOKEN_PROGRAM: Final = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"  # noqa: S105 - a program's address
 _PAYMENT_HEADERS: Final = {
     "authorization": "Authorization",
     "payment-authorization": "Payment-Authorization",
-}
-_NETWORKS: Final = {
-    "mainnet-beta": Network.MAINNET,
-    "mainnet": Network.MAINNET,
-    "devnet": Network.DEVNET,
-    "testnet": Network.TESTNET,
-    "localnet": Network.LOCALNET,
 }
 _REQUIRED: Final = ("id", "realm", "method", "intent", "request")
 
@@ -68,25 +58,44 @@ def read_header(value: str) -> Sequence[Offer | Skipped]:
     for count, parameters in enumerate(_challenges(value)):
         if count == _MAX_CHALLENGES:
             raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MAX_CHALLENGES} challenges")
-        skipped = _skipped_form(parameters)
-        found.append(_offer(parameters) if skipped is None else skipped)
+        found.append(_skipped_form(parameters) or _read(parameters))
     return found
 
 
 def _skipped_form(parameters: Mapping[str, str]) -> Skipped | None:
-    for name, paid in (("method", "solana"), ("intent", "charge")):
+    for name, paid in (("method", ("solana",)), ("intent", ("charge", "session"))):
         value = parameters.get(name)
-        if value != paid:
-            return Skipped(f"{name} is {named(value) if value else 'not given'}; only {paid} is paid")
+        if value not in paid:
+            given = named(value) if value else "not given"
+            is_or_are = "is" if len(paid) == 1 else "are"
+            return Skipped(f"{name} is {given}; only {' and '.join(paid)} {is_or_are} paid")
     return None
+
+
+def _read(parameters: dict[str, str]) -> Offer | Skipped:
+    if parameters["intent"] == "charge":
+        return _offer(parameters)
+    request = _request(parameters)
+    return mpp_sessions.offer(
+        request,
+        details=fields.optional(request, "methodDetails", dict),
+        expires_us=_moment(parameters.get("expires")),
+        category=_category(parameters.get("opaque")),
+        echo=dict(parameters),
+    )
 
 
 def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
     """Return name and value of the header that presents a payment."""
     payload = {"type": "transaction", "transaction": base64.b64encode(transaction).decode("ascii")}
-    content = json_text.print_json({"challenge": offer.echo, "payload": payload})
+    return credential(offer.echo, payload)
+
+
+def credential(challenge: Mapping[str, Any], payload: Mapping[str, Any]) -> tuple[str, str]:
+    """Return name and value of the header that answers a challenge."""
+    content = json_text.print_json({"challenge": challenge, "payload": payload})
     encoded = base64.urlsafe_b64encode(content).rstrip(b"=").decode("ascii")
-    return _payment_header(offer.echo), f"Payment {encoded}"
+    return _payment_header(challenge), f"Payment {encoded}"
 
 
 def _challenges(value: str) -> Iterator[dict[str, str]]:
@@ -148,20 +157,14 @@ def _unescaped(text: str) -> str:
 
 
 def _offer(parameters: dict[str, str]) -> Offer:
-    for name in _REQUIRED:
-        if not parameters.get(name):
-            raise UnreadableChallengeError(f"a challenge has no {name}")
-    for name in ("id", "realm", "expires", "digest", "description"):
-        fields.text(parameters, name)
-    _payment_header(parameters)
-    request = fields.base64_object(parameters["request"], "request", is_url=True)
+    request = _request(parameters)
     details = fields.optional(request, "methodDetails", dict) or {}
     _check_token(details)
     return Offer(
         terms=Terms(
             protocol=Protocol.MPP,
-            network=_network(details),
-            mint=_mint(request),
+            network=network_of(details),
+            mint=mint_of(request),
             legs=_legs(request, details),
             fee_payer=_fee_payer(details),
         ),
@@ -169,6 +172,17 @@ def _offer(parameters: dict[str, str]) -> Offer:
         category=_category(parameters.get("opaque")),
         echo=dict(parameters),
     )
+
+
+def _request(parameters: Mapping[str, str]) -> dict[str, Any]:
+    """Check the parameters of a challenge, and return its decoded `request`."""
+    for name in _REQUIRED:
+        if not parameters.get(name):
+            raise UnreadableChallengeError(f"a challenge has no {name}")
+    for name in ("id", "realm", "expires", "digest", "description"):
+        fields.text(parameters, name)
+    _payment_header(parameters)
+    return fields.base64_object(parameters["request"], "request", is_url=True)
 
 
 def _payment_header(parameters: Mapping[str, Any]) -> str:
@@ -179,25 +193,11 @@ def _payment_header(parameters: Mapping[str, Any]) -> str:
     return name
 
 
-def _network(details: Mapping[str, Any]) -> Network:
-    network = _NETWORKS.get(fields.text(details, "network") or "mainnet-beta")
-    if network is None:
-        raise UnreadableChallengeError("network is not a Solana network")
-    return network
-
-
-def _mint(request: Mapping[str, Any]) -> str:
-    return USDC if request.get("currency") == USDC else fields.address(request, "currency")
-
-
 def _check_token(details: Mapping[str, Any]) -> None:
     """Refuse decimals or a token program that USDC does not have."""
-    decimals = fields.optional(details, "decimals", int)
-    if decimals not in (None, _USDC_DECIMALS):
-        raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as for USDC")
-    program = fields.text(details, "tokenProgram")
-    if program not in (None, _TOKEN_PROGRAM):
-        raise UnreadableChallengeError("tokenProgram must be that of USDC")
+    fault = token_fault(details)
+    if fault is not None:
+        raise UnreadableChallengeError(fault)
 
 
 def _fee_payer(details: Mapping[str, Any]) -> str | None:

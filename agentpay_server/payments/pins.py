@@ -1,5 +1,6 @@
 """Pins of sellers' origins: the payments that they forbid; set, read, list and delete them."""
 
+from collections.abc import Collection
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode, FieldError
@@ -28,9 +29,9 @@ from agentpay_server.platform.principals import Principal
 _ATTEMPTS: Final = 5
 
 
-def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
-    """Return why a pin forbids a payment, or None."""
-    reason = None if pin is None else _reason(pin, terms)
+def pin_refusal(pin: Pin | None, terms: Terms, recipients: Collection[str]) -> Refusal | None:
+    """Return why a pin forbids a payment to these recipients, or None."""
+    reason = None if pin is None else _reason(pin, terms, recipients)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
@@ -49,7 +50,7 @@ def unsponsored(terms: Terms, pin: Pin | None) -> str | None:
     )
 
 
-def _reason(pin: Pin, terms: Terms) -> str | None:
+def _reason(pin: Pin, terms: Terms, recipients: Collection[str]) -> str | None:
     if pin.blocked:
         return f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
     if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
@@ -58,10 +59,10 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
             f"requests {usdc_text(terms.amount_micro)} USDC."
         )
     addresses = pin.addresses
-    for leg in terms.legs:
-        if addresses is not None and leg.recipient not in addresses:
+    for recipient in recipients:
+        if addresses is not None and recipient not in addresses:
             return (
-                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
+                f"recipients of the pin of {pin.origin} does not include {shown(recipient)}, a recipient "
                 "of the challenge."
             )
     return None

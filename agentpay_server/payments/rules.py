@@ -9,10 +9,14 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
 from agentpay_server.engine.policy import usdc_text
 from agentpay_server.payments import mpp, x402
+from agentpay_server.payments.mpp_fields import USDC
 from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
 from agentpay_server.platform.clock import from_us
 
-_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
+_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
+
+MAX_GRACE_SECONDS: Final = 3_600
+"""The longest grace period of a channel: for so long a forced close keeps the money locked."""
 
 
 @frozen(kw_only=True)
@@ -68,8 +72,12 @@ def sift(
     usdc_mint: str,
     now_us: int,
     max_amount_micro: int | None = None,
+    session_cap_micro: int | None = None,
 ) -> Sifted:
-    """Separate the offers that can be paid: the cheapest first; at one price x402 version 2, version 1, MPP.
+    """Separate the offers that can be paid.
+
+    Sessions come first, then single payments, then those of which the seller names the amount afterwards
+    (`upto`). Of each, the cheapest first; at one price x402 version 2, version 1, MPP.
 
     Args:
         offers: from `read_challenge`.
@@ -77,6 +85,7 @@ def sift(
         usdc_mint: the mint of USDC there.
         now_us: the current time.
         max_amount_micro: the caller's maximum, if any.
+        session_cap_micro: what the caller locks in a session at most; None if it pays no sessions.
     """
     networks = networks_of(cluster)
     payable, reasons = {}, {}
@@ -84,7 +93,9 @@ def sift(
         if isinstance(offer, Skipped):
             reasons[position] = offer.reason
             continue
-        reason = _reason(offer, networks, usdc_mint, now_us, max_amount_micro)
+        reason = _reason(offer, networks, usdc_mint, now_us, max_amount_micro) or _channel_reason(
+            offer, session_cap_micro
+        )
         if reason is None:
             payable[position] = offer
         else:
@@ -102,7 +113,7 @@ def _reason(
     terms = offer.terms
     if terms.network not in networks:
         return f"network is {terms.network}; this service pays on {' or '.join(sorted(networks))}"
-    if terms.mint not in (usdc_mint, mpp.USDC):
+    if terms.mint not in (usdc_mint, USDC):
         return f"token is {terms.mint}; this service pays only USDC, {usdc_mint}"
     if offer.expires_us is not None and offer.expires_us <= now_us:
         return f"expired at {format_timestamp(from_us(offer.expires_us))}; request the resource again"
@@ -113,9 +124,27 @@ def _reason(
     return None
 
 
-def _preference(placed: tuple[int, Offer]) -> tuple[int, int]:
-    terms = placed[1].terms
-    return terms.amount_micro, _PREFERRED.index(terms.protocol)
+def _channel_reason(offer: Offer, session_cap_micro: int | None) -> str | None:
+    channel = offer.channel
+    if channel is None:
+        return None
+    if not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
+        return f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
+    if channel.fault is not None or not offer.is_session:
+        return channel.fault
+    if session_cap_micro is None:
+        return "intent is session, which is paid only with session_cap: the USDC to lock in a channel"
+    for name, micro in (("minimumDeposit", channel.minimum_micro), ("price", offer.terms.amount_micro)):
+        if micro > session_cap_micro:
+            cap = usdc_text(session_cap_micro)
+            return f"{name} is {usdc_text(micro)} USDC and session_cap {cap} USDC"
+    return None
+
+
+def _preference(placed: tuple[int, Offer]) -> tuple[int, int, int]:
+    offer = placed[1]
+    kind = 1 if offer.channel is None else 0 if offer.is_session else 2
+    return kind, offer.terms.amount_micro, _PREFERRED.index(offer.terms.protocol)
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:

@@ -7,8 +7,10 @@ The service signs one transaction for a key, and returns it to every request on 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import attrs
 from attrs import frozen
 
+from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import (
@@ -19,7 +21,9 @@ from agentpay.contract.payments import (
     ListPayments,
     Payment,
     ReportOutcome,
+    SessionStep,
 )
+from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.instructions import associated_token_address
@@ -32,12 +36,25 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import is_in_force
-from agentpay_server.payments import rules, store
-from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase, build_fault
+from agentpay_server.payments import channel_store, rules, store
+from agentpay_server.payments.authorizing import (
+    ApprovedPayment,
+    NewPayment,
+    Purchase,
+    build_fault,
+    channel_fault,
+)
 from agentpay_server.payments.differences import differences
 from agentpay_server.payments.pins import unsponsored
 from agentpay_server.payments.responses import conflict, nothing_payable, problem_of, shown
 from agentpay_server.payments.rules import Sifted
+from agentpay_server.payments.session_payments import (
+    KeyUse,
+    Selected,
+    SessionPayments,
+    session_conflict,
+    use_of,
+)
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
@@ -57,27 +74,37 @@ _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 @frozen(kw_only=True)
 class _View:
-    """The stored data for a request, and the offer to pay."""
+    """The stored data for a request, and the offer to pay.
+
+    Attributes:
+        session: what is stored about it, if the offer sells by session.
+    """
 
     source: AccountRecord
     held: Held[TransferRecord]
     offer: Offer
     pin: Pin | None
     accounts: dict[str, AccountRecord | None]
+    session: Selected | None = None
 
 
 class Payments:
     """Authorizes, reads and lists payments."""
 
-    def __init__(self, context: Context, execution: Execution, watch: PaymentWatch) -> None:
+    def __init__(
+        self, context: Context, execution: Execution, watch: PaymentWatch, sessions: SessionPayments
+    ) -> None:
         self._context = context
+        self._sessions = sessions
         self._database = context.database
         self._chain = context.chain
         self._execution = execution
         self._watch = watch
 
-    async def authorize(self, principal: Principal, request: AuthorizePayment) -> Payment:
+    async def authorize(self, principal: Principal, request: AuthorizePayment) -> Payment | SessionStep:
         """Pay a seller's 402: return the signed payment and its header, or a payment pending approval.
+
+        With a `session_cap`, return the next step of a session if the seller sells by session.
 
         Raises:
             Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
@@ -86,12 +113,18 @@ class Payments:
             DatabaseUnavailableError: the decision may or may not be stored; retry with the same key.
         """
         principal.require_account(request.account_id, AUTHORIZE_PAYMENT.operation)
+        self._sessions.check(request)
         offers = self._offers(request)
         deadline = self._execution.deadline()
         while True:
             now_us = self._context.clock.now_us()
             sifted = self._sifted(offers, request, now_us)
             view = await self._database.read(self._view, principal, request, sifted, now_us)
+            if view.session is not None:
+                step = await self._sessions.pay(principal, request, view.session, deadline)
+                if step is None:
+                    continue
+                return step
             held, offer = _in_force(view.held, now_us), view.offer
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
                 payment = await self._new(principal, request, offer, view, deadline)
@@ -136,12 +169,18 @@ class Payments:
         )
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
 
-    async def report_outcome(self, principal: Principal, transfer_id: str, request: ReportOutcome) -> Payment:
+    async def report_outcome(
+        self, principal: Principal, transfer_id: str, request: ReportOutcome
+    ) -> Payment | SessionStep:
         """Store the seller's response, as the client reports it, and return the payment.
+
+        `transfer_id` may be the `charge_id` of a voucher.
 
         Raises:
             Problem: `not_found`.
         """
+        if identifiers.is_identifier(transfer_id, identifiers.CHARGE):
+            return await self._sessions.report(principal, transfer_id, request)
         await self._database.run(self._report, principal, transfer_id, request)
         return await self.get(principal, transfer_id)
 
@@ -164,6 +203,7 @@ class Payments:
             usdc_mint=self._chain.usdc_mint,
             now_us=now_us,
             max_amount_micro=limit,
+            session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
         )
 
     async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
@@ -262,8 +302,10 @@ class Payments:
 
     def _token_accounts(self, offer: Offer) -> Sequence[str]:
         """Return the token accounts that an offer pays, without duplicates, the primary recipient's first."""
-        mint = self._chain.usdc_mint
-        return list(dict.fromkeys(associated_token_address(leg.recipient, mint) for leg in offer.terms.legs))
+        mint, owners = self._chain.usdc_mint, [leg.recipient for leg in offer.terms.legs]
+        if offer.channel is not None:
+            owners += [owner for owner, _ in offer.channel.shares]
+        return list(dict.fromkeys(associated_token_address(owner, mint) for owner in owners))
 
     # --- Units of work ------------------------------------------------------------------------------------
 
@@ -276,9 +318,11 @@ class Payments:
         now_us: int,
     ) -> _View:
         source = account_store.own_account(connection, principal, request.account_id)
-        if not sifted.payable:
+        key = _requested_key(principal, request)
+        use = use_of(connection, principal, key, now_us)
+        if not sifted.payable and use.channel is None:
             raise nothing_payable(sifted.reasons)
-        held = transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us)
+        held = transfer_store.KEYS.find(connection, key, now_us)
         holder = _in_force(held, now_us)
         if holder is None and held.is_held_elsewhere:
             raise conflict()
@@ -292,12 +336,23 @@ class Payments:
             }
             if not payable:
                 raise _conflict(connection, holder, request, sifted.payable.values())
+        elif use.channel is not None:
+            payable = {
+                position: offer for position, offer in payable.items() if _continues(use, offer, request)
+            }
+            if not payable:
+                raise session_conflict(use)
+        session = None
         if holder is None or holder.error == ErrorCode.INSUFFICIENT_BALANCE or _is_approved(holder):
-            offer = self._first_signable(connection, source, payable, pin, sifted.reasons)
+            position, offer = self._first_signable(connection, source, payable, pin, sifted.reasons)
+            if offer.is_session:
+                session = self._selected(connection, request, use, (position, offer), source=source, key=key)
+                session = attrs.evolve(session, pin=pin)
         else:
             # Nothing is signed again.
             offer = next(iter(payable.values()))
         return _View(
+            session=session,
             source=source,
             held=held,
             offer=offer,
@@ -316,15 +371,52 @@ class Payments:
         payable: Mapping[int, Offer],
         pin: Pin | None,
         reasons: Mapping[int, str],
-    ) -> Offer:
+    ) -> tuple[int, Offer]:
         # A payment that can never be signed must not wait for an approval.
         found = dict(reasons)
         for position, offer in payable.items():
-            reason = unsponsored(offer.terms, pin) or build_fault(connection, self._context, source, offer)
+            if offer.channel is not None:
+                reason = channel_fault(connection, self._context, source, offer.channel)
+            else:
+                reason = unsponsored(offer.terms, pin) or build_fault(
+                    connection, self._context, source, offer
+                )
             if reason is None:
-                return offer
+                return position, offer
             found[position] = reason
         raise nothing_payable(found)
+
+    def _selected(
+        self,
+        connection: Connection,
+        request: AuthorizePayment,
+        use: KeyUse,
+        placed: tuple[int, Offer],
+        *,
+        source: AccountRecord,
+        key: RequestedKey,
+    ) -> Selected:
+        position, offer = placed
+        assert offer.channel is not None  # noqa: S101 - a session's offer has it
+        holder = use.held.holder if use.held.is_holder_in_force else None
+        is_of_escrow = holder is not None and holder.channel is None and holder.status != SessionStatus.FAILED
+        if use.channel is None and (is_of_escrow or use.held.is_held_elsewhere):
+            raise conflict()
+        digest = offer.channel.digest(offer.terms, origin=request.origin)
+        return Selected(
+            source=source,
+            offer=offer,
+            position=position,
+            digest=_digest(offer, request),
+            pin=None,
+            key=key,
+            use=use,
+            channel=use.channel or channel_store.live(connection, request.account_id, digest),
+            token_accounts={
+                token_account: account_store.account_at(connection, token_account)
+                for token_account in self._token_accounts(offer)
+            },
+        )
 
     def _report(
         self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
@@ -373,6 +465,16 @@ def _conflict(
     memo = request.memo or None
     found = [differences(holder, payment, offer.terms, origin=request.origin, memo=memo) for offer in offers]
     return conflict(holder, min(found, key=len))
+
+
+def _continues(use: KeyUse, offer: Offer, request: AuthorizePayment) -> bool:
+    """Return whether an offer is for the purchase that a key was used for in a session."""
+    if offer.channel is None or not offer.is_session or use.channel is None:
+        return False
+    if use.voucher is not None:
+        return _digest(offer, request) == use.voucher.digest
+    digest = offer.channel.digest(offer.terms, origin=request.origin)
+    return digest == use.channel.record.terms_digest
 
 
 def _is_approved(holder: TransferRecord) -> bool:

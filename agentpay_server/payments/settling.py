@@ -41,10 +41,7 @@ class PaymentHandler(TransferHandler):
         self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look the transaction up by its signature if that is known, else by its signed message."""
-        if tx.chain_signature is None:
-            return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
-        status = await chain.signature_status(tx.chain_signature)
-        return None if status is None else evolve(status, chain_signature=tx.chain_signature)
+        return await cosigned_status(chain, tx, proof_height=proof_height)
 
     def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a payment that the chain refused."""
@@ -60,6 +57,16 @@ class PaymentHandler(TransferHandler):
     def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a payment that has expired."""
         return self._failed(ending, EXPIRED)
+
+
+async def cosigned_status(
+    chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+) -> SignatureStatus | None:
+    """Look up a transaction that a seller broadcasts; see `Handler.find`."""
+    if tx.chain_signature is None:
+        return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
+    status = await chain.signature_status(tx.chain_signature)
+    return None if status is None else evolve(status, chain_signature=tx.chain_signature)
 
 
 def detail_of(cosigned: Cosigned) -> str:

@@ -22,6 +22,7 @@ class Protocol(StrEnum):
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
+    X402_UPTO = "x402_upto"
 
 
 class Network(StrEnum):
@@ -86,6 +87,38 @@ class Terms:
         return hashlib.sha256(json_text.print_canonical_json(parts)).hexdigest()
 
 
+@frozen(kw_only=True)
+class ChannelTerms:
+    """What an offer asks of a payment channel, which holds the money that vouchers claim.
+
+    Attributes:
+        payee: owner that the channel pays what the shares leave, and that can settle it.
+        rent_payer: the seller's key that pays fee and rent of the opening, and signs it first.
+        signer: key that signs the vouchers; None for a key of the paying account.
+        shares: owners that get a share of what is settled, and its hundredths of a percent.
+        grace_seconds: how long the payee can still settle after the payer's request to close.
+        blockhash: the blockhash that the opening must use; None if the offer opens no channel.
+        slot: slot of that blockhash.
+        minimum_micro: the smallest deposit, in micro-USDC.
+        fault: why the service does not pay on these terms, whoever asks; None if it does.
+    """
+
+    payee: str
+    rent_payer: str | None
+    signer: str | None
+    shares: tuple[tuple[str, int], ...]
+    grace_seconds: int
+    blockhash: str | None
+    slot: int | None
+    minimum_micro: int = 0
+    fault: str | None = None
+
+    def digest(self, terms: Terms, *, origin: str) -> str:
+        """Return what vouchers of one channel have in common: 64 hex digits. The price may change."""
+        parts = [origin, terms.protocol.value, terms.network.value, self.payee, self.shares, self.signer]
+        return hashlib.sha256(json_text.print_canonical_json(parts)).hexdigest()
+
+
 @frozen
 class Skipped:
     """An offer in a form of payment that the service does not know; `reason` says in which."""
@@ -102,6 +135,7 @@ class Offer:
         category: the seller's category, if any.
         resource_url: URL of the purchase, as the seller claims.
         echo: the parts that the response must repeat unchanged.
+        channel: what it asks of a channel; None for an offer of a single transfer.
     """
 
     terms: Terms
@@ -109,3 +143,9 @@ class Offer:
     category: str | None = None
     resource_url: str | None = None
     echo: dict[str, Any] = field(factory=dict, repr=False)
+    channel: ChannelTerms | None = None
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it sells by session: one channel for many requests."""
+        return self.channel is not None and self.terms.protocol is Protocol.MPP

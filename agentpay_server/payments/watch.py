@@ -10,11 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.payments import store
+from agentpay_server.payments import channel_store, store
 from agentpay_server.platform.pace import Every
 
 _BATCH: Final = 32
@@ -27,6 +28,12 @@ _ROUND_SECONDS: Final = 5.0
 
 _QUIET_SECONDS: Final = 10.0
 """Polling interval while this process has no open payments; a process that died may have left some."""
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return the earliest expiry of what sellers may still broadcast, if any."""
+    found = (store.next_expiry_us(connection), channel_store.next_expiry_us(connection))
+    return min((each for each in found if each is not None), default=None)
 
 
 class PaymentWatch:
@@ -89,14 +96,14 @@ class PaymentWatch:
         wait_us = self._every.wait_us
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
-        due_us = await self._database.read(store.next_expiry_us)
+        due_us = await self._database.read(next_expiry_us)
         # Advancing the clock does not end a payment that is due and has no outcome.
         return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
 
     async def run_due(self) -> bool:
         """Check every payment that may still land, if it is time."""
         if self._clock.is_manual:
-            due_us = await self._database.read(store.next_expiry_us)
+            due_us = await self._database.read(next_expiry_us)
             if due_us is None or due_us > self._clock.now_us():
                 return False
         elif not self._every.is_due:

@@ -33,6 +33,14 @@ class Operation(StrEnum):
     SESSION_OPEN = "session_open"
     SESSION_CHARGE = "session_charge"
     SESSION_CLOSE = "session_close"
+    CHANNEL_OPEN = "channel_open"
+    """A session over HTTP 402; its seller broadcasts the opening."""
+
+    VOUCHER = "voucher"
+    """A payment within such a session."""
+
+    CHANNEL_CLOSE = "channel_close"
+    """A forced close, one of its two transactions."""
 
 
 class Step(StrEnum):
@@ -66,7 +74,9 @@ class ChainPoint(StrEnum):
     """The page is written; not yet reported to callers."""
 
 
-_SEND_NOTHING: Final = frozenset({Operation.APPROVE, Operation.DEPOSIT, Operation.SESSION_CHARGE})
+_SEND_NOTHING: Final = frozenset(
+    {Operation.APPROVE, Operation.DEPOSIT, Operation.SESSION_CHARGE, Operation.VOUCHER}
+)
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:
@@ -75,9 +85,11 @@ def points_of(operation: Operation) -> tuple[str, ...]:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
         steps = [step for step in Step if step is not Step.CLAIMED or operation is Operation.SESSION_CLOSE]
-    if operation is Operation.PAYMENT:
-        # The seller sends a payment.
+    if operation in (Operation.PAYMENT, Operation.CHANNEL_OPEN):
+        # The seller sends it.
         steps.remove(Step.SENT)
+    if operation is Operation.VOUCHER:
+        steps.append(Step.SIGNED)
     return tuple(f"{operation}.{step}" for step in steps)
 
 

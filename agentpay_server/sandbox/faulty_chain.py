@@ -14,11 +14,13 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import (
     Absence,
+    AccountData,
     Blockhash,
     Booked,
     ChainUnavailableError,
     Cosigned,
     DepositBatch,
+    Payout,
     SignatureStatus,
     TokenAccount,
     WatchedChain,
@@ -212,6 +214,18 @@ class FaultyChain:
     async def account_size(self, address: str) -> tuple[int, int] | None:
         self._check_down()
         return await self.inner.account_size(address)
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        self._check_down()
+        return await self.inner.account_data(addresses)
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        self._check_down()
+        return await self.inner.blockhash_slot(blockhash)
+
+    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+        self._check_down()
+        return await self.inner.payout_of(closed, to=to)
 
     async def rent_exemption(self, size: int) -> int:
         self._check_down()

@@ -1,11 +1,17 @@
 """Access to sessions: operator keys see their operator's, agent-scoped keys their account's."""
 
+from typing import Final
+
 from agentpay.contract import identifiers
+from agentpay.contract.sessions import SessionProtocol
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store
+
+LISTED: Final = frozenset(SessionProtocol)
+"""Others are the channels of payments, which callers see as such."""
 
 
 def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
@@ -28,6 +34,7 @@ def visible(record: SessionRecord | None, principal: Principal, session_id: str)
     """
     if (
         record is None
+        or record.protocol not in LISTED
         or record.operator_id != principal.operator_id
         or (principal.is_agent and record.account_id != principal.account_id)
     ):

@@ -71,6 +71,11 @@ class Charge:
         found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal, self._session_id)
         assert found is not None  # noqa: S101 - a session that is visible was found
+        if session.channel is not None:
+            raise Problem(
+                ErrorCode.SESSION_CLOSED,
+                "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges.",
+            )
         judged = charge_verdict(found.charged, self._amount)
         if judged is Verdict.CONFLICT:
             raise Problem(

@@ -234,21 +234,22 @@ class SessionOpenHandler(Handler[SessionRecord]):
         """Return the outcome of a session whose escrow is funded."""
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
         limits, now_us = limits_of(self._context), ending.now_us
+        tx_signature = ending.tx.name or ending.tx.signature
         change = store.SESSIONS.to_change(
             ending.subject,
             store.IS_OPENING,
             status=SessionStatus.OPEN.value,
-            tx_signature=ending.tx.signature,
+            tx_signature=tx_signature,
             opened_us=now_us,
             closes_us=closes_us(limits, opened_us=now_us, charged_us=None),
         )
-        return outcomes.funded(change, ending.tx.signature)
+        return outcomes.funded(change, tx_signature)
 
     def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of a session whose funding the chain rejected."""
         assert ending.failure is not None  # noqa: S101 - it has failed
         is_short = ending.failure.reason is FailureReason.INSUFFICIENT_FUNDS
-        return _failed(ending, _SHORT if is_short else _FAILED)
+        return failed(ending, _SHORT if is_short else _FAILED)
 
     async def prepare(self, _: SessionRecord) -> int:
         """Return the rent exemption of an escrow in lamports."""
@@ -280,7 +281,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
     def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of a failed session: its account was paused before a replacement was signed."""
         message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
-        return _failed(ending, attrs.evolve(ending.reason, message=message))
+        return failed(ending, attrs.evolve(ending.reason, message=message))
 
     def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of a funding that landed after it was considered expired.
@@ -300,12 +301,12 @@ class SessionOpenHandler(Handler[SessionRecord]):
                 status=SessionStatus.OPEN.value,
                 error=None,
                 message=None,
-                tx_signature=tx.signature,
+                tx_signature=tx.name or tx.signature,
                 opened_us=now_us,
                 closes_us=now_us,
                 key_expires_us=None,
             )
-            return outcomes.funded(reopened, tx.signature, is_held=False)
+            return outcomes.funded(reopened, tx.name or tx.signature, is_held=False)
         if session.status == SessionStatus.SETTLED:
             return outcomes.lost(session, tx)
         return outcomes.outcome_of(session)
@@ -315,14 +316,15 @@ class SessionOpenHandler(Handler[SessionRecord]):
         report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
-def _failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRecord]:
+def failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRecord]:
+    """Return the outcome of a session whose opening moved nothing and never will."""
     session = ending.subject
     check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
     change = store.SESSIONS.to_change(
         session,
         store.IS_OPENING,
         status=SessionStatus.FAILED.value,
-        tx_signature=ending.tx.signature,
+        tx_signature=ending.tx.name,
         error=refusal.code.value,
         message=refusal.message,
         key_expires_us=ending.now_us + KEY_LIFETIME_US,
@@ -382,7 +384,11 @@ def key_holder_of(record: SessionRecord) -> KeyHolder:
     """Return a stored session as the holder of an idempotency key."""
     return KeyHolder(
         terms=Terms(
-            account_id=record.account_id, to=record.to, cap_micro=record.cap, category=record.category
+            account_id=record.account_id,
+            to=record.to,
+            cap_micro=record.cap,
+            category=record.category,
+            protocol=record.protocol,
         ),
         if_equal=verdict_if_equal(record.status),
         key_expires_us=record.key_expires_us,

@@ -93,9 +93,28 @@ def charged(session: SessionRecord, *, before_micro: int) -> Outcome[SessionReco
     )
 
 
-def settled(change: Change[SessionRecord], tx: ChainTransaction, now_us: int) -> Outcome[SessionRecord]:
-    """Return the outcome of a session that is settled, on both sides."""
-    session, deposited, paid = change.row, deposited_micro(tx), change.row.running_total
+def settled(
+    change: Change[SessionRecord],
+    tx: ChainTransaction,
+    now_us: int,
+    *,
+    paid: int | None = None,
+    deposited: int | None = None,
+    is_credited: bool = False,
+) -> Outcome[SessionRecord]:
+    """Return the outcome of a session that is settled, on both sides.
+
+    Args:
+        change: the change of the session.
+        tx: the transaction that settled it.
+        now_us: the time.
+        paid: micro-USDC of the cap that did not come back; by default what was charged.
+        deposited: micro-USDC that came beyond the cap; by default as the transaction's row says.
+        is_credited: whether what came back was booked as a deposit.
+    """
+    session = change.row
+    paid = session.running_total if paid is None else paid
+    deposited = deposited_micro(tx) if deposited is None else deposited
     entry = partial(Entry, tx_signature=tx.signature, session_id=session.session_id)
     deposit = partial(entry, type=TransactionType.DEPOSIT, direction=Direction.IN)
     history = [
@@ -107,13 +126,13 @@ def settled(change: Change[SessionRecord], tx: ChainTransaction, now_us: int) ->
             category=session.category,
         )
     ]
-    if deposited:
+    if deposited and not is_credited:
         history.append(deposit(amount=deposited, counterparty=session.escrow_token_account))
     postings = [
         Posting(
             account_id=session.account_id,
             cap_release=session.cap,
-            credit=session.cap - paid + deposited,
+            credit=0 if is_credited else session.cap - paid + deposited,
             spent=paid,
             entries=tuple(history),
         ),

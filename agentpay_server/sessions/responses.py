@@ -5,7 +5,8 @@ import math
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
+from agentpay.contract.payments import PaymentHeader
+from agentpay.contract.sessions import ClosingReason, Session, SessionProtocol, SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.policy import Refusal
@@ -22,10 +23,11 @@ REJECTED: Final = "rejected"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def shown(record: SessionRecord) -> Session:
-    """Return a session as callers see it."""
+def shown(record: SessionRecord, *, header: tuple[str, str] | None = None) -> Session:
+    """Return a session as callers see it; `header` are name and value of the one that closes its channel."""
     total, reason = from_micro(record.running_total), record.closing_reason
     is_settled = record.status == SessionStatus.SETTLED
+    settled = record.running_total if record.settled is None else record.settled
     return Session(
         session_id=record.session_id,
         account_id=record.account_id,
@@ -34,14 +36,19 @@ def shown(record: SessionRecord) -> Session:
         status=SessionStatus(record.status).value,
         cap_usdc=from_micro(record.cap),
         running_total_usdc=total,
-        settled_usdc=total if is_settled else None,
-        returned_usdc=from_micro(record.cap - record.running_total) if is_settled else None,
+        settled_usdc=from_micro(settled) if is_settled else None,
+        returned_usdc=from_micro(record.cap - settled) if is_settled else None,
         escrow_token_account=record.escrow_token_account,
         tx_signature=record.tx_signature,
         settlement_tx_signature=record.settlement_tx_signature,
         opened_at=None if record.opened_us is None else from_us(record.opened_us),
         settled_at=None if record.settled_us is None else from_us(record.settled_us),
         closing_reason=None if reason is None else ClosingReason(reason).value,
+        protocol=SessionProtocol(record.protocol).value,
+        origin=record.origin,
+        url=record.url,
+        channel=record.channel,
+        header=None if header is None else PaymentHeader(name=header[0], value=header[1]),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.tasks import all_ended
 from agentpay_server.sessions import store
+from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.closing import Closing
 
 _BATCH: Final = 100
@@ -21,9 +22,10 @@ _WAIT_SECONDS: Final = 5.0
 class SessionSchedule:
     """Closes sessions that have reached a time limit, and settles postponed ones."""
 
-    def __init__(self, context: Context, closing: Closing) -> None:
+    def __init__(self, context: Context, closing: Closing, channels: Channels) -> None:
         self._context = context
         self._closing = closing
+        self._channels = channels
         self._closes: dict[str, asyncio.Task[Any]] = {}
 
     async def resume(self) -> None:
@@ -52,7 +54,10 @@ class SessionSchedule:
 
     async def _closed(self, session_id: str) -> None:
         session = await self._context.database.read(store.SESSIONS.existing, session_id)
-        await self._closing.closed(session, math.inf)
+        if session.channel is not None:
+            await self._channels.advance(session_id)
+        else:
+            await self._closing.closed(session, math.inf)
 
     def _close(self, session_id: str) -> "asyncio.Task[Any]":
         closing = self._context.tasks.start(self._closed(session_id))

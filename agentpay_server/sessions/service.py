@@ -38,6 +38,7 @@ from agentpay_server.platform.errors import chain_unavailable, invalid
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store
 from agentpay_server.sessions.access import own_session
+from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
 from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
@@ -61,13 +62,19 @@ class Sessions:
     """Opens, charges, closes and reads sessions."""
 
     def __init__(
-        self, context: Context, settlement: Settlement, closing: Closing, authorizer: Authorizer
+        self,
+        context: Context,
+        settlement: Settlement,
+        closing: Closing,
+        authorizer: Authorizer,
+        channels: Channels,
     ) -> None:
         self._context = context
         self._database = context.database
         self._settlement = settlement
         self._closing = closing
         self._authorizer = authorizer
+        self._channels = channels
         self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
@@ -223,6 +230,8 @@ class Sessions:
         refusal = closing_refusal(session.status)
         if refusal is not None:
             raise refused(refusal, session)
+        if session.channel is not None:
+            return await self._channels.close(principal, session)
         if session.status != SessionStatus.SETTLED:
             session = await self._closing.closed(session, self._authorizer.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:

@@ -28,7 +28,12 @@ class Chargeable:
 
 SESSIONS: Final = Rows(SessionRecord, "session_id")
 CHARGES: Final = Rows(ChargeRecord, "session_id", "idempotency_key")
-PAGES: Final = SESSIONS.pages("operator_id", equal=("account_id", "status", "idempotency_key"))
+PAGES: Final = SESSIONS.pages(
+    "operator_id",
+    # The channel of a payment is no session of a caller.
+    sessions.c.protocol != literal_column("'x402_upto'"),
+    equal=("account_id", "status", "idempotency_key"),
+)
 KEYS: Final = HeldKeys(SESSIONS, "session_id")
 """The idempotency keys that sessions hold."""
 

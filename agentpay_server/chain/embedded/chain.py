@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 from attrs import evolve
 from solders.hash import Hash
 from solders.litesvm import LiteSVM
+from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
 from solders.transaction_status import TransactionErrorFieldless
@@ -24,14 +25,21 @@ from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
 from agentpay_server.chain.embedded.persistence import Credit
 from agentpay_server.chain.embedded.seen_messages import message_hash_of
-from agentpay_server.chain.embedded.virtual_machine import account_at, has_lookups, token_account_at
+from agentpay_server.chain.embedded.virtual_machine import (
+    account_at,
+    has_lookups,
+    token_account_at,
+    usdc_held,
+)
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
+    AccountData,
     Blockhash,
     ChainUnavailableError,
     Cosigned,
     DepositBatch,
+    Payout,
     SignatureStatus,
     TokenAccount,
     reported_landing_heights,
@@ -197,6 +205,33 @@ class EmbeddedChain(LedgeredMachine):
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        """See `Chain`."""
+        await self._settled()
+        found = [account_at(self._svm, address) for address in addresses]
+        return [
+            None
+            if account is None or not account.lamports
+            else AccountData(program=str(account.owner), data=bytes(account.data))
+            for account in found
+        ]
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        """See `Chain`."""
+        return self.slot if await self.is_blockhash_valid(Hash.from_string(blockhash)) else None
+
+    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+        """See `Chain`: among the newest transactions, which the history keeps."""
+        await self.recall()
+        for executed in self.history.of_address(Pubkey.from_string(closed)):
+            if executed.error is not None:
+                continue
+            before = usdc_held(executed.before, self.usdc_mint)
+            after = usdc_held(executed.after, self.usdc_mint)
+            if closed in before and closed not in after:
+                return Payout(signature=executed.signature, gained_micro=after.get(to, 0) - before.get(to, 0))
+        return None
 
     async def rent_exemption(self, size: int) -> int:
         """See `Chain`."""

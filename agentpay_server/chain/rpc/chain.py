@@ -29,12 +29,14 @@ from agentpay_server.chain.parsing import json_failure_reason, read_token_accoun
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
+    AccountData,
     Blockhash,
     Booked,
     ChainUnavailableError,
     Cosigned,
     DepositBatch,
     Failure,
+    Payout,
     SignatureStatus,
     TokenAccount,
     nothing_booked,
@@ -278,6 +280,28 @@ class RpcChain:
         """See `Chain`."""
         (account,) = await self._accounts([address])
         return None if account is None else (account.lamports, len(account.data))
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        """See `Chain`: from a node whose position is at least the last reported one."""
+        tip = await self._tips.tip()
+        options = {"encoding": "base64", "commitment": self._settings.finality.value}
+        reply = await self._call("getMultipleAccounts", list(addresses), options)
+        if replies.read_position(reply) < tip.slot:
+            raise ChainUnavailableError("a node that lags behind shows old accounts")
+        return [
+            None if account is None else AccountData(program=account.program, data=account.data)
+            for account in replies.read_accounts(reply, len(addresses))
+        ]
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        """See `Chain`."""
+        reply = await self._call("isBlockhashValid", blockhash, _CONFIRMED)
+        validity = replies.read_validity(reply)
+        return validity.slot if validity.is_valid else None
+
+    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+        """See `Chain`."""
+        return await self._history.payout_of(closed, to)
 
     async def rent_exemption(self, size: int) -> int:
         """See `Chain`."""

@@ -3,7 +3,7 @@
 They are changes of the reported balance by a transaction, whatever instructions caused them.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from agentpay_server.chain.instructions import USDC_DECIMALS
 from agentpay_server.chain.protocol import ChainUnavailableError, Debit, Deposit
@@ -20,19 +20,10 @@ def read_movement(
     Raises:
         ChainUnavailableError: the result is about another transaction, or malformed.
     """
-    if reply is None:
-        raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
-    transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
-    if "err" not in meta:
-        raise malformed("no information on whether it failed")
-    if meta["err"] is not None:
+    found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
+    if found is None:
         return None
-    keys = [
-        member(key, "pubkey", str)
-        for key in member(member(transaction, "message", dict), "accountKeys", list)
-    ]
-    before = _balances(meta, "preTokenBalances", keys, usdc_mint)
-    after = _balances(meta, "postTokenBalances", keys, usdc_mint)
+    transaction, before, after = found
     gained = after.get(token_account, 0) - before.get(token_account, 0)
     if gained < 0:
         recipients = [address for address, amount in after.items() if amount > before.get(address, 0)]
@@ -52,6 +43,41 @@ def read_movement(
         amount_micro=gained,
         sender=senders[0] if len(senders) == 1 else None,
     )
+
+
+def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_mint: str) -> int | None:
+    """Return what a token account got in a transaction that closed another one; None if it did not.
+
+    Raises:
+        ChainUnavailableError: the result is about another transaction, or malformed.
+    """
+    found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
+    if found is None:
+        return None
+    _, before, after = found
+    if closed not in before or closed in after:
+        return None
+    return after.get(to, 0) - before.get(to, 0)
+
+
+def _changes(
+    reply: object, *, signature: str, usdc_mint: str
+) -> tuple[dict[str, Any], dict[str, int], dict[str, int]] | None:
+    """Return a transaction, and the balances before and after it; None if it failed."""
+    if reply is None:
+        raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
+    transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
+    if "err" not in meta:
+        raise malformed("no information on whether it failed")
+    if meta["err"] is not None:
+        return None
+    keys = [
+        member(key, "pubkey", str)
+        for key in member(member(transaction, "message", dict), "accountKeys", list)
+    ]
+    before = _balances(meta, "preTokenBalances", keys, usdc_mint)
+    after = _balances(meta, "postTokenBalances", keys, usdc_mint)
+    return transaction, before, after
 
 
 def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[str, int]:

@@ -18,10 +18,11 @@ from agentpay_server.chain.protocol import (
     Debit,
     Deposit,
     DepositBatch,
+    Payout,
     nothing_booked,
 )
 from agentpay_server.chain.rpc import blocks
-from agentpay_server.chain.rpc.deposits import read_movement
+from agentpay_server.chain.rpc.deposits import read_movement, read_payout
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
 from agentpay_server.chain.rpc.tips import Tips
@@ -182,6 +183,19 @@ class AccountHistory:
                 cursor=lines[-1].signature,
             )
 
+    async def payout_of(self, closed: str, to: str) -> Payout | None:
+        """See `Chain.payout_of`."""
+        for line in reversed(await self._irreversible(closed, None)):
+            if line.failed:
+                continue
+            reply = await self._transaction(line.signature)
+            gained = read_payout(
+                reply, signature=line.signature, closed=closed, to=to, usdc_mint=self._usdc_mint
+            )
+            if gained is not None:
+                return Payout(signature=line.signature, gained_micro=gained)
+        return None
+
     async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines = await self._whole(token_account, after)
@@ -238,11 +252,14 @@ class AccountHistory:
         return read_history(await self._call("getSignaturesForAddress", token_account, dict(options)))
 
     async def _movement(self, signature: str, token_account: str) -> Deposit | Debit | None:
-        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
-        reply = await self._call("getTransaction", signature, options)
+        reply = await self._transaction(signature)
         return read_movement(
             reply, signature=signature, token_account=token_account, usdc_mint=self._usdc_mint
         )
+
+    async def _transaction(self, signature: str) -> object:
+        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
+        return await self._call("getTransaction", signature, options)
 
 
 def _until(after: str | None) -> dict[str, object]:

@@ -19,7 +19,16 @@ from agentpay_server.database.tables.custody import (
     accounts,
     policy_records,
 )
-from agentpay_server.database.tables.escrows import ChargeRecord, SessionRecord, session_charges, sessions
+from agentpay_server.database.tables.escrows import (
+    ChannelRecord,
+    ChargeRecord,
+    SessionRecord,
+    VoucherRecord,
+    channels,
+    session_charges,
+    sessions,
+    vouchers,
+)
 from agentpay_server.database.tables.identity import (
     AuditRecord,
     KeyRecord,
@@ -62,6 +71,7 @@ __all__ = [
     "AttemptRecord",
     "AuditRecord",
     "ChainTransactionRecord",
+    "ChannelRecord",
     "ChargeRecord",
     "DeliveryRecord",
     "EntryRecord",
@@ -76,6 +86,7 @@ __all__ = [
     "SignInCodeRecord",
     "State",
     "TransferRecord",
+    "VoucherRecord",
     "WebhookRecord",
     "account_claims",
     "accounts",
@@ -87,6 +98,7 @@ __all__ = [
     "chain_signatures",
     "chain_state",
     "chain_transactions",
+    "channels",
     "counters",
     "deliveries",
     "delivery_attempts",
@@ -102,5 +114,6 @@ __all__ = [
     "sessions",
     "sign_in_codes",
     "transfers",
+    "vouchers",
     "webhooks",
 ]

@@ -1,4 +1,4 @@
-"""Sessions and their charges."""
+"""Sessions, their charges, and the channels and vouchers of sessions over HTTP 402."""
 
 from typing import Annotated, Final
 
@@ -55,7 +55,8 @@ class SessionRecord:
     error: str | None
     message: str | None
     escrow_token_account: Annotated[str, UNIQUE]
-    tx_signature: str
+    # NULL until it is known: the seller broadcasts the opening of a channel.
+    tx_signature: str | None
     settlement_tx_signature: Annotated[str | None, UNIQUE]
     # Number of signed settlements. Each is a different transaction, even with the same amounts.
     settlements: Annotated[int, SMALL]
@@ -82,11 +83,101 @@ class SessionRecord:
     # toward the account's fee budget until the session ends (money/fees.py). 0 in older rows.
     opening_fee: Annotated[int, ZERO]
     closing_fee: Annotated[int, ZERO]
+    # `SessionProtocol`, or `x402_upto` for the channel of a payment, which is not listed as a session.
+    protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
+    # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.
+    origin: str | None = None
+    url: str | None = None
+    channel: Annotated[str | None, UNIQUE] = None
+    # What the channel's payout took of the cap, by the chain; NULL for other sessions and before.
+    settled: int | None = None
 
     @property
     def closing_reason(self) -> str | None:
         """Why the settlement is stuck, else which time limit closed the session, else None."""
         return self.stuck_reason or self.closed_by
+
+
+@row(
+    "channels",
+    Index("ix_channels_terms", "account_id", "terms_digest", "seq"),
+    Index("ix_channels_origin", "operator_id", "origin", "created_us"),
+)
+@frozen(kw_only=True)
+class ChannelRecord:
+    """The columns that a session has whose escrow is a channel on chain."""
+
+    seq: Seq = 0
+    # A channel is also a session.
+    session_id: Annotated[str, UNIQUE]
+    operator_id: str
+    account_id: str
+    # What its vouchers have in common (`ChannelTerms.digest`).
+    terms_digest: str
+    origin: str
+    # The terms on chain, which nobody can change; the deposit is the session's cap.
+    payee: str
+    rent_payer: str
+    signer: str
+    salt: int
+    open_slot: int
+    grace_seconds: Annotated[int, SMALL]
+    # JSON: [[owner, hundredths of a percent], …].
+    shares: str
+    # The challenge that the opening answers, and the newest one, as the seller wrote them, in JSON.
+    challenge: str
+    challenge_expires_us: int | None
+    newest_challenge: str
+    # The opening as handed out, and about when it expires.
+    raw: bytes
+    expires_us: int
+    # The voucher whose outcome is not known, and until when, in real time, no other voucher is signed.
+    in_flight: str | None = None
+    in_flight_until_us: int | None = None
+    # How many vouchers in a row the seller has refused.
+    refusals: Annotated[int, ZERO] = 0
+    # While closing: from when on it is closed by force, or the service pays it out.
+    force_us: int | None = None
+    created_us: int
+
+
+@row(
+    "vouchers",
+    # A key has one cumulative amount, for ever, and each amount of a channel has one key.
+    UniqueConstraint("account_id", "idempotency_key"),
+    UniqueConstraint("session_id", "cumulative"),
+    index_where(
+        "claimed_by_operator",
+        "ux_vouchers_claimed_key",
+        "operator_id",
+        "idempotency_key",
+        unique=True,
+        on_sqlite="claimed_by_operator = 1",
+    ),
+)
+@frozen(kw_only=True)
+class VoucherRecord:
+    """A voucher of a channel. Its signature is the same whenever it is signed, so it is not stored."""
+
+    seq: Seq = 0
+    charge_id: Annotated[str, UNIQUE]
+    session_id: str
+    operator_id: str
+    account_id: str
+    idempotency_key: str
+    # Whether an operator key has created it: such keys share their idempotency keys.
+    claimed_by_operator: bool
+    # Digest of the purchase, which the same key must repeat.
+    digest: str
+    url: str | None
+    amount: int
+    # Sum of the session's vouchers, this one included.
+    cumulative: int
+    created_us: int
+    # The seller's response as the client reports it.
+    outcome_status: int | None = None
+    outcome_receipt: str | None = None
+    outcome_duration_ms: int | None = None
 
 
 @row("session_charges", sqlite_with_rowid=False)
@@ -102,3 +193,5 @@ class ChargeRecord:
 
 sessions: Final = table_of(SessionRecord)
 session_charges: Final = table_of(ChargeRecord)
+channels: Final = table_of(ChannelRecord)
+vouchers: Final = table_of(VoucherRecord)

@@ -147,6 +147,8 @@ class Kind(StrEnum):
     PAYMENT = "payment"
     SESSION_OPEN = "session_open"
     SESSION_SETTLE = "session_settle"
+    CHANNEL_OPEN = "channel_open"
+    CHANNEL_CLOSE = "channel_close"
     POLICY_RECORD = "policy_record"
     PROVISION = "provision"
     FUND = "fund"

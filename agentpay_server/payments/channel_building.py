@@ -1,0 +1,101 @@
+"""Builds what a channel needs: its opening, its vouchers, and the two transactions of a forced close.
+
+The seller pays for the opening, and signs it first: its slot stays zero. The treasury pays for the rest.
+"""
+
+import json
+from typing import Final
+
+from solders.hash import Hash
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, Opening, Voucher
+from agentpay_server.chain.custody import Signer, spending_key, voucher_key
+from agentpay_server.chain.instructions import set_compute_unit_limit, set_compute_unit_price
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
+from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_units_for
+from agentpay_server.payments.building import PreparedPayment, cosigned
+from agentpay_server.payments.channel_store import Channel
+from agentpay_server.payments.mpp_sessions import shares_of
+
+OPEN_UNITS: Final = 90_000
+"""Compute units of an opening; it needs about half of them."""
+
+_UNIT_PRICE: Final = 1
+_REQUEST_SIGNATURES: Final = 2
+_PAYOUT_SIGNATURES: Final = 1
+_PAYOUT_UNITS: Final = 2
+"""How many times the usual compute limit a payout may need."""
+
+
+def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> Opening:
+    """Return the terms of a stored channel, as the chain has them."""
+    record = channel.record
+    return Opening(
+        payer=Pubkey.from_string(payer),
+        rent_payer=Pubkey.from_string(record.rent_payer),
+        payee=Pubkey.from_string(record.payee),
+        mint=Pubkey.from_string(usdc_mint),
+        signer=Pubkey.from_string(record.signer),
+        salt=record.salt,
+        open_slot=record.open_slot,
+        deposit_micro=channel.session.cap,
+        grace_seconds=record.grace_seconds,
+        shares=shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
+    )
+
+
+def build_opening(
+    signer: Signer, opening: Opening, *, account_index: int, blockhash: str, last_valid_height: int
+) -> PreparedPayment:
+    """Return the transaction that opens a channel, with the payer's signature.
+
+    Raises:
+        ChannelError: the program would refuse the terms.
+    """
+    steps = [
+        set_compute_unit_limit(OPEN_UNITS),
+        set_compute_unit_price(_UNIT_PRICE),
+        codecs.open_channel(opening),
+    ]
+    message = MessageV0.try_compile(opening.rent_payer, steps, [], Hash.from_string(blockhash))
+    return cosigned(
+        signer,
+        message,
+        {str(opening.payer): spending_key(account_index)},
+        payer=str(opening.payer),
+        last_valid_height=last_valid_height,
+    )
+
+
+def voucher_signature(signer: Signer, voucher: Voucher, *, account_index: int) -> str:
+    """Return the signature of a voucher: the same whenever it is signed."""
+    return str(Signature.from_bytes(signer.sign_voucher(voucher_key(account_index), voucher.message())))
+
+
+def closing_fee(blockhash: Blockhash) -> int:
+    """Return the most lamports that the fees of a forced close can be."""
+    return fee_lamports(_REQUEST_SIGNATURES, blockhash.compute_budget) + fee_lamports(
+        _PAYOUT_SIGNATURES, with_units_for(blockhash, _PAYOUT_UNITS).compute_budget
+    )
+
+
+def request_close(
+    signer: Signer, blockhash: Blockhash, opening: Opening, *, account_index: int
+) -> SignedTransaction:
+    """Build the transaction that begins to close a channel by force."""
+    step = codecs.request_close(payer=opening.payer, channel=opening.address)
+    return sign_transaction(signer, blockhash, [step], spending_key(account_index))
+
+
+def pay_out(
+    signer: Signer, blockhash: Blockhash, opening: Opening, *, cluster: str, seals: bool
+) -> SignedTransaction:
+    """Build the transaction that pays out a channel; with `seals`, after its grace period."""
+    treasury = TREASURIES.get(cluster, TREASURIES["devnet"])
+    steps = [codecs.seal(opening.address)] if seals else []
+    steps.append(codecs.distribute_opened(opening, treasury=treasury))
+    return sign_transaction(signer, with_units_for(blockhash, _PAYOUT_UNITS), steps)

@@ -1,0 +1,105 @@
+"""What to do about a channel, given what the chain shows of it. Pure functions.
+
+    open ── a caller closes it: its seller gets the highest voucher to settle ──────────► closing
+    open ── idle, too old, two refusals, or the seller has ended it on chain ───────────► closing
+    closing ── not sealed in time: the service requests the close, on chain ────────────► closing
+    closing ── the grace period is over: the service seals it and pays it out ──────────► closing
+    closing ── its escrow is closed ────────────────────────────────────────────────────► settled
+
+Only the chain decides: what a seller says, or what a receipt says, changes nothing here. All times are
+microseconds since 1970.
+"""
+
+from enum import Enum
+from typing import Final
+
+from attrs import frozen
+
+from agentpay_server.chain.channels.codecs import Channel, Status
+from agentpay_server.platform.clock import SECOND_US
+
+SEAL_US: Final = 60 * SECOND_US
+"""How long the seller has to seal a channel after a close, and to pay out one that it has sealed."""
+
+MARGIN_US: Final = 2 * SECOND_US
+"""How long after the grace period the service seals: the chain's clock may be behind."""
+
+IN_FLIGHT_US: Final = 30 * SECOND_US
+"""How long, in real time, a voucher whose outcome nobody has reported prevents the next one."""
+
+MAX_REFUSALS: Final = 2
+MAX_OPENINGS: Final = 10
+OPENINGS_WITHIN_US: Final = 3_600 * SECOND_US
+MAX_SLOT_DISTANCE: Final = 300
+"""How far the slot that a seller names for an opening may be from the chain's."""
+
+
+class Act(Enum):
+    """What to do about a closing channel."""
+
+    WAIT = "wait"
+    REQUEST = "request"
+    """Request the close on chain: the grace period begins."""
+
+    SEAL = "seal"
+    """Seal it after the grace period, and pay it out."""
+
+    PAY_OUT = "pay_out"
+    """Pay out a channel that is sealed already."""
+
+    BOOK = "book"
+    """Its escrow is closed: book what the account got back."""
+
+
+@frozen(kw_only=True)
+class Due:
+    """What to do about a channel, and when."""
+
+    act: Act
+    at_us: int
+
+
+def next_act(found: Channel | None, *, force_us: int) -> Due:
+    """Return what is due for a closing channel.
+
+    Args:
+        found: the channel as the chain shows it; None once its account is gone.
+        force_us: from when on the service acts in place of the seller.
+    """
+    if found is None or found.status is Status.DISTRIBUTED:
+        return Due(act=Act.BOOK, at_us=0)
+    if found.status is Status.SEALED:
+        return Due(act=Act.PAY_OUT, at_us=force_us)
+    if found.status is Status.CLOSING:
+        return Due(act=Act.SEAL, at_us=found.deadline * SECOND_US + MARGIN_US)
+    return Due(act=Act.REQUEST, at_us=force_us)
+
+
+def is_ended_by_seller(found: Channel | None) -> bool:
+    """Return whether an open session's channel accepts no vouchers any more."""
+    return found is None or found.status is not Status.OPEN
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """What became of a closed channel.
+
+    Attributes:
+        settled_micro: what its beneficiaries have of the cap.
+        returned_micro: what the account got back of the cap.
+        deposited_micro: what the account got beyond the cap.
+    """
+
+    settled_micro: int
+    returned_micro: int
+    deposited_micro: int
+
+
+def outcome_of(*, cap_micro: int, gained_micro: int) -> Outcome:
+    """Return what became of a channel, given what its payout brought to the account's token account."""
+    returned = min(max(gained_micro, 0), cap_micro)
+    return Outcome(
+        settled_micro=cap_micro - returned,
+        returned_micro=returned,
+        deposited_micro=max(gained_micro - cap_micro, 0),
+    )

@@ -1,0 +1,143 @@
+"""SQL statements for the channels of payments over HTTP 402, and for their vouchers."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import bindparam, func, literal_column, select
+
+from agentpay.contract.sessions import SessionStatus
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import (
+    ChannelRecord,
+    SessionRecord,
+    VoucherRecord,
+    chain_transactions,
+    channels,
+    sessions,
+    vouchers,
+)
+from agentpay_server.ledger.transactions import Kind, State
+from agentpay_server.sessions.store import SESSIONS
+
+
+@frozen(kw_only=True)
+class Channel:
+    """A channel, with the session that it is."""
+
+    session: SessionRecord
+    record: ChannelRecord
+
+
+CHANNELS: Final = Rows(ChannelRecord, "session_id")
+VOUCHERS: Final = Rows(VoucherRecord, "charge_id")
+
+IS_IN_FLIGHT: Final = channels.c.in_flight == bindparam("charge_id")
+
+_COLUMNS: Final = len(sessions.columns)
+_BOTH: Final = select(sessions, channels).where(sessions.c.session_id == channels.c.session_id)
+_OF_SESSION: Final = _BOTH.where(channels.c.session_id == bindparam("session_id"))
+_OF_SESSION_LOCKED: Final = _OF_SESSION.with_for_update()
+_LIVE: Final = (
+    _BOTH.where(
+        channels.c.account_id == bindparam("account_id"),
+        channels.c.terms_digest == bindparam("terms_digest"),
+        sessions.c.status.in_(
+            literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
+        ),
+    )
+    .order_by(channels.c.seq.desc())
+    .limit(1)
+)
+_UNSETTLED: Final = (
+    _BOTH.where(
+        channels.c.seq > bindparam("after"),
+        sessions.c.status.in_(
+            literal_column(f"'{status}'") for status in (SessionStatus.OPEN, SessionStatus.CLOSING)
+        ),
+    )
+    .order_by(channels.c.seq)
+    .limit(bindparam("count"))
+)
+_OPENED_SINCE: Final = select(func.count()).where(
+    channels.c.operator_id == bindparam("operator_id"),
+    channels.c.origin == bindparam("origin"),
+    channels.c.created_us > bindparam("after_us"),
+)
+_VOUCHER: Final = select(vouchers).where(
+    vouchers.c.account_id == bindparam("account_id"), vouchers.c.idempotency_key == bindparam("key")
+)
+_OPENING_KEY: Final = select(sessions.c.seq).where(
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.held_key == bindparam("key"),
+    sessions.c.channel.is_not(None),
+    sessions.c.status.in_(
+        literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
+    ),
+)
+_CLAIMED: Final = select(vouchers.c.account_id).where(
+    vouchers.c.operator_id == bindparam("operator_id"),
+    vouchers.c.idempotency_key == bindparam("key"),
+    vouchers.c.claimed_by_operator,
+)
+_NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
+    channels.c.session_id == chain_transactions.c.subject_id,
+    chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+    chain_transactions.c.kind == literal_column(f"'{Kind.CHANNEL_OPEN}'"),
+)
+
+
+def _channel(row: Sequence[Any]) -> Channel:
+    values = tuple(row)
+    return Channel(session=SESSIONS.record(values[:_COLUMNS]), record=CHANNELS.record(values[_COLUMNS:]))
+
+
+def of_session(connection: Connection, session_id: str, *, lock: bool = False) -> Channel:
+    """Return the channel of a session that has one."""
+    statement = _OF_SESSION_LOCKED if lock else _OF_SESSION
+    return _channel(connection.execute(statement, {"session_id": session_id}).one_or_none() or ())
+
+
+def live(connection: Connection, account_id: str, terms_digest: str) -> Channel | None:
+    """Return an account's newest channel on some terms that is opening or open."""
+    values = {"account_id": account_id, "terms_digest": terms_digest}
+    row = connection.execute(_LIVE, values).one_or_none()
+    return None if row is None else _channel(row)
+
+
+def unsettled_after(connection: Connection, seq: int, count: int) -> list[Channel]:
+    """Return up to `count` channels that are open or closing, by `seq`, above a given one."""
+    return [_channel(row) for row in connection.execute(_UNSETTLED, {"after": seq, "count": count})]
+
+
+def opened_since(connection: Connection, operator_id: str, origin: str, *, after_us: int) -> int:
+    """Return how many channels an operator's accounts have opened with a seller after a time."""
+    values = {"operator_id": operator_id, "origin": origin, "after_us": after_us}
+    return int(connection.execute(_OPENED_SINCE, values).scalar_one())
+
+
+def voucher_of(connection: Connection, account_id: str, key: str) -> VoucherRecord | None:
+    """Return the voucher of an account's idempotency key; a key never expires."""
+    return VOUCHERS.one(connection, _VOUCHER, account_id=account_id, key=key)
+
+
+def is_claimed_elsewhere(connection: Connection, operator_id: str, account_id: str, key: str) -> bool:
+    """Return whether an operator key has used an idempotency key for a voucher of another account."""
+    values = {"operator_id": operator_id, "key": key}
+    found = connection.execute(_CLAIMED, values).scalar_one_or_none()
+    return found is not None and found != account_id
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return the earliest expiry of the openings that may still land, if any."""
+    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
+    return expires_us
+
+
+def is_key_used(connection: Connection, account_id: str, key: str) -> bool:
+    """Return whether an idempotency key belongs to a session over 402, which may still spend under it."""
+    if voucher_of(connection, account_id, key) is not None:
+        return True
+    found = connection.execute(_OPENING_KEY, {"account_id": account_id, "key": key}).scalar_one_or_none()
+    return found is not None

@@ -1,0 +1,83 @@
+"""Watches the channels of sessions over HTTP 402: their sellers can end them at any time.
+
+The embedded chain reports every transaction that it executes. A remote cluster is polled every few seconds of
+real time. What is due by the clock is in the schedule of sessions.
+"""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from solders.transaction import VersionedTransaction
+
+from agentpay.contract.sessions import SessionStatus
+from agentpay_server.chain.channels.codecs import PROGRAM, Status
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.ledger.context import Context
+from agentpay_server.payments import channel_store
+from agentpay_server.payments.channel_closing import ChannelClosing, read_found
+from agentpay_server.payments.channel_rules import is_ended_by_seller
+from agentpay_server.payments.channel_store import Channel
+from agentpay_server.platform.pace import Every
+
+_BATCH: Final = 100
+"""How many accounts one call to the chain reads."""
+
+_LOOK_EVERY_SECONDS: Final = 5.0
+
+
+class ChannelWatch:
+    """Books what sellers do to channels."""
+
+    def __init__(self, context: Context, closing: ChannelClosing) -> None:
+        self._context = context
+        self._database = context.database
+        self._closing = closing
+        self._every = Every(_LOOK_EVERY_SECONDS)
+
+    def executed(self, transaction: VersionedTransaction) -> None:
+        """Check the channels after a transaction of the embedded chain, if it may change one."""
+        if PROGRAM in transaction.message.account_keys:
+            self._context.tasks.start(self._look_once())
+
+    async def look(self) -> bool:
+        """Check every unsettled channel; return whether any has changed."""
+        seq, is_any_changed = 0, False
+        while page := await self._database.read(channel_store.unsettled_after, seq, _BATCH):
+            for channel in await self._changed(page):
+                is_any_changed = True
+                await self._closing.advance(channel.session.session_id)
+            seq = page[-1].record.seq
+        return is_any_changed
+
+    async def next_due_us(self) -> int | None:
+        """Return when to check next; None on a manual clock before then, since advancing it does not help."""
+        return self._every.due_us(self._context.clock)
+
+    async def run_due(self) -> bool:
+        """Check every channel, if it is time."""
+        if not self._every.is_due:
+            return False
+        try:
+            with suppress(ChainUnavailableError):
+                return await self.look()
+            return False
+        finally:
+            self._every.restart()
+
+    async def _look_once(self) -> None:
+        with suppress(ChainUnavailableError):
+            await self.look()
+
+    async def _changed(self, page: Sequence[Channel]) -> list[Channel]:
+        """Return the channels whose state on chain calls for something now."""
+        addresses = [channel.session.channel or "" for channel in page]
+        accounts = await self._context.chain.account_data(addresses)
+        changed = []
+        for channel, account in zip(page, accounts, strict=True):
+            found = read_found(account)
+            is_open = channel.session.status == SessionStatus.OPEN
+            is_gone = found is None or found.status is Status.DISTRIBUTED
+            if is_gone or (is_open and is_ended_by_seller(found)):
+                changed.append(channel)
+        return changed

@@ -1,0 +1,341 @@
+"""Payments within sessions over HTTP 402: an opening, then vouchers, from one channel on equal terms.
+
+The first request for some terms opens a channel: its header goes to the seller, which broadcasts it. Requests
+under any key get the same opening as long as it may land. Once it has landed, each key gets one voucher.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode, FieldError
+from agentpay.contract.payments import (
+    AuthorizePayment,
+    PaymentHeader,
+    PaymentOutcome,
+    PaymentProtocol,
+    PaymentStep,
+    ReportOutcome,
+    SessionStep,
+)
+from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.usdc import format_number, from_micro, to_micro
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.tables import AccountRecord, SessionRecord, VoucherRecord
+from agentpay_server.engine.authorization import Authorizer, Parties
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.payments import channel_store, mpp, mpp_sessions
+from agentpay_server.payments.channel_building import opening_of
+from agentpay_server.payments.channel_closing import ChannelClosing
+from agentpay_server.payments.channel_opening import OpenChannel, Opening
+from agentpay_server.payments.channel_rules import MAX_SLOT_DISTANCE
+from agentpay_server.payments.channel_store import Channel
+from agentpay_server.payments.responses import conflict, nothing_payable
+from agentpay_server.payments.store import Pin
+from agentpay_server.payments.terms import Offer
+from agentpay_server.payments.vouchers import Charge, Paid, PayByVoucher, ReportVoucher
+from agentpay_server.payments.watch import PaymentWatch
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
+from agentpay_server.platform.principals import Principal
+from agentpay_server.sessions import store as session_store
+
+_POLL_SECONDS: Final = 0.5
+"""How often to look for an opening on a cluster, while its caller waits."""
+
+_LIVE: Final = (SessionStatus.OPENING, SessionStatus.OPEN)
+
+
+@frozen(kw_only=True)
+class KeyUse:
+    """What an idempotency key has been used for in sessions.
+
+    Attributes:
+        held: the sessions that hold it.
+        voucher: the voucher signed under it, if any.
+        channel: the channel of that voucher, else of a live session that was opened under the key.
+    """
+
+    held: Held[SessionRecord]
+    voucher: VoucherRecord | None
+    channel: Channel | None
+
+
+@frozen(kw_only=True)
+class Selected:
+    """The session's offer to pay, and what is stored about it.
+
+    Attributes:
+        channel: the channel to use; None to open one.
+        token_accounts: of the payee and of the shares, each with its account if this service holds it.
+    """
+
+    source: AccountRecord
+    offer: Offer
+    position: int
+    digest: str
+    pin: Pin | None
+    key: RequestedKey
+    use: KeyUse
+    channel: Channel | None
+    token_accounts: Mapping[str, AccountRecord | None]
+
+
+def use_of(connection: Connection, principal: Principal, key: RequestedKey, now_us: int) -> KeyUse:
+    """Return what a key has been used for in sessions.
+
+    Raises:
+        Problem: `idempotency_conflict`, if an operator key has used it for another account.
+    """
+    held = session_store.KEYS.find(connection, key, now_us)
+    voucher = channel_store.voucher_of(connection, key.account_id, key.idempotency_key)
+    if voucher is not None:
+        channel = channel_store.of_session(connection, voucher.session_id)
+        return KeyUse(held=held, voucher=voucher, channel=channel)
+    if key.by_operator and channel_store.is_claimed_elsewhere(
+        connection, principal.operator_id, key.account_id, key.idempotency_key
+    ):
+        raise conflict()
+    holder = held.holder if held.is_holder_in_force else None
+    opened: Channel | None = None
+    if holder is not None and holder.channel is not None and holder.status in _LIVE:
+        opened = channel_store.of_session(connection, holder.session_id)
+    return KeyUse(held=held, voucher=None, channel=opened)
+
+
+class SessionPayments:
+    """Opens channels, signs vouchers, and stores their outcomes."""
+
+    def __init__(
+        self,
+        context: Context,
+        settlement: Settlement,
+        authorizer: Authorizer,
+        closing: ChannelClosing,
+        watch: PaymentWatch,
+    ) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._authorizer = authorizer
+        self._closing = closing
+        self._watch = watch
+
+    def check(self, request: AuthorizePayment) -> None:
+        """Check what a request says about sessions.
+
+        Raises:
+            Problem: `invalid_request` for a cap below the minimum.
+        """
+        smallest = self._context.settings.min_session_cap_usdc
+        if request.session_cap is not None and request.session_cap < smallest:
+            message = f"must be at least {format_number(smallest)}"
+            raise invalid(FieldError(field="session_cap", message=message))
+
+    async def pay(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+    ) -> SessionStep | None:
+        """Return the next step of a session, or None if the request must start over.
+
+        Raises:
+            Problem: a refusal, `nothing_payable`, `too_many_sessions`, `service_unavailable` while another
+                voucher is in flight; nothing was signed.
+        """
+        use, channel = selected.use, selected.channel
+        if use.voucher is not None and use.channel is not None:
+            paid = Paid(channel=use.channel, voucher=use.voucher, is_replay=True)
+            return self._voucher_step(paid, selected)
+        if channel is None:
+            return await self._open(principal, request, selected, deadline)
+        if channel.session.status == SessionStatus.OPENING:
+            is_repeated = use.channel is not None
+            if not await self._is_still_opening(channel, deadline, is_patient=is_repeated):
+                return None
+            return self._open_step(channel, selected, is_replay=True)
+        return await self._charge(principal, request, selected, channel)
+
+    async def report(self, principal: Principal, charge_id: str, request: ReportOutcome) -> SessionStep:
+        """Store the seller's response to a voucher, as the client reports it.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
+        self._context.wakeup.set()
+        return _step(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+
+    # --- Vouchers
+
+    async def _charge(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
+    ) -> SessionStep | None:
+        charge = Charge(
+            session_id=channel.session.session_id,
+            key=selected.key,
+            offer=selected.offer,
+            digest=selected.digest,
+            url=request.url,
+            pin=selected.pin,
+        )
+        fault_point(Operation.VOUCHER, Step.BEGUN)
+        try:
+            paid = await self._database.run(PayByVoucher(self._context, principal, charge))
+        except ConflictError:
+            # Another request has used the key: judge again, by the stored voucher.
+            return None
+        if paid is None:
+            return None
+        fault_point(Operation.VOUCHER, Step.BOOKED)
+        self._context.wakeup.set()
+        step = self._voucher_step(paid, selected)
+        fault_point(Operation.VOUCHER, Step.SIGNED)
+        return step
+
+    def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
+        header = self._closing.header(
+            paid.channel, selected.source, paid.voucher.cumulative, challenge=selected.offer.echo
+        )
+        return _step(
+            paid.channel,
+            voucher=paid.voucher,
+            amount_micro=paid.voucher.amount,
+            header=header,
+            is_replay=paid.is_replay,
+        )
+
+    # --- Openings
+
+    async def _open(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+    ) -> SessionStep | None:
+        assert request.session_cap is not None  # noqa: S101 - without it no session is payable
+        opening = Opening(
+            account_id=request.account_id,
+            origin=request.origin,
+            url=request.url,
+            cap_micro=to_micro(request.session_cap),
+            offer=selected.offer,
+            position=selected.position,
+            pin=selected.pin,
+            token_account=next(iter(selected.token_accounts)),
+            slot=await self._slot(selected),
+        )
+        first, *others = selected.token_accounts
+        parties = Parties(
+            source=selected.source,
+            recipient=selected.token_accounts[first],
+            others={each: selected.token_accounts[each] for each in others},
+            is_broadcast_by_us=False,
+        )
+        intent = OpenChannel(self._context, principal, opening, selected.key, selected.use.held)
+        decided = await self._authorizer.authorize(intent, parties, deadline)
+        if decided is None:
+            return None
+        fault_point(Operation.CHANNEL_OPEN, Step.SIGNED)
+        self._watch.expect()
+        channel = await self._database.read(channel_store.of_session, decided.record.session_id)
+        return self._open_step(channel, selected, is_replay=False)
+
+    async def _slot(self, selected: Selected) -> int:
+        """Return the chain's slot, if an opening on the seller's terms can land now."""
+        channel, reason = selected.offer.channel, None
+        assert channel is not None  # noqa: S101 - a session's offer has it
+        if channel.blockhash is None or channel.slot is None:
+            reason = "it has no recentBlockhash or no recentSlot, and no channel is open on its terms"
+        else:
+            try:
+                slot = await self._context.chain.blockhash_slot(channel.blockhash)
+            except ChainUnavailableError:
+                raise chain_unavailable() from None
+            if slot is None:
+                reason = "its recentBlockhash is not valid at this service's node: request it again"
+            elif abs(slot - channel.slot) > MAX_SLOT_DISTANCE:
+                reason = (
+                    f"its recentSlot is more than {MAX_SLOT_DISTANCE} slots from that of this service's node"
+                )
+            else:
+                return slot
+        raise nothing_payable({selected.position: reason})
+
+    async def _is_still_opening(self, channel: Channel, deadline: float, *, is_patient: bool) -> bool:
+        """Look for an opening on chain; return whether it has neither landed nor expired.
+
+        On a cluster, a patient caller waits until it is final, because its seller has opened it already.
+        """
+        session_id, loop = channel.session.session_id, asyncio.get_running_loop()
+        while True:
+            tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, session_id)
+            if tx is None or await self._settlement.look_at(tx) is not None:
+                return False
+            is_waiting = is_patient and self._context.chain.landing_seconds > 0
+            if not is_waiting or loop.time() >= deadline or self._context.tasks.closing.done():
+                return True
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
+        opening = opening_of(
+            channel, payer=self._closing.payer(selected.source), usdc_mint=self._context.chain.usdc_mint
+        )
+        expires_us = channel.record.challenge_expires_us
+        # The opening has the blockhash of its own challenge, which its seller compares.
+        is_in_force = expires_us is None or self._context.clock.now_us() < expires_us
+        challenge = json.loads(channel.record.challenge) if is_in_force else selected.offer.echo
+        return _step(
+            channel,
+            voucher=None,
+            amount_micro=selected.offer.terms.amount_micro,
+            header=mpp.credential(challenge, mpp_sessions.open_payload(opening, channel.record.raw)),
+            is_replay=is_replay,
+        )
+
+
+def _step(
+    channel: Channel,
+    *,
+    voucher: VoucherRecord | None,
+    amount_micro: int,
+    header: tuple[str, str] | None,
+    is_replay: bool = False,
+) -> SessionStep:
+    session, outcome = channel.session, None
+    if voucher is not None and voucher.outcome_status is not None:
+        outcome = PaymentOutcome(
+            status_code=voucher.outcome_status,
+            receipt=voucher.outcome_receipt,
+            duration_ms=voucher.outcome_duration_ms,
+        )
+    return SessionStep(
+        step=PaymentStep.OPEN.value if voucher is None else PaymentStep.VOUCHER.value,
+        session_id=session.session_id,
+        charge_id=None if voucher is None else voucher.charge_id,
+        account_id=session.account_id,
+        status=SessionStatus(session.status).value,
+        protocol=PaymentProtocol.MPP.value,
+        origin=channel.record.origin,
+        url=session.url if voucher is None else voucher.url,
+        amount_usdc=from_micro(amount_micro),
+        running_total_usdc=from_micro(session.running_total if voucher is None else voucher.cumulative),
+        cap_usdc=from_micro(session.cap),
+        header=None if header is None else PaymentHeader(name=header[0], value=header[1]),
+        is_replay=is_replay,
+        outcome=outcome,
+    )
+
+
+def session_conflict(use: KeyUse) -> Problem:
+    """Return the error for a key that was used in a session for something else."""
+    used = "for a voucher" if use.voucher is not None else "for the opening"
+    session_id = "" if use.channel is None else f" {use.channel.session.session_id}"
+    return Problem(
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        f"This idempotency_key was used {used} of session{session_id} on other terms. Use a new key for "
+        "another purchase.",
+    )

@@ -1,0 +1,298 @@
+"""Paying one request within a session over HTTP 402: one unit of work, then a signature.
+
+The unit stores key and cumulative amount, under the cap, before anything is signed. A key never gets a
+second amount: Ed25519 signs the same bytes alike, so a repeated request, and one after a crash, presents the
+same voucher. Because the order of vouchers matters to sellers, one is in flight for each session: the next is
+signed once a client has reported its outcome, or after 30 seconds.
+"""
+
+import json
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.payments import AUTHORIZE_PAYMENT, REPORT_OUTCOME, ReportOutcome
+from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, VoucherRecord
+from agentpay_server.engine.policy import (
+    Purpose,
+    Recipient,
+    Refusal,
+    Spend,
+    paused_refusal,
+    stored_policy,
+    usdc_text,
+    voucher_refusal,
+)
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import RequestedKey
+from agentpay_server.ledger.outcome import Unit
+from agentpay_server.payments import channel_store
+from agentpay_server.payments.channel_rules import IN_FLIGHT_US, MAX_REFUSALS
+from agentpay_server.payments.channel_store import CHANNELS, VOUCHERS, Channel
+from agentpay_server.payments.pins import pin_refusal
+from agentpay_server.payments.store import Pin
+from agentpay_server.payments.terms import Offer
+from agentpay_server.platform.clock import real_now_us
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found
+from agentpay_server.platform.principals import Principal
+from agentpay_server.sessions import outcomes
+from agentpay_server.sessions.responses import limits_of, refused
+from agentpay_server.sessions.rules import check_transition, closes_us
+from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
+from agentpay_server.transfers import store as transfer_store
+
+REFUSED: Final = 402
+"""The status with which a seller refuses a voucher."""
+
+
+@frozen(kw_only=True)
+class Charge:
+    """A request to pay within a session.
+
+    Attributes:
+        digest: of the purchase, which the same key must repeat.
+        pin: the operator's pin of the origin, as read before the unit of work.
+    """
+
+    session_id: str
+    key: RequestedKey
+    offer: Offer
+    digest: str
+    url: str | None
+    pin: Pin | None
+
+
+@frozen(kw_only=True)
+class Paid:
+    """The result: the session's channel, and the voucher to sign."""
+
+    channel: Channel
+    voucher: VoucherRecord
+    is_replay: bool = False
+
+
+class PayByVoucher:
+    """The unit of work that adds a request's price to what a session's seller can claim."""
+
+    def __init__(self, context: Context, principal: Principal, charge: Charge) -> None:
+        self._context = context
+        self._principal = principal
+        self._charge = charge
+
+    def __call__(self, connection: Connection) -> Paid | None:
+        """Store the voucher.
+
+        Returns:
+            None if the request must start over, because the session is no longer open, or its key was used.
+
+        Raises:
+            Problem: a refusal; `service_unavailable` while another voucher is in flight or clocks differ.
+            ConflictError: another request has used the key meanwhile.
+        """
+        charge, key = self._charge, self._charge.key
+        # Every change of the policy takes this lock, and so does every other payment under the key.
+        source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
+        now_us = self._context.clock.now_us()
+        self._context.clock_check.require(now_us)
+        channel = channel_store.of_session(connection, charge.session_id, lock=True)
+        if channel.session.status != SessionStatus.OPEN or self._is_key_used(connection, now_us):
+            return None
+        refusal = self._refusal(connection, source, channel)
+        if refusal is not None:
+            raise refused(refusal, channel.session)
+        self._require_turn(channel)
+        return self._store(connection, channel, now_us)
+
+    def _is_key_used(self, connection: Connection, now_us: int) -> bool:
+        key = self._charge.key
+        if channel_store.voucher_of(connection, key.account_id, key.idempotency_key) is not None:
+            return True
+        return transfer_store.KEYS.find(connection, key, now_us).is_holder_in_force
+
+    def _require_turn(self, channel: Channel) -> None:
+        until_us = channel.record.in_flight_until_us
+        if channel.record.in_flight is not None and until_us is not None and real_now_us() < until_us:
+            raise Problem(
+                ErrorCode.SERVICE_UNAVAILABLE,
+                f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
+                "signed. Retry with the same key once its outcome is reported.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+
+    def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
+        charge, session, policy = self._charge, channel.session, stored_policy(source.policy)
+        terms = charge.offer.terms
+        owners = self._owners(channel)
+        recipient, *others = [self._recipient(connection, owner) for owner in owners]
+        spend = Spend(
+            amount_micro=terms.amount_micro,
+            to=session.to,
+            recipient=recipient,
+            memo=None,
+            category=self._category(),
+            purpose=Purpose.SESSION_OVER_402,
+            others=tuple(others),
+        )
+        refusal = (
+            paused_refusal(policy) or pin_refusal(charge.pin, terms, owners) or voucher_refusal(policy, spend)
+        )
+        if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
+            return refusal
+        return Refusal(
+            code=ErrorCode.SESSION_CAP_EXCEEDED,
+            message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
+            f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
+            "session, then request again to open another one.",
+        )
+
+    @staticmethod
+    def _owners(channel: Channel) -> list[str]:
+        shares = [owner for owner, _ in json.loads(channel.record.shares)]
+        return list(dict.fromkeys((channel.record.payee, *shares)))
+
+    def _recipient(self, connection: Connection, owner: str) -> Recipient:
+        token_account = associated_token_address(owner, self._context.chain.usdc_mint)
+        account = account_store.account_at(connection, token_account)
+        return Recipient(
+            account_id=None if account is None else account.account_id,
+            token_account=token_account,
+            owner=owner,
+        )
+
+    def _category(self) -> str | None:
+        pin = self._charge.pin
+        return self._charge.offer.category if pin is None or pin.category is None else pin.category
+
+    def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
+        charge, context = self._charge, self._context
+        amount = charge.offer.terms.amount_micro
+        opened_us = channel.session.opened_us
+        assert opened_us is not None  # noqa: S101 - an open session was opened
+        session = SESSIONS.change(
+            connection,
+            channel.session,
+            IS_OPEN,
+            FITS,
+            given={"amount": amount},
+            add={"running_total": amount},
+            closes_us=closes_us(limits_of(context), opened_us=opened_us, charged_us=now_us),
+        )
+        if session is None:
+            return None
+        voucher = VoucherRecord(
+            charge_id=context.identifiers.new(identifiers.CHARGE),
+            session_id=session.session_id,
+            operator_id=session.operator_id,
+            account_id=session.account_id,
+            idempotency_key=charge.key.idempotency_key,
+            claimed_by_operator=charge.key.by_operator,
+            digest=charge.digest,
+            url=charge.url,
+            amount=amount,
+            cumulative=session.running_total,
+            created_us=now_us,
+        )
+        VOUCHERS.insert(connection, voucher)
+        record = CHANNELS.changed(
+            connection,
+            channel.record,
+            in_flight=voucher.charge_id,
+            in_flight_until_us=real_now_us() + IN_FLIGHT_US,
+            newest_challenge=json.dumps(charge.offer.echo),
+        )
+        before = session.running_total - amount
+        audit.record(
+            connection,
+            self._principal,
+            action=AUTHORIZE_PAYMENT.name,
+            subject=session.session_id,
+            now_us=now_us,
+            before={"running_total_usdc": audit.usdc(before)},
+            after={
+                "charge_id": voucher.charge_id,
+                "amount_usdc": audit.usdc(amount),
+                "running_total_usdc": audit.usdc(session.running_total),
+                "idempotency_key": voucher.idempotency_key,
+            },
+        )
+        apply(Unit(connection, context, now_us), outcomes.charged(session, before_micro=before))
+        return Paid(channel=Channel(session=session, record=record), voucher=voucher)
+
+
+class ReportVoucher:
+    """The unit of work that stores the seller's response to a voucher, as the client reports it.
+
+    Two refusals in a row close the session by force.
+    """
+
+    def __init__(
+        self, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._charge_id = charge_id
+        self._request = request
+
+    def __call__(self, connection: Connection) -> Paid:
+        """Store it, and return the voucher.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        principal, request = self._principal, self._request
+        voucher = VOUCHERS.get(connection, self._charge_id)
+        if (
+            voucher is None
+            or voucher.operator_id != principal.operator_id
+            or (principal.is_agent and voucher.account_id != principal.account_id)
+        ):
+            raise not_found("payment", self._charge_id)
+        is_first = voucher.outcome_status is None
+        channel = channel_store.of_session(connection, voucher.session_id, lock=True)
+        voucher = VOUCHERS.changed(
+            connection,
+            voucher,
+            outcome_status=request.status_code,
+            outcome_receipt=request.receipt,
+            outcome_duration_ms=request.duration_ms,
+        )
+        now_us = self._context.clock.now_us()
+        audit.record(
+            connection,
+            principal,
+            action=REPORT_OUTCOME.name,
+            subject=voucher.charge_id,
+            now_us=now_us,
+            after={"status_code": request.status_code},
+        )
+        if channel.record.in_flight == voucher.charge_id and is_first:
+            channel = self._count(connection, channel, now_us)
+        return Paid(channel=channel, voucher=voucher)
+
+    def _count(self, connection: Connection, channel: Channel, now_us: int) -> Channel:
+        is_refused = self._request.status_code == REFUSED
+        refusals = channel.record.refusals + 1 if is_refused else 0
+        record = CHANNELS.changed(
+            connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals
+        )
+        session = channel.session
+        if refusals >= MAX_REFUSALS and session.status == SessionStatus.OPEN:
+            check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+            session = SESSIONS.changed(
+                connection,
+                session,
+                IS_OPEN,
+                status=SessionStatus.CLOSING.value,
+                closed_by=ClosingReason.PAYEE_REFUSES.value,
+                closes_us=now_us,
+            )
+            record = CHANNELS.changed(connection, record, force_us=now_us)
+        return Channel(session=session, record=record)
