@@ -17,7 +17,6 @@ from agentpay.contract import choices, identifiers
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import (
-    ALWAYS_SENT,
     OMITTED_BY_DEFAULT,
     Category,
     Cursor,
@@ -237,9 +236,9 @@ class SessionStep(PaymentAnswer):
     running_total_usdc: UsdcString
     cap_usdc: UsdcString
     header: PaymentHeader | None
-    is_replay: bool = field(default=False, metadata=ALWAYS_SENT)
-    outcome: PaymentOutcome | None = field(default=None, metadata=ALWAYS_SENT)
-    transfer_id: None = field(default=None, metadata=ALWAYS_SENT)
+    is_replay: bool = False
+    outcome: PaymentOutcome | None = None
+    transfer_id: None = None
 
     @property
     def reported_id(self) -> str | None:

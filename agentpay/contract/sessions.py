@@ -128,11 +128,11 @@ class Session(Model):
     opened_at: datetime | None
     settled_at: datetime | None
     closing_reason: choices.ClosingReason | None = field(default=None, metadata=ALWAYS_SENT)
-    protocol: choices.SessionProtocol = field(default="escrow", metadata=ALWAYS_SENT)
-    origin: str | None = field(default=None, metadata=ALWAYS_SENT)
-    url: str | None = field(default=None, metadata=ALWAYS_SENT)
-    channel: str | None = field(default=None, metadata=ALWAYS_SENT)
-    header: PaymentHeader | None = field(default=None, metadata=ALWAYS_SENT)
+    protocol: choices.SessionProtocol = "escrow"
+    origin: str | None = None
+    url: str | None = None
+    channel: str | None = None
+    header: PaymentHeader | None = None
 
     @property
     def is_final(self) -> bool:

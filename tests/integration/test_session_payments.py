@@ -1,0 +1,499 @@
+"""Sessions over HTTP 402: opened by a seller, charged by vouchers, closed by the seller or by force."""
+
+from typing import Any
+
+import httpx
+import pytest
+import validators
+from sellers import _url64
+from server_world import raw_client
+from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
+
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import Status
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.payments import vouchers
+
+SEAL = 61.0
+"""Seconds after which a close that the chain does not show is forced."""
+
+
+@pytest.fixture(autouse=True)
+def _embedded() -> None:
+    validators.embedded_only("the program of channels is on its chain")
+
+
+@pytest.fixture
+def seller(server) -> SessionSeller:
+    running = server._running
+    shop = SessionSeller(running.server.chain, running.server.context.signer, running._owner.call)
+    shop.open()
+    return shop
+
+
+@pytest.fixture
+def account(funded):
+    return funded("10")
+
+
+@pytest.fixture
+def authorize(http, account):
+    def call(challenge: dict[str, Any], key: str = "call-1", cap: str | None = "1", **more: Any):
+        body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
+        body |= {} if cap is None else {"session_cap": cap}
+        return http.post("/payments", json={**body, **more})
+
+    return call
+
+
+@pytest.fixture
+def step(authorize):
+    """Authorize, and return the step."""
+
+    def call(challenge: dict[str, Any], key: str = "call-1", **more: Any) -> dict[str, Any]:
+        response = authorize(challenge, key, **more)
+        assert response.status_code == 201, response.json()
+        return dict(response.json())
+
+    return call
+
+
+@pytest.fixture
+def report(http):
+    def call(voucher: dict[str, Any], status_code: int = 200) -> dict[str, Any]:
+        response = http.post(f"/payments/{voucher['charge_id']}/outcome", json={"status_code": status_code})
+        assert response.status_code == 200, response.json()
+        return dict(response.json())
+
+    return call
+
+
+@pytest.fixture
+def opened(seller, step, server):
+    """Open a session, and return its identifier."""
+
+    def call(key: str = "call-1", **more: Any) -> str:
+        opening = step(seller.ask_session(**more.pop("ask", {})), key, **more)
+        assert opening["step"] == "open"
+        assert seller.accept_opening(opening["header"]).failure is None
+        return str(opening["session_id"])
+
+    return call
+
+
+@pytest.fixture
+def paid(seller, step, report):
+    """Pay for one request, and let the seller serve it."""
+
+    def call(key: str, amount: int = 1_000, **more: Any) -> dict[str, Any]:
+        voucher = step(seller.ask_session(amount), key, **more)
+        assert voucher["step"] == "voucher"
+        seller.take_voucher(voucher["header"])
+        report(voucher)
+        return voucher
+
+    return call
+
+
+def refused(response: httpx.Response, status_code: int, error: str) -> dict[str, Any]:
+    body = dict(response.json())
+    assert (response.status_code, body["error"]) == (status_code, error), body
+    return body
+
+
+def session_of(http, session_id: str) -> dict[str, Any]:
+    return dict(http.get(f"/sessions/{session_id}").json())
+
+
+def test_a_session_is_opened_charged_and_closed(http, client, server, seller, account, step, paid) -> None:
+    opening = step(seller.ask_session(1_000), url=f"{ORIGIN}/forecast")
+    assert opening == {
+        "step": "open",
+        "session_id": opening["session_id"],
+        "charge_id": None,
+        "transfer_id": None,
+        "account_id": account.account_id,
+        "status": "opening",
+        "protocol": "mpp",
+        "origin": ORIGIN,
+        "url": f"{ORIGIN}/forecast",
+        "amount_usdc": "0.001000",
+        "running_total_usdc": "0.000000",
+        "cap_usdc": "1.000000",
+        "header": opening["header"],
+        "is_replay": False,
+        "outcome": None,
+    }
+    assert seller.accept_opening(opening["header"]).failure is None
+    assert seller.channel.deposit_micro == 1_000_000
+
+    totals = [paid(f"call-{number}")["running_total_usdc"] for number in (1, 2, 3)]
+    assert totals == ["0.001000", "0.002000", "0.003000"]
+
+    session = session_of(http, opening["session_id"])
+    assert session["status"] == "open"
+    assert (session["protocol"], session["origin"]) == ("mpp", ORIGIN)
+    assert session["channel"] == str(seller.opening.address)
+    assert session["running_total_usdc"] == "0.003000"
+
+    closing = http.post(f"/sessions/{opening['session_id']}/close").json()
+    assert closing["status"] == "closing"
+    assert seller.take_voucher(closing["header"], "close") == 3_000
+    assert seller.close().failure is None
+    server.sandbox.clock.advance(1)
+
+    session = session_of(http, opening["session_id"])
+    assert session["status"] == "settled"
+    assert (session["settled_usdc"], session["returned_usdc"]) == ("0.003000", "0.997000")
+    assert seller.received == 3_000
+    assert str(client.accounts.balance(account.account_id).balance_usdc) == "9.997000"
+    types = [event.type for event in server.events]
+    assert types.count("session.opened") == types.count("session.settled") == 1
+    history = client.accounts.transactions(account.account_id).data
+    assert [(entry.type, str(entry.amount_usdc)) for entry in history] == [
+        ("session_settlement", "0.003000"),
+        ("deposit", "10.000000"),
+    ]
+    budget = client.accounts.budget(account.account_id)
+    assert (str(budget.reserved_usdc), str(budget.spent_usdc)) == ("0.000000", "0.003000")
+
+
+# --- Keys and vouchers
+
+
+def test_a_key_gets_one_voucher_for_ever(opened, seller, step, report, server) -> None:
+    opened()
+    first = step(seller.ask_session(), "call-1")
+    again = step(seller.ask_session(), "call-1")
+    assert again["is_replay"]
+    assert (again["charge_id"], again["running_total_usdc"]) == (first["charge_id"], "0.001000")
+    vouchers = [seller.payload_in(each["header"])["voucher"] for each in (first, again)]
+    assert vouchers[0] == vouchers[1]
+    report(first)
+    step(seller.ask_session(), "call-2")
+    server.sandbox.clock.advance(2 * 86_400)
+    late = step(seller.ask_session(), "call-1")
+    assert (late["charge_id"], late["running_total_usdc"]) == (first["charge_id"], "0.001000")
+
+
+def test_a_key_is_not_used_for_another_price(opened, seller, step, authorize) -> None:
+    opened()
+    step(seller.ask_session(1_000), "call-1")
+    refused(authorize(seller.ask_session(2_000), "call-1"), 409, "idempotency_conflict")
+    refused(authorize(seller.ask(), "call-1"), 409, "idempotency_conflict")
+    refused(authorize(seller.ask(), "call-1", cap=None), 409, "idempotency_conflict")
+
+
+def test_a_key_of_a_payment_opens_no_session(seller, authorize, step) -> None:
+    response = authorize(seller.ask(), "call-1")
+    assert response.status_code == 201
+    assert "step" not in response.json()
+    refused(authorize(seller.ask_session(), "call-1"), 409, "idempotency_conflict")
+
+
+def test_one_voucher_is_in_flight(opened, seller, authorize, step, report, monkeypatch) -> None:
+    opened()
+    first = step(seller.ask_session(), "call-1")
+    waiting = authorize(seller.ask_session(), "call-2")
+    refused(waiting, 503, "service_unavailable")
+    assert waiting.headers["Retry-After"] == "1"
+    assert report(first, 200)["outcome"]["status_code"] == 200
+    assert step(seller.ask_session(), "call-2")["running_total_usdc"] == "0.002000"
+
+
+def test_a_voucher_without_a_report_is_in_flight_for_30_seconds(
+    opened, seller, authorize, step, monkeypatch
+) -> None:
+    opened()
+    step(seller.ask_session(), "call-1")
+    real_now_us = vouchers.real_now_us
+    monkeypatch.setattr(vouchers, "real_now_us", lambda: real_now_us() + 29_000_000)
+    refused(authorize(seller.ask_session(), "call-2"), 503, "service_unavailable")
+    monkeypatch.setattr(vouchers, "real_now_us", lambda: real_now_us() + 31_000_000)
+    assert step(seller.ask_session(), "call-2")["running_total_usdc"] == "0.002000"
+
+
+def test_the_cap_is_never_exceeded(opened, seller, authorize, paid, http) -> None:
+    session_id = opened(cap="0.01")
+    paid("call-1", 9_999)
+    body = refused(authorize(seller.ask_session(2), "call-2", cap="0.01"), 402, "session_cap_exceeded")
+    assert body["session_id"] == session_id
+    assert paid("call-3", 1, cap="0.01")["running_total_usdc"] == "0.010000"
+    refused(authorize(seller.ask_session(1), "call-4", cap="0.01"), 402, "session_cap_exceeded")
+    http.post(f"/sessions/{session_id}/close")
+    assert authorize(seller.ask_session(1), "call-4", cap="0.01").json()["step"] == "open"
+
+
+def test_two_refusals_in_a_row_close_the_session_by_force(opened, seller, step, report, http, server) -> None:
+    session_id = opened()
+    for number, status_code in enumerate([402, 200, 402, 402]):
+        assert session_of(http, session_id)["status"] == "open"
+        report(step(seller.ask_session(), f"call-{number}"), status_code)
+    session = session_of(http, session_id)
+    assert (session["status"], session["closing_reason"]) == ("closing", "payee_refuses")
+    server.sandbox.clock.advance(1)
+    assert seller.channel.status is Status.CLOSING
+    server.sandbox.clock.advance(GRACE_SECONDS + 5)
+    session = session_of(http, session_id)
+    assert (session["status"], session["returned_usdc"]) == ("settled", "1.000000")
+
+
+# --- Openings
+
+
+def test_equal_terms_get_one_opening(seller, step, http) -> None:
+    first = step(seller.ask_session(), "call-1")
+    second = step(seller.ask_session(5_000), "call-2")
+    assert (second["step"], second["session_id"]) == ("open", first["session_id"])
+    assert second["is_replay"]
+    assert second["header"] == first["header"]
+
+
+def test_an_opening_that_nobody_lands_expires_and_one_new_one_follows(seller, step, http, server) -> None:
+    first = step(seller.ask_session(), "call-1")
+    server.sandbox.clock.advance(61)
+    session = session_of(http, first["session_id"])
+    assert session["status"] == "failed"
+    second = step(seller.ask_session(), "call-1")
+    assert second["session_id"] != first["session_id"]
+    assert not second["is_replay"]
+    # The first one can never land again.
+    status = seller.accept_opening(first["header"])
+    assert status is None or status.is_refused
+    assert seller.accept_opening(second["header"]).failure is None
+    assert step(seller.ask_session(), "call-1")["step"] == "voucher"
+
+
+def test_other_terms_are_another_channel(opened, seller, step) -> None:
+    session_id = opened()
+    other = step(seller.ask_session(shares=[(seller.split.address, 100)]), "call-2")
+    assert other["step"] == "open"
+    assert other["session_id"] != session_id
+
+
+def test_a_payee_gets_its_part_and_so_does_every_share(opened, seller, step, report, http, server) -> None:
+    shares = [(seller.split.address, 3_333)]
+    session_id = opened(ask={"shares": shares})
+    voucher = step(seller.ask_session(1_001, shares=shares))
+    seller.take_voucher(voucher["header"])
+    report(voucher)
+    assert seller.close().failure is None
+    server.sandbox.clock.advance(1)
+    assert session_of(http, session_id)["settled_usdc"] == "0.001001"
+    # The program rounds each part down; the rest is its treasury's.
+    assert (seller.received, seller.received_by_others) == (667, 333)
+
+
+@pytest.mark.parametrize(
+    ("details", "reason"),
+    [
+        ({"channelProgram": "11111111111111111111111111111111"}, "channelProgram is another program"),
+        ({"channelProgram": None}, "channelProgram is another program"),
+        (
+            {"tokenProgram": "TokenzQdBNbLqP5VEhdkAS6EPFLC1PHnBqCXEpPxuEb"},
+            "tokenProgram must be that of USDC",
+        ),
+        ({"decimals": 9}, "decimals must be 6"),
+        ({"network": "mainnet-beta"}, "network is mainnet-beta"),
+        ({"gracePeriodSeconds": 3_601}, "its grace period is not between"),
+        ({"gracePeriodSeconds": 0}, "its grace period is not between"),
+        ({"gracePeriodSeconds": None}, "gracePeriodSeconds is missing"),
+        ({"minimumDeposit": "1000001"}, "minimumDeposit is 1.000001 USDC and session_cap 1.000000 USDC"),
+        ({"voucherSigner": "operator"}, "voucherSigner is not client"),
+        ({"feePayer": False}, "feePayer is not true"),
+        ({"minVoucherDelta": "1001"}, "minVoucherDelta is above the price"),
+        ({"recentBlockhash": "11111111111111111111111111111111"}, "its recentBlockhash is not valid"),
+        ({"recentBlockhash": None}, "it has no recentBlockhash"),
+        ({"recentSlot": "1000"}, "its recentSlot is over 300 slots"),
+        ({"recentSlot": None}, "it has no recentBlockhash or no recentSlot"),
+        ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 10_001}]}, "distributionSplits: shares"),
+        ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 1}] * 9}, "more than 8 entries"),
+        ({"currency": "So11111111111111111111111111111111111111112"}, "token is So111"),
+    ],
+)
+def test_bad_terms_of_a_seller_are_not_paid(seller, authorize, details, reason) -> None:
+    body = refused(authorize(seller.ask_session(**details)), 422, "nothing_payable")
+    assert reason in body["details"][0]["message"]
+
+
+def test_our_own_addresses_never_pay_the_fee(seller, authorize, account, server) -> None:
+    signer = server._running.server.context.signer
+    for address in (account.chain_address, signer.address(TREASURY)):
+        body = refused(authorize(seller.ask_session(feePayerKey=address)), 422, "nothing_payable")
+        assert "feePayerKey is an address of this service" in body["details"][0]["message"]
+    own = seller.ask_session(recipient=account.chain_address)
+    refused(authorize(own), 422, "nothing_payable")
+
+
+def test_a_session_is_paid_only_with_a_cap(seller, authorize) -> None:
+    body = refused(authorize(seller.ask_session(), cap=None), 422, "nothing_payable")
+    assert "intent is session, which is paid only with session_cap" in body["details"][0]["message"]
+    refused(authorize(seller.ask_session(), cap="0.001"), 400, "invalid_request")
+
+
+def test_an_older_dialect_is_named(authorize) -> None:
+    request = _url64({"cap": "1000", "operator": "x", "currency": "USDC"})
+    header = f'Payment id="1", realm="a", method="solana", intent="session", request="{request}"'
+    body = refused(authorize({"headers": [["WWW-Authenticate", header]]}), 422, "nothing_payable")
+    assert "older dialect" in body["details"][0]["message"]
+
+
+def test_a_session_comes_before_a_single_payment(seller, authorize) -> None:
+    both = {"headers": [*seller.ask("mpp", 500)["headers"], *seller.ask_session(1_000)["headers"]]}
+    assert authorize(both, "call-1").json()["step"] == "open"
+    assert "step" not in authorize(both, "call-2", cap=None).json()
+
+
+# --- Policy
+
+
+def test_the_policy_judges_the_cap_at_the_opening(seller, authorize, client, account) -> None:
+    client.policies.update(account.account_id, max_daily_spend="0.5")
+    refused(authorize(seller.ask_session()), 402, "policy_violation")
+    client.policies.update(account.account_id, max_daily_spend=None)
+    refused(authorize(seller.ask_session(), cap="11"), 402, "insufficient_balance")
+    client.policies.update(account.account_id, allowed_counterparties=[seller.wallet.address])
+    shares = seller.ask_session(shares=[(seller.split.address, 1)])
+    body = refused(authorize(shares), 402, "policy_violation")
+    assert "allowed_counterparties" in body["message"]
+    assert authorize(seller.ask_session()).status_code == 201
+
+
+def test_the_policy_judges_each_voucher(opened, seller, authorize, client, account, paid, http) -> None:
+    opened()
+    client.policies.update(account.account_id, max_single_transfer="0.002")
+    assert paid("call-1", 2_000)["amount_usdc"] == "0.002000"
+    body = refused(authorize(seller.ask_session(2_001), "call-2"), 402, "policy_violation")
+    assert "max_single_transfer" in body["message"]
+    client.policies.update(account.account_id, max_single_transfer=None)
+    refused(authorize(seller.ask_session(), "call-2", max_amount="0.0005"), 422, "nothing_payable")
+    client.policies.update(account.account_id, categories=["data"])
+    assert "categories" in refused(authorize(seller.ask_session(), "c"), 402, "policy_violation")["message"]
+    client.policies.update(account.account_id, categories=None, allowed_counterparties=[])
+    refused(authorize(seller.ask_session(), "d"), 402, "policy_violation")
+    client.policies.update(account.account_id, allowed_counterparties=None)
+    origin = "https%3A%2F%2Fapi.example.com"
+    assert http.put(f"/console/origins/{origin}", json={"max_amount": "0.000999"}).status_code == 200
+    assert "pin" in refused(authorize(seller.ask_session(), "e"), 402, "policy_violation")["message"]
+    assert http.put(f"/console/origins/{origin}", json={"blocked": True}).status_code == 200
+    refused(authorize(seller.ask_session(), "f"), 402, "policy_violation")
+    assert http.put(f"/console/origins/{origin}", json={}).status_code == 200
+    client.policies.pause(account.account_id)
+    refused(authorize(seller.ask_session(), "g"), 402, "account_paused")
+    client.policies.resume(account.account_id)
+    assert paid("call-2")["running_total_usdc"] == "0.003000"
+
+
+def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, account) -> None:
+    client.policies.update(account.account_id, escalation_threshold=1)
+    key = server.console.agent_keys.create(account_id=account.account_id).key
+    body = {"account_id": account.account_id, "idempotency_key": "call-1", "origin": ORIGIN}
+    with raw_client(server, key) as agent:
+        response = agent.post("/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
+        assert "escalation_threshold" in refused(response, 402, "policy_violation")["message"]
+        response = agent.post("/payments", json={**body, **seller.ask_session(), "session_cap": "0.99"})
+        assert response.json()["step"] == "open"
+
+
+def test_ten_openings_an_hour_are_the_most_for_a_seller(seller, step, authorize, server) -> None:
+    for _ in range(10):
+        assert step(seller.ask_session(), "call")["step"] == "open"
+        server.sandbox.clock.advance(61)
+    refused(authorize(seller.ask_session(), "call"), 409, "too_many_sessions")
+    server.sandbox.clock.advance(3_600)
+    assert step(seller.ask_session(), "call")["step"] == "open"
+
+
+# --- Closing
+
+
+def test_a_session_without_a_voucher_is_closed_by_force_at_once(opened, seller, http, server) -> None:
+    session_id = opened()
+    closing = http.post(f"/sessions/{session_id}/close").json()
+    assert (closing["status"], closing["header"]) == ("closing", None)
+    server.sandbox.clock.advance(1)
+    assert seller.channel.status is Status.CLOSING
+    server.sandbox.clock.advance(GRACE_SECONDS - 2)
+    assert session_of(http, session_id)["status"] == "closing"
+    server.sandbox.clock.advance(5)
+    session = session_of(http, session_id)
+    assert (session["status"], session["settled_usdc"]) == ("settled", "0.000000")
+    assert seller.channel is None or seller.channel.status is Status.DISTRIBUTED
+
+
+def test_a_seller_that_never_closes_is_closed_by_force(
+    opened, seller, paid, http, server, client, account
+) -> None:
+    session_id = opened()
+    paid("call-1")
+    paid("call-2")
+    seller.settle_voucher()
+    paid("call-3")
+    header = http.post(f"/sessions/{session_id}/close").json()["header"]
+    assert seller.payload_in(header)["voucher"]["voucher"]["cumulativeAmount"] == "3000"
+    server.sandbox.clock.advance(SEAL - 2)
+    assert seller.channel.status is Status.OPEN
+    server.sandbox.clock.advance(3)
+    assert seller.channel.status is Status.CLOSING
+    server.sandbox.clock.advance(GRACE_SECONDS + 5)
+    session = session_of(http, session_id)
+    # What the seller has not settled within the grace period comes back.
+    assert (session["status"], session["settled_usdc"]) == ("settled", "0.002000")
+    assert (session["running_total_usdc"], session["returned_usdc"]) == ("0.003000", "0.998000")
+    assert seller.received == 2_000
+    assert str(client.accounts.balance(account.account_id).balance_usdc) == "9.998000"
+
+
+def test_a_seller_that_settles_within_the_grace_period_gets_everything(
+    opened, seller, paid, http, server
+) -> None:
+    session_id = opened()
+    paid("call-1")
+    http.post(f"/sessions/{session_id}/close")
+    server.sandbox.clock.advance(SEAL)
+    assert seller.channel.status is Status.CLOSING
+    assert seller.close().failure is None
+    server.sandbox.clock.advance(1)
+    session = session_of(http, session_id)
+    assert (session["status"], session["settled_usdc"]) == ("settled", "0.001000")
+    assert seller.received == 1_000
+
+
+def test_a_seller_may_end_a_session_at_once(opened, seller, paid, authorize, http, server) -> None:
+    session_id = opened()
+    paid("call-1")
+    assert seller.close().failure is None
+    server.sandbox.clock.advance(1)
+    session = session_of(http, session_id)
+    assert (session["status"], session["closing_reason"]) == ("settled", "payee_sealed")
+    assert session["settled_usdc"] == "0.001000"
+    # A voucher of it is repeated; another key opens another channel.
+    assert authorize(seller.ask_session(), "call-1").json()["is_replay"]
+    assert authorize(seller.ask_session(), "call-2").json()["step"] == "open"
+
+
+def test_a_session_that_its_seller_sealed_without_paying_out_is_paid_out(
+    opened, seller, paid, http, server
+) -> None:
+    session_id = opened()
+    paid("call-1")
+    voucher = codecs.Voucher(channel=seller.opening.address, cumulative_micro=1_000)
+    assert (
+        seller.send(
+            codecs.verify_voucher(voucher, seller.opening.signer, seller.signature),
+            codecs.settle_and_seal(
+                payee=seller.opening.payee, channel=seller.opening.address, has_voucher=True
+            ),
+        ).failure
+        is None
+    )
+    server.sandbox.clock.advance(SEAL + 1)
+    session = session_of(http, session_id)
+    assert (session["status"], session["settled_usdc"]) == ("settled", "0.001000")
+    assert seller.received == 1_000
+
+
+def test_a_session_accepts_no_charges(opened, http) -> None:
+    session_id = opened()
+    body = {"amount": "0.1", "idempotency_key": "charge"}
+    refused(http.post(f"/sessions/{session_id}/charges", json=body), 409, "session_closed")

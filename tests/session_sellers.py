@@ -1,0 +1,187 @@
+"""A seller of sessions over HTTP 402: it opens channels, keeps the highest voucher, and settles it."""
+
+import base64
+import json
+from typing import Any
+
+from sellers import ORIGIN as ORIGIN
+from sellers import Run, Seller, _url64
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.message import MessageV0, to_bytes_versioned
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, Channel, Opening, Share, Voucher
+from agentpay_server.chain.custody import Signer
+from agentpay_server.chain.protocol import Chain, SignatureStatus
+
+GRACE_SECONDS = 900
+
+
+class SessionSeller(Seller):
+    """Sells one resource by session."""
+
+    def __init__(self, chain: Chain, signer: Signer, run: Run, number: int = 7) -> None:
+        super().__init__(chain, signer, run, number)
+        self.payee: Keypair = self.wallet._keypair
+        self.opening: Opening | None = None
+        self.cumulative = 0
+        self.signature: Signature | None = None
+
+    # --- Asking
+
+    def ask_session(
+        self, amount: int = 1_000, *, shares: list[tuple[str, int]] | None = None, **more: Any
+    ) -> dict[str, Any]:
+        """Return `headers` of a 402 whose offer is a session; `more` are further or other `methodDetails`."""
+        self._asked += 1
+        blockhash = self._run(self.chain.latest_blockhash()).value
+        slot = self._run(self.chain.blockhash_slot(blockhash))
+        details: dict[str, Any] = {
+            "network": "localnet",
+            "decimals": 6,
+            "channelProgram": str(codecs.PROGRAM),
+            "recentBlockhash": blockhash,
+            "recentSlot": str(slot),
+            "feePayer": True,
+            "feePayerKey": str(self.facilitator.pubkey()),
+            "gracePeriodSeconds": GRACE_SECONDS,
+        }
+        if shares:
+            details["distributionSplits"] = [{"recipient": to, "shareBps": bps} for to, bps in shares]
+        top = {name: more.pop(name) for name in ("recipient", "currency", "minimumDeposit") if name in more}
+        details |= more
+        request = {
+            "amount": str(amount),
+            "currency": self.chain.usdc_mint,
+            "recipient": self.wallet.address,
+            "methodDetails": {name: value for name, value in details.items() if value is not None},
+            **top,
+        }
+        return {"headers": [["www-authenticate", _challenge(self._asked, request)]]}
+
+    # --- Being paid
+
+    @staticmethod
+    def payload_in(header: dict[str, str]) -> dict[str, Any]:
+        """Return the payload that a header presents."""
+        text = header["value"].removeprefix("Payment ")
+        content = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        return dict(content["payload"])
+
+    def accept_opening(self, header: dict[str, str]) -> SignatureStatus | None:
+        """Sign and broadcast an opening, as a seller does that trusts its payer."""
+        payload = self.payload_in(header)
+        assert payload["action"] == "open"
+        self.opening = opening_in(payload)
+        return self.settle(header)
+
+    def take_voucher(self, header: dict[str, str], action: str = "voucher") -> int:
+        """Check a voucher and keep it; return its amount."""
+        payload = self.payload_in(header)
+        assert payload["action"] == action
+        assert self.opening is not None
+        signed, voucher = payload["voucher"], payload["voucher"]["voucher"]
+        assert payload["channelId"] == voucher["channelId"] == str(self.opening.address)
+        assert signed["signer"] == str(self.opening.signer)
+        signature = Signature.from_string(signed["signature"])
+        cumulative = int(voucher["cumulativeAmount"])
+        checked = Voucher(channel=self.opening.address, cumulative_micro=cumulative)
+        assert checked.is_signed_by(self.opening.signer, signature)
+        if cumulative > self.cumulative:
+            self.cumulative, self.signature = cumulative, signature
+        return cumulative
+
+    def close(self) -> SignatureStatus | None:
+        """Settle the highest voucher, seal the channel, and pay it out, in one transaction."""
+        assert self.opening is not None
+        voucher = None
+        if self.signature is not None:
+            voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
+        treasury = TREASURIES["devnet"]
+        steps = codecs.close_instructions(
+            self.opening, treasury=treasury, voucher=voucher, signature=self.signature
+        )
+        return self.send(*steps)
+
+    def settle_voucher(self) -> SignatureStatus | None:
+        """Record the highest voucher on chain, without ending the channel."""
+        assert self.opening is not None
+        assert self.signature is not None
+        voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
+        return self.send(
+            codecs.verify_voucher(voucher, self.opening.signer, self.signature),
+            codecs.settle(self.opening.address),
+        )
+
+    def send(self, *steps: Instruction) -> SignatureStatus | None:
+        """Send a transaction that this seller signs and pays for."""
+        keys = {key.pubkey(): key for key in (self.facilitator, self.payee)}
+
+        async def sent() -> SignatureStatus | None:
+            blockhash = await self.chain.latest_blockhash()
+            message = MessageV0.try_compile(
+                self.facilitator.pubkey(), list(steps), [], Hash.from_string(blockhash.value)
+            )
+            count = message.header.num_required_signatures
+            signatures = [
+                keys[address].sign_message(to_bytes_versioned(message))
+                for address in message.account_keys[:count]
+            ]
+            transaction = VersionedTransaction.populate(message, signatures)
+            await self.chain.send(bytes(transaction))
+            return await self.chain.signature_status(str(signatures[0]))
+
+        status: SignatureStatus | None = self._run(sent())
+        return status
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel as the chain shows it; None if it is gone."""
+        assert self.opening is not None
+        (found,) = self._run(self.chain.account_data([str(self.opening.address)]))
+        return None if found is None or not found.data else codecs.read_channel(found.data)
+
+
+def opening_in(payload: dict[str, Any]) -> Opening:
+    """Return the opening that a payload claims, which must be the one that its transaction asks for."""
+    shares = tuple(
+        Share(Pubkey.from_string(split["recipient"]), split["shareBps"])
+        for split in payload.get("distributionSplits", [])
+    )
+    message = VersionedTransaction.from_bytes(base64.b64decode(payload["transaction"])).message
+    (step,) = (
+        each for each in message.instructions if message.account_keys[each.program_id_index] == codecs.PROGRAM
+    )
+    keys = [message.account_keys[index] for index in step.accounts]
+    opening = codecs.read_opening(keys, bytes(step.data))
+    assert opening.shares == shares
+    claimed = {
+        "channelId": str(opening.address),
+        "payer": str(opening.payer),
+        "payee": str(opening.payee),
+        "mint": str(opening.mint),
+        "authorizedSigner": str(opening.signer),
+        "salt": str(opening.salt),
+        "openSlot": str(opening.open_slot),
+        "depositAmount": str(opening.deposit_micro),
+        "gracePeriodSeconds": opening.grace_seconds,
+    }
+    assert {name: payload[name] for name in claimed} == claimed
+    assert str(opening.rent_payer) == str(message.account_keys[0])
+    return opening
+
+
+def _challenge(number: int, request: dict[str, Any]) -> str:
+    parameters = {
+        "id": f"session-{number}",
+        "realm": "api.example.com",
+        "method": "solana",
+        "intent": "session",
+        "request": _url64(request),
+    }
+    return "Payment " + ", ".join(f'{name}="{value}"' for name, value in parameters.items())
