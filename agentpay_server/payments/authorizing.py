@@ -46,6 +46,8 @@ from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChannelTerms, Offer
 from agentpay_server.payments.terms import Terms as ChallengeTerms
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.crash_points import Operation
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes
