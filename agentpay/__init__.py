@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from agentpay.contract.payments import PaymentOutcome as PaymentOutcome
     from agentpay.contract.payments import PaymentSplit as PaymentSplit
     from agentpay.contract.payments import PinnedOrigin as PinnedOrigin
+    from agentpay.contract.payments import SessionStep as SessionStep
     from agentpay.contract.policies import AccountPolicy as AccountPolicy
     from agentpay.contract.policies import Policy as Policy
     from agentpay.contract.policies import PolicyParams as PolicyParams
@@ -164,7 +165,7 @@ else:
         "contract.identity": "Identity",
         "contract.models": "Model",
         "contract.operator_keys": "NewOperatorKey OperatorKey",
-        "contract.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin",
+        "contract.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin SessionStep",
         "contract.policies": "AccountPolicy Policy PolicyParams",
         "contract.requests": "UNSET",
         "contract.sessions": "Session",

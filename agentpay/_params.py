@@ -73,6 +73,7 @@ class AuthorizePaymentParams(TypedDict):
     headers: NotRequired[Pairs | None]
     body: NotRequired[bytes | str | None]
     max_amount: NotRequired[Decimal | int | str | None]
+    session_cap: NotRequired[Decimal | int | str | None]
     memo: NotRequired[str | None]
 
 

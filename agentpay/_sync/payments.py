@@ -6,7 +6,7 @@
 
 from datetime import datetime
 from decimal import Decimal
-from typing import Unpack
+from typing import Unpack, overload
 
 import attrs
 
@@ -22,6 +22,7 @@ from agentpay.contract.payments import (
     AuthorizePayment,
     Payment,
     ReportOutcome,
+    SessionStep,
 )
 
 
@@ -29,6 +30,42 @@ class Payments(Resource):
     """Pays for responses with HTTP 402."""
 
     __module__ = "agentpay"
+
+    @overload
+    def authorize(
+        self,
+        *,
+        account_id: str,
+        idempotency_key: str,
+        response: object = None,
+        origin: str | None = None,
+        url: object = None,
+        method: str | None = None,
+        headers: Pairs | None = None,
+        body: bytes | str | None = None,
+        max_amount: Decimal | int | str | None = None,
+        session_cap: None = None,
+        memo: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Payment: ...
+
+    @overload
+    def authorize(
+        self,
+        *,
+        account_id: str,
+        idempotency_key: str,
+        response: object = None,
+        origin: str | None = None,
+        url: object = None,
+        method: str | None = None,
+        headers: Pairs | None = None,
+        body: bytes | str | None = None,
+        max_amount: Decimal | int | str | None = None,
+        session_cap: Decimal | int | str | None,
+        memo: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Payment | SessionStep: ...
 
     def authorize(
         self,
@@ -42,9 +79,10 @@ class Payments(Resource):
         headers: Pairs | None = None,
         body: bytes | str | None = None,
         max_amount: Decimal | int | str | None = None,
+        session_cap: Decimal | int | str | None = None,
         memo: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> Payment:
+    ) -> Payment | SessionStep:
         """Sign the payment for a 402, and return the header that presents it to the seller.
 
         Nothing moves before you send `payment.header` to the seller, with the paid request. Do not follow
@@ -63,12 +101,16 @@ class Payments(Resource):
             headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
             body: of the response; x402 version 1 has its challenge there.
             max_amount: the maximum USDC to pay; by default only the policy decides. Floats are refused.
+            session_cap: USDC to lock in a channel if the seller sells by session; without it, sessions are
+                not payable.
             memo: at most 200 characters; it stays off chain.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The payment. Its `header` is None while it is pending approval (`pending_approval`): call again
-            with the same key and a fresh 402 once it is approved.
+            with the same key and a fresh 402 once it is approved. With `session_cap`, and a seller that sells
+            by session, a `SessionStep`: present its header; after the step `open`, call again with the same
+            key and a fresh 402, and after a `voucher`, report its outcome.
 
         Raises:
             TypeError: neither a response nor its parts, or `max_amount` is a float.
@@ -88,7 +130,7 @@ class Payments(Resource):
         offered = {name: getattr(challenge, name) for name in attrs.fields_dict(Challenge)}
         request = request_of(AuthorizePayment, {**locals(), **offered})
         prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request)
-        payment: Payment = self._call(prepared, options)
+        payment: Payment | SessionStep = self._call(prepared, options)
         return payment
 
     def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
@@ -151,13 +193,13 @@ class Payments(Resource):
         receipt: str | None = None,
         duration_ms: int | None = None,
         **options: Unpack[CallOptions],
-    ) -> Payment:
+    ) -> Payment | SessionStep:
         """Report the seller's response to a payment, for the operator's records.
 
         It is stored as your claim and decides nothing: the outcome is read from the chain.
 
         Args:
-            transfer_id: the payment, `txn_…`.
+            transfer_id: the payment, `txn_…`, or a voucher of a session, `chg_…`.
             status_code: HTTP status of the seller's response.
             receipt: the receipt header of the response, as it came.
             duration_ms: how long the paid request took, in milliseconds.
@@ -168,5 +210,5 @@ class Payments(Resource):
         """
         body = request_of(ReportOutcome, locals())
         request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
-        payment: Payment = self._call(request, options)
+        payment: Payment | SessionStep = self._call(request, options)
         return payment

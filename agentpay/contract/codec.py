@@ -317,11 +317,15 @@ def _model_structure_hook(model: type, converter: Converter) -> Callable[[Any, A
 
     # A model whose fields are all required has no unknown fields if its object has as many members as
     # fields, and has some if there are more.
+    name, other = vars(kind)["alternative"].__func__() if "alternative" in vars(kind) else ("", None)
+
     count = len(known) if all(each.default is attrs.NOTHING for each in attrs.fields(kind)) else -1
 
     def hook(value: Any, kind: object) -> object:  # noqa: ANN401 - whatever JSON held
         if not isinstance(value, dict):
             raise ValueError("must be an object")
+        if other is not None and name in value:
+            return converter.structure(value, other)
         result = build(value, kind)
         if keeps_unknown and len(value) != count and (count >= 0 or not value.keys() <= known):
             with_extra(result, {name: item for name, item in value.items() if name not in known})

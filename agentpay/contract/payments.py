@@ -6,10 +6,9 @@ chain.
 """
 
 import re
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -171,22 +170,7 @@ class PaymentSplit(Model):
 
 
 @frozen(kw_only=True)
-class PaymentAnswer(Model):
-    """The response to a 402 that is to be paid: a `Payment`, or a `SessionStep` of a session over 402."""
-
-    @staticmethod
-    def models() -> "tuple[type[PaymentAnswer], ...]":
-        """Return the models that a response may have."""
-        return Payment, SessionStep
-
-    @staticmethod
-    def model_of(value: Mapping[str, Any]) -> "type[Payment | SessionStep]":
-        """Return the model of a response."""
-        return SessionStep if "step" in value else Payment
-
-
-@frozen(kw_only=True)
-class SessionStep(PaymentAnswer):
+class SessionStep(Model):
     """A step of a session over HTTP 402: the header that opens it, or a voucher that pays one request.
 
     The session is a channel on chain with `cap_usdc` in it, of which the seller can claim what the highest
@@ -247,7 +231,7 @@ class SessionStep(PaymentAnswer):
 
 
 @frozen(kw_only=True)
-class Payment(PaymentAnswer):
+class Payment(Model):
     """A payment: the transfer that pays a seller's 402.
 
     `GET /v1/transfers/{transfer_id}` shows the same transfer. A `status` or `protocol` that this version does
@@ -314,6 +298,11 @@ class Payment(PaymentAnswer):
     error: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+
+    @staticmethod
+    def alternative() -> tuple[str, type[SessionStep]]:
+        """Return the model that a response has instead if it has a field of this name."""
+        return "step", SessionStep
 
     @property
     def reported_id(self) -> str:
@@ -457,7 +446,7 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=AuthorizePayment,
-    responses={201: PaymentAnswer, 202: Payment},
+    responses={201: Payment, 202: Payment},
     errors=(
         ErrorCode.POLICY_VIOLATION,
         ErrorCode.ACCOUNT_PAUSED,
@@ -529,7 +518,7 @@ REPORT_OUTCOME: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=ReportOutcome,
-    responses={200: PaymentAnswer},
+    responses={200: Payment},
     echoes={"reported_id": "transfer_id"},
     summary="Report the seller's response to a payment.",
     description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "

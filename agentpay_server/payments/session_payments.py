@@ -258,9 +258,7 @@ class SessionPayments:
             if slot is None:
                 reason = "its recentBlockhash is not valid at this service's node: request it again"
             elif abs(slot - channel.slot) > MAX_SLOT_DISTANCE:
-                reason = (
-                    f"its recentSlot is more than {MAX_SLOT_DISTANCE} slots from that of this service's node"
-                )
+                reason = f"its recentSlot is over {MAX_SLOT_DISTANCE} slots from that of this service's node"
             else:
                 return slot
         raise nothing_payable({selected.position: reason})

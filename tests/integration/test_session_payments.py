@@ -41,7 +41,7 @@ def authorize(http, account):
     def call(challenge: dict[str, Any], key: str = "call-1", cap: str | None = "1", **more: Any):
         body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
         body |= {} if cap is None else {"session_cap": cap}
-        return http.post("/payments", json={**body, **more})
+        return http.post("/ext/v1/payments", json={**body, **more})
 
     return call
 
@@ -61,7 +61,7 @@ def step(authorize):
 @pytest.fixture
 def report(http):
     def call(voucher: dict[str, Any], status_code: int = 200) -> dict[str, Any]:
-        response = http.post(f"/payments/{voucher['charge_id']}/outcome", json={"status_code": status_code})
+        response = http.post(f"/ext/v1/payments/{voucher['charge_id']}/outcome", json={"status_code": status_code})
         assert response.status_code == 200, response.json()
         return dict(response.json())
 
@@ -102,7 +102,7 @@ def refused(response: httpx.Response, status_code: int, error: str) -> dict[str,
 
 
 def session_of(http, session_id: str) -> dict[str, Any]:
-    return dict(http.get(f"/sessions/{session_id}").json())
+    return dict(http.get(f"/ext/v1/sessions/{session_id}").json())
 
 
 def test_a_session_is_opened_charged_and_closed(http, client, server, seller, account, step, paid) -> None:
@@ -136,7 +136,7 @@ def test_a_session_is_opened_charged_and_closed(http, client, server, seller, ac
     assert session["channel"] == str(seller.opening.address)
     assert session["running_total_usdc"] == "0.003000"
 
-    closing = http.post(f"/sessions/{opening['session_id']}/close").json()
+    closing = http.post(f"/ext/v1/sessions/{opening['session_id']}/close").json()
     assert closing["status"] == "closing"
     assert seller.take_voucher(closing["header"], "close") == 3_000
     assert seller.close().failure is None
@@ -220,7 +220,7 @@ def test_the_cap_is_never_exceeded(opened, seller, authorize, paid, http) -> Non
     assert body["session_id"] == session_id
     assert paid("call-3", 1, cap="0.01")["running_total_usdc"] == "0.010000"
     refused(authorize(seller.ask_session(1), "call-4", cap="0.01"), 402, "session_cap_exceeded")
-    http.post(f"/sessions/{session_id}/close")
+    http.post(f"/ext/v1/sessions/{session_id}/close")
     assert authorize(seller.ask_session(1), "call-4", cap="0.01").json()["step"] == "open"
 
 
@@ -373,11 +373,11 @@ def test_the_policy_judges_each_voucher(opened, seller, authorize, client, accou
     refused(authorize(seller.ask_session(), "d"), 402, "policy_violation")
     client.policies.update(account.account_id, allowed_counterparties=None)
     origin = "https%3A%2F%2Fapi.example.com"
-    assert http.put(f"/console/origins/{origin}", json={"max_amount": "0.000999"}).status_code == 200
+    assert http.put(f"/ext/v1/console/origins/{origin}", json={"max_amount": "0.000999"}).status_code == 200
     assert "pin" in refused(authorize(seller.ask_session(), "e"), 402, "policy_violation")["message"]
-    assert http.put(f"/console/origins/{origin}", json={"blocked": True}).status_code == 200
+    assert http.put(f"/ext/v1/console/origins/{origin}", json={"blocked": True}).status_code == 200
     refused(authorize(seller.ask_session(), "f"), 402, "policy_violation")
-    assert http.put(f"/console/origins/{origin}", json={}).status_code == 200
+    assert http.put(f"/ext/v1/console/origins/{origin}", json={}).status_code == 200
     client.policies.pause(account.account_id)
     refused(authorize(seller.ask_session(), "g"), 402, "account_paused")
     client.policies.resume(account.account_id)
@@ -389,9 +389,9 @@ def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, acco
     key = server.console.agent_keys.create(account_id=account.account_id).key
     body = {"account_id": account.account_id, "idempotency_key": "call-1", "origin": ORIGIN}
     with raw_client(server, key) as agent:
-        response = agent.post("/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
+        response = agent.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
         assert "escalation_threshold" in refused(response, 402, "policy_violation")["message"]
-        response = agent.post("/payments", json={**body, **seller.ask_session(), "session_cap": "0.99"})
+        response = agent.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "0.99"})
         assert response.json()["step"] == "open"
 
 
@@ -409,7 +409,7 @@ def test_ten_openings_an_hour_are_the_most_for_a_seller(seller, step, authorize,
 
 def test_a_session_without_a_voucher_is_closed_by_force_at_once(opened, seller, http, server) -> None:
     session_id = opened()
-    closing = http.post(f"/sessions/{session_id}/close").json()
+    closing = http.post(f"/ext/v1/sessions/{session_id}/close").json()
     assert (closing["status"], closing["header"]) == ("closing", None)
     server.sandbox.clock.advance(1)
     assert seller.channel.status is Status.CLOSING
@@ -429,7 +429,7 @@ def test_a_seller_that_never_closes_is_closed_by_force(
     paid("call-2")
     seller.settle_voucher()
     paid("call-3")
-    header = http.post(f"/sessions/{session_id}/close").json()["header"]
+    header = http.post(f"/ext/v1/sessions/{session_id}/close").json()["header"]
     assert seller.payload_in(header)["voucher"]["voucher"]["cumulativeAmount"] == "3000"
     server.sandbox.clock.advance(SEAL - 2)
     assert seller.channel.status is Status.OPEN
@@ -449,7 +449,7 @@ def test_a_seller_that_settles_within_the_grace_period_gets_everything(
 ) -> None:
     session_id = opened()
     paid("call-1")
-    http.post(f"/sessions/{session_id}/close")
+    http.post(f"/ext/v1/sessions/{session_id}/close")
     server.sandbox.clock.advance(SEAL)
     assert seller.channel.status is Status.CLOSING
     assert seller.close().failure is None
@@ -496,4 +496,4 @@ def test_a_session_that_its_seller_sealed_without_paying_out_is_paid_out(
 def test_a_session_accepts_no_charges(opened, http) -> None:
     session_id = opened()
     body = {"amount": "0.1", "idempotency_key": "charge"}
-    refused(http.post(f"/sessions/{session_id}/charges", json=body), 409, "session_closed")
+    refused(http.post(f"/ext/v1/sessions/{session_id}/charges", json=body), 409, "session_closed")

@@ -339,7 +339,7 @@ def test_each_offer_that_is_not_paid_has_its_reason() -> None:
         4: "network is mainnet-beta; this service pays on devnet or localnet",
         5: f"token is {SELLER}; this service pays only USDC, {USDC}",
         6: "price is 2.000000 USDC and max_amount 1.000000 USDC",
-        8: "intent is session; only charge is paid",
+        8: "its session cannot be read: gracePeriodSeconds is missing",
         9: "method is tempo; only solana is paid",
         10: "expired at 2026-01-01T00:00:00.000Z; request the resource again",
     }
