@@ -75,7 +75,7 @@ FIELDS: Final[Mapping[str, Any]] = {
     "returned_usdc": "7.500000",
     "running_total_usdc": "16.500000",
     "seconds": 3600,
-    "session_cap": None,
+    "session_cap": "5.000000",
     "settlement_tx_signature": _SIGNATURE,
     "settled_at": "2026-01-31T12:00:00.000Z",
     "settled_usdc": "12.500000",

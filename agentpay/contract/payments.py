@@ -222,12 +222,7 @@ class SessionStep(Model):
     header: PaymentHeader | None
     is_replay: bool = False
     outcome: PaymentOutcome | None = None
-    transfer_id: None = None
-
-    @property
-    def reported_id(self) -> str | None:
-        """What an outcome is reported for."""
-        return self.charge_id
+    transfer_id: str | None = None
 
 
 @frozen(kw_only=True)
@@ -303,11 +298,6 @@ class Payment(Model):
     def alternative() -> tuple[str, type[SessionStep]]:
         """Return the model that a response has instead if it has a field of this name."""
         return "step", SessionStep
-
-    @property
-    def reported_id(self) -> str:
-        """What an outcome is reported for."""
-        return self.transfer_id
 
 
 @frozen(kw_only=True)
@@ -519,7 +509,7 @@ REPORT_OUTCOME: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     request=ReportOutcome,
     responses={200: Payment},
-    echoes={"reported_id": "transfer_id"},
+    echoes={"transfer_id": "transfer_id"},
     summary="Report the seller's response to a payment.",
     description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "
     "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402) close the "

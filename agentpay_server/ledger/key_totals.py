@@ -28,7 +28,10 @@ _SESSIONS: Final = select(
     func.coalesce(
         func.sum(
             case(
-                (sessions.c.status == literal_column(f"'{SessionStatus.SETTLED}'"), sessions.c.running_total),
+                (
+                    sessions.c.status == literal_column(f"'{SessionStatus.SETTLED}'"),
+                    func.coalesce(sessions.c.settled, sessions.c.running_total),
+                ),
                 (sessions.c.status == literal_column(f"'{SessionStatus.FAILED}'"), literal_column("0")),
                 else_=sessions.c.cap,
             )

@@ -26,9 +26,10 @@ from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import Ending, Resigning, pending_transaction
 from agentpay_server.engine.policy import Purpose, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.payments import channel_store
@@ -125,6 +126,10 @@ class OpenChannel(Intent[SessionRecord]):
     def account_id(self) -> str:
         """The paying account."""
         return self._opening.account_id
+
+    def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
+        """Return the key of the request, if its total is limited."""
+        return key_totals.of_principal(self._principal)
 
     @property
     def to(self) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, bindparam, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
@@ -36,11 +36,18 @@ VOUCHERS: Final = Rows(VoucherRecord, "charge_id")
 IS_IN_FLIGHT: Final = channels.c.in_flight == bindparam("charge_id")
 
 _COLUMNS: Final = len(sessions.columns)
-_BOTH: Final = select(sessions, channels).where(sessions.c.session_id == channels.c.session_id)
-_OF_SESSION: Final = _BOTH.where(channels.c.session_id == bindparam("session_id"))
+
+
+def _both(*conditions: ColumnElement[bool]) -> Select[Any]:
+    """Return the statement that reads channels with their sessions."""
+    of_channel = sessions.c.session_id == channels.c.session_id
+    return select(sessions, channels).where(of_channel, *conditions)
+
+
+_OF_SESSION: Final = _both(channels.c.session_id == bindparam("session_id"))
 _OF_SESSION_LOCKED: Final = _OF_SESSION.with_for_update()
 _LIVE: Final = (
-    _BOTH.where(
+    _both(
         channels.c.account_id == bindparam("account_id"),
         channels.c.terms_digest == bindparam("terms_digest"),
         sessions.c.status.in_(
@@ -51,7 +58,7 @@ _LIVE: Final = (
     .limit(1)
 )
 _UNSETTLED: Final = (
-    _BOTH.where(
+    _both(
         channels.c.seq > bindparam("after"),
         sessions.c.status.in_(
             literal_column(f"'{status}'") for status in (SessionStatus.OPEN, SessionStatus.CLOSING)

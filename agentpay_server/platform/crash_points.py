@@ -84,7 +84,8 @@ def points_of(operation: Operation) -> tuple[str, ...]:
     if operation in _SEND_NOTHING:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
-        steps = [step for step in Step if step is not Step.CLAIMED or operation is Operation.SESSION_CLOSE]
+        claims = operation in (Operation.SESSION_CLOSE, Operation.CHANNEL_CLOSE)
+        steps = [step for step in Step if step is not Step.CLAIMED or claims]
     if operation in (Operation.PAYMENT, Operation.CHANNEL_OPEN):
         # The seller sends it.
         steps.remove(Step.SENT)

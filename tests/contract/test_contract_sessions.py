@@ -41,6 +41,11 @@ SESSION: dict[str, Any] = {
     "opened_at": MOMENT,
     "settled_at": MOMENT,
     "closing_reason": "idle",
+    "protocol": "mpp",
+    "origin": "https://api.example.com",
+    "url": "https://api.example.com/forecast",
+    "channel": "channel",
+    "header": None,
 }
 NEW_SESSION: dict[str, Any] = {
     **SESSION,
@@ -52,6 +57,10 @@ NEW_SESSION: dict[str, Any] = {
     "settlement_tx_signature": None,
     "settled_at": None,
     "closing_reason": None,
+    "protocol": "escrow",
+    "origin": None,
+    "url": None,
+    "channel": None,
 }
 OPEN: dict[str, Any] = {
     "account_id": "acct_a",

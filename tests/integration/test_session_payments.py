@@ -61,7 +61,9 @@ def step(authorize):
 @pytest.fixture
 def report(http):
     def call(voucher: dict[str, Any], status_code: int = 200) -> dict[str, Any]:
-        response = http.post(f"/ext/v1/payments/{voucher['charge_id']}/outcome", json={"status_code": status_code})
+        response = http.post(
+            f"/ext/v1/payments/{voucher['charge_id']}/outcome", json={"status_code": status_code}
+        )
         assert response.status_code == 200, response.json()
         return dict(response.json())
 
@@ -391,7 +393,9 @@ def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, acco
     with raw_client(server, key) as agent:
         response = agent.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
         assert "escalation_threshold" in refused(response, 402, "policy_violation")["message"]
-        response = agent.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "0.99"})
+        response = agent.post(
+            "/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "0.99"}
+        )
         assert response.json()["step"] == "open"
 
 

@@ -33,6 +33,11 @@ FIELDS = [
     "opened_at",
     "settled_at",
     "closing_reason",
+    "protocol",
+    "origin",
+    "url",
+    "channel",
+    "header",
 ]
 
 

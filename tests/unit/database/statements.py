@@ -104,6 +104,8 @@ def _value(table: Table, column: Column[Any], number: int) -> Any:
             return ["key_index", *TEXTS][number]
         if column.name in ("transaction_id", "held_key", "tx_signature", "signature", "subject_id", "origin"):
             is_unique = True
+        if (table.name, column.name) == ("vouchers", "idempotency_key"):
+            is_unique = True
         return TEXTS[number if is_unique else number % 3]
     if isinstance(column.type, Boolean):
         return number % 2

@@ -45,7 +45,7 @@ PUBLIC = """
     PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitError RawResponse
     RefusedError ReplayedDeliveries RequestLogs RequestTimeoutError ResponseValidationError Sellers
     ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError Sessions SessionStatus SignInCode Transaction TransactionStatus
+    SessionClosedError Sessions SessionStatus SessionStep SignInCode Transaction TransactionStatus
     TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
     TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
     UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
