@@ -388,7 +388,7 @@ def test_the_policy_judges_each_voucher(opened, seller, authorize, client, accou
 
 def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, account) -> None:
     client.policies.update(account.account_id, escalation_threshold=1)
-    key = server.console.agent_keys.create(account_id=account.account_id).key
+    key = client.agent_keys.create(account_id=account.account_id).key
     body = {"account_id": account.account_id, "idempotency_key": "call-1", "origin": ORIGIN}
     with raw_client(server, key) as agent:
         response = agent.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
