@@ -87,6 +87,8 @@ if TYPE_CHECKING:
     from agentpay.contract.deliveries import DeliveryAttempt as DeliveryAttempt
     from agentpay.contract.deliveries import NewSecret as NewSecret
     from agentpay.contract.deliveries import ReplayedDeliveries as ReplayedDeliveries
+    from agentpay.contract.deliveries import WebhookDetails as WebhookDetails
+    from agentpay.contract.deliveries import WebhookHealth as WebhookHealth
     from agentpay.contract.errors import ErrorBody as ErrorBody
     from agentpay.contract.identity import Identity as Identity
     from agentpay.contract.models import Model as Model
@@ -103,6 +105,10 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import PolicyParams as PolicyParams
     from agentpay.contract.requests import UNSET as UNSET
     from agentpay.contract.responses import RawResponse as RawResponse
+    from agentpay.contract.search import SearchResult as SearchResult
+    from agentpay.contract.search import SpendEntry as SpendEntry
+    from agentpay.contract.search import SpendPeriod as SpendPeriod
+    from agentpay.contract.search import SpendReport as SpendReport
     from agentpay.contract.sessions import Session as Session
     from agentpay.contract.sign_in import ConsoleKey as ConsoleKey
     from agentpay.contract.sign_in import SignInCode as SignInCode
@@ -160,7 +166,9 @@ else:
         "contract.console": (
             "AccountDetails AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
         ),
-        "contract.deliveries": "Delivery DeliveryAttempt NewSecret ReplayedDeliveries",
+        "contract.deliveries": (
+            "Delivery DeliveryAttempt NewSecret ReplayedDeliveries WebhookDetails WebhookHealth"
+        ),
         "contract.errors": "ErrorBody",
         "contract.identity": "Identity",
         "contract.models": "Model",
@@ -168,6 +176,7 @@ else:
         "contract.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin SessionStep",
         "contract.policies": "AccountPolicy Policy PolicyParams",
         "contract.requests": "UNSET",
+        "contract.search": "SearchResult SpendEntry SpendPeriod SpendReport",
         "contract.sessions": "Session",
         "contract.sign_in": "ConsoleKey SignInCode",
         "contract.spending": "Budget TransferCheck",

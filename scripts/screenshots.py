@@ -22,11 +22,14 @@ PAGES: Final[Mapping[str, tuple[str, Literal["light", "dark"], tuple[int, int]]]
     "console-overview": ("overview", "light", (1280, 760)),
     "console-timeline": ("timeline", "dark", (1280, 760)),
     "console-payment": ("transfers/{payment}", "light", (1280, 760)),
+    "console-decide": ("transfers/{pending}", "light", (1280, 760)),
+    "console-account": ("accounts/{account}", "dark", (1280, 900)),
     "console-phone": ("approvals", "dark", (390, 760)),
 }
 """The pictures: the page that each shows, its scheme and the size of its window.
 
-`{payment}` is the newest payment behind HTTP 402.
+`{payment}` is the newest payment behind HTTP 402, `{pending}` the newest transfer that is pending, and
+`{account}` the account with a daily limit.
 """
 
 
@@ -47,7 +50,12 @@ def main() -> int:
                 server.sandbox.snapshot()
             world.step()
             server.sandbox.clock.advance(47)
-        payment = next(iter(server.client().payments.list(limit=1))).transfer_id
+        client = server.client()
+        shown = {
+            "payment": next(iter(client.payments.list(limit=1))).transfer_id,
+            "pending": next(iter(client.transfers.list(status="pending_approval"))).transfer_id,
+            "account": next(it.account_id for it in client.accounts.list() if it.policy.max_daily_spend),
+        }
         url = server.listen()
         browser = play.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, (page, scheme, (width, height)) in PAGES.items():
@@ -56,7 +64,7 @@ def main() -> int:
             )
             context.add_init_script(f"sessionStorage.setItem('agentpay.key', '{server.operator_key}')")
             tab = context.new_page()
-            tab.goto(f"{url}/dashboard#/{page.format(payment=payment)}")
+            tab.goto(f"{url}/dashboard#/{page.format(**shown)}")
             tab.wait_for_selector(".page:not([aria-busy])")
             tab.wait_for_selector(".state.live")
             tab.screenshot(path=IMAGES / f"{name}.png", animations="disabled")

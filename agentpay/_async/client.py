@@ -3,9 +3,10 @@
 # `timeout` is a setting of the HTTP exchange, which reports an outcome; `asyncio.timeout` would lose that.
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
 from agentpay import _settings
 from agentpay._async.accounts import AsyncAccounts
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from agentpay._async.webhooks import AsyncWebhooks
     from agentpay.contract.console import ConsoleSummary
     from agentpay.contract.identity import Identity
+    from agentpay.contract.search import SearchResult, SpendPeriod, SpendReport
 
 
 class AsyncAgentPay:
@@ -247,6 +249,48 @@ class AsyncAgentPay:
         from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
 
         return await AsyncIdentities(self._caller).summary(**options)
+
+    async def search(
+        self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
+    ) -> "SearchResult":
+        """Find accounts, transfers, sessions and events. An extension.
+
+        Args:
+            q: part of a name, handle, memo or seller's origin; an identifier, address, signature or
+                idempotency key; an amount in USDC; or the name of an event type.
+            limit: how many of each kind, 1 to 20; 5 by default.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            InvalidRequestError: `q` is empty or too long.
+        """
+        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
+
+        return await AsyncIdentities(self._caller).search(q, limit=limit, **options)
+
+    async def spend(
+        self,
+        *,
+        account_id: str | None = None,
+        by: "SpendPeriod | Literal['hour', 'day']" = "day",
+        since: datetime | None = None,
+        **options: Unpack[CallOptions],
+    ) -> "SpendReport":
+        """Sum what was settled, and count rejections, by hour or day in UTC. An extension.
+
+        Args:
+            account_id: only spends of this account.
+            by: `hour` or `day`.
+            since: start of the first period, with a UTC offset; by default 24 hours ago, or 30 days for
+                `day`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
+
+        return await AsyncIdentities(self._caller).spend(account_id=account_id, by=by, since=since, **options)
 
     async def request(
         self,

@@ -133,6 +133,7 @@ class AsyncDeliveries(AsyncResource):
         event_id: str | None = None,
         webhook_id: str | None = None,
         transfer_id: str | None = None,
+        needs_attention: bool = False,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -146,6 +147,7 @@ class AsyncDeliveries(AsyncResource):
             event_id: only deliveries of this event.
             webhook_id: only deliveries to this webhook.
             transfer_id: only deliveries of events about this transfer or payment, `txn_…`.
+            needs_attention: only `undelivered` ones whose event no replay has delivered.
             since: only deliveries created after this moment, with a UTC offset.
             until: only deliveries created up to this moment, with a UTC offset.
             limit: deliveries per page, 1 to 100; 20 by default.
@@ -154,6 +156,7 @@ class AsyncDeliveries(AsyncResource):
         """
         query = {
             "status": status,
+            "needs_attention": "true" if needs_attention else None,
             "event_id": event_id,
             "webhook_id": webhook_id,
             "transfer_id": transfer_id,

@@ -1,7 +1,7 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The accounts resource: create, read and list accounts; their balance and history."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -172,18 +172,26 @@ class Accounts(Resource):
         return details
 
     def list_details(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+        self,
+        *,
+        ids: Sequence[str] | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> "Page[AccountDetails]":
         """List accounts with their details, newest first.
 
         Args:
+            ids: only these accounts, 100 at most.
             limit: accounts per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={"limit": limit, "cursor": cursor})
+        named = None if ids is None else ",".join(ids)
+        query = {"ids": named, "limit": limit, "cursor": cursor}
+        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query=query)
 
     def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Unblock an account that was blocked because one of its transactions landed too late.

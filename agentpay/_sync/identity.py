@@ -1,14 +1,16 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The implementation of `client.whoami` and `client.summary`, two extensions."""
+"""The implementation of `client.whoami`, `client.summary`, `client.search` and `client.spend`, extensions."""
 
-from typing import Unpack
+from datetime import datetime
+from typing import Literal, Unpack
 
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import console, identity
+from agentpay.contract import console, identity, search
 from agentpay.contract.console import ConsoleSummary
 from agentpay.contract.identity import Identity
+from agentpay.contract.search import SearchResult, SpendPeriod, SpendReport
 
 
 class Identities(Resource):
@@ -36,3 +38,43 @@ class Identities(Resource):
         """
         summary: ConsoleSummary = self._call(prepare(console.GET_SUMMARY), options)
         return summary
+
+    def search(
+        self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
+    ) -> SearchResult:
+        """Find accounts, transfers, sessions and events.
+
+        Args:
+            q: part of a name, handle, memo or seller's origin; an identifier, address, signature or
+                idempotency key; an amount in USDC; or the name of an event type.
+            limit: how many of each kind, 1 to 20; 5 by default.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        found: SearchResult = self._call(
+            prepare(search.SEARCH, query={"q": q, "limit": limit}), options
+        )
+        return found
+
+    def spend(
+        self,
+        *,
+        account_id: str | None = None,
+        by: SpendPeriod | Literal["hour", "day"] = "day",
+        since: datetime | None = None,
+        **options: Unpack[CallOptions],
+    ) -> SpendReport:
+        """Sum what was settled, and count rejections, by hour or day in UTC.
+
+        Args:
+            account_id: only spends of this account.
+            by: `hour` or `day`.
+            since: start of the first period, with a UTC offset; by default 24 hours ago, or 30 days for
+                `day`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such account of this operator.
+        """
+        query = {"account_id": account_id, "by": by, "since": since}
+        report: SpendReport = self._call(prepare(search.READ_SPEND, query=query), options)
+        return report

@@ -16,16 +16,23 @@ class AuditLog(Resource):
     __module__ = "agentpay"
 
     def list(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+        self,
+        *,
+        account_id: str | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
     ) -> Page[AuditEntry]:
         """List the audit trail, newest first.
 
         Args:
+            account_id: only changes that name this account.
             limit: entries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
+        query = {"account_id": account_id, "limit": limit, "cursor": cursor}
+        return self._pages(console.LIST_AUDIT, options, query=query)
 
 
 class RequestLogs(Resource):

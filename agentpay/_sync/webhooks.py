@@ -11,9 +11,17 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries, endpoints
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, NewSecret, RotateSecret
+from agentpay.contract.deliveries import (
+    DEFAULT_OVERLAP_SECONDS,
+    Delivery,
+    NewSecret,
+    RotateSecret,
+    UpdateWebhook,
+    WebhookDetails,
+)
 from agentpay.contract.policies import Limit
-from agentpay.contract.webhooks import CreateWebhook, NewWebhook, Webhook
+from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 
 
 class Webhooks(Resource):
@@ -55,7 +63,7 @@ class Webhooks(Resource):
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[Webhook]:
+    ) -> Page[WebhookDetails]:
         """List the registered webhooks, newest first, without their secrets.
 
         Args:
@@ -64,6 +72,48 @@ class Webhooks(Resource):
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
+
+    def update(
+        self,
+        webhook_id: str,
+        *,
+        account_ids: Sequence[str] | UnsetType = UNSET,
+        low_balance_threshold_usdc: Limit | UnsetType = UNSET,
+        **options: Unpack[CallOptions],
+    ) -> WebhookDetails:
+        """Change a webhook for events from now on. What is not passed stays as it is.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            account_ids: accounts whose events to receive; empty for all accounts of the operator.
+            low_balance_threshold_usdc: USDC below which `balance.low_threshold` is sent; None for never.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+            InvalidRequestError: an account is not the operator's.
+        """
+        body = request_of(UpdateWebhook, locals())
+        request = prepare(deliveries.UPDATE_WEBHOOK, path={"webhook_id": webhook_id}, body=body)
+        updated: WebhookDetails = self._call(request, options)
+        return updated
+
+    def test(self, webhook_id: str, **options: Unpack[CallOptions]) -> Delivery:
+        """Send an event of the type `webhook.test` to a webhook.
+
+        Args:
+            webhook_id: the webhook, `wh_…`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+
+        Returns:
+            The delivery, pending; read it with `deliveries.list(event_id=…)`.
+
+        Raises:
+            NotFoundError: no such webhook of this operator.
+        """
+        request = prepare(deliveries.TEST_WEBHOOK, path={"webhook_id": webhook_id})
+        delivery: Delivery = self._call(request, options)
+        return delivery
 
     def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
         """Delete a webhook and abandon its pending deliveries.

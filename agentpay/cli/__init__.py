@@ -34,7 +34,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay.cli.approvals:approvals",
         "List, approve and reject transfers that wait for approval.",
     ),
-    "webhooks": ("agentpay.cli.webhooks:webhooks", "Create, list and delete webhooks, and rotate secrets."),
+    "webhooks": (
+        "agentpay.cli.webhooks:webhooks",
+        "Create, list, change, test and delete webhooks, and rotate secrets.",
+    ),
     "events": ("agentpay.cli.events:events", "List events and replay them."),
     "deliveries": ("agentpay.cli.deliveries:deliveries", "List webhook deliveries and replay them."),
     "listen": (
@@ -45,6 +48,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
     "audit": ("agentpay.cli.audit:audit", "List who changed what."),
     "requests": ("agentpay.cli.audit:requests", "List requests that the service has responded to."),
+    "search": ("agentpay.cli.search:search", "Find accounts, transfers, sessions and events."),
     "whoami": (
         "agentpay.cli.identity:whoami",
         "Show the key that commands use, and whether its money is real.",

@@ -1,16 +1,16 @@
 """`agentpay audit` and `agentpay requests`: who changed what, and what the service has responded to."""
 
-from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 import click
 
 from agentpay import AgentPay
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, KeyNames
+from agentpay.cli.naming import AccountNames, complete_account, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
+from agentpay.contract.console import AuditEntry, ServedRequest
 
 
 @click.group()
@@ -19,29 +19,41 @@ def audit() -> None:
 
 
 @audit.command("list")
+@click.option(
+    "--account",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Only changes that name this account.",
+)
 @takes_listing
 @takes_server
-def list_audit(*, server: AgentPay, output: Output, listing: Listing) -> None:
+def list_audit(*, server: AgentPay, output: Output, account: str | None, listing: Listing) -> None:
     """List changes, newest first. With --json, includes the state before and after each."""
     names = AccountNames(server)
+    account_id = None if account is None else find_account(server, output, account)
     columns = [
         Column("when", lambda each: each.created_at),
-        Column("by", _by(KeyNames(server)), is_text=True),
+        Column("by", partial(_by, names), is_text=True),
         Column("action", lambda each: each.action),
         Column("subject", lambda each: names(each.subject), is_text=True),
         Column("request_id", lambda each: each.request_id, show=Show.WIDE),
     ]
     listing.show(
         output,
-        lambda: server.audit_log.list(limit=listing.page),
+        lambda: server.audit_log.list(account_id=account_id, limit=listing.page),
         columns,
         empty="No changes.",
         moment=lambda each: each.created_at,
     )
 
 
-def _by(names: Callable[[str], str]) -> Callable[[Any], str]:
-    return lambda each: "the service" if each.key_id is None else names(each.key_id)
+def _by(names: AccountNames, each: AuditEntry | ServedRequest) -> str:
+    """Return the name of a key; of an agent's key without one, its account."""
+    if each.key_name is not None:
+        return each.key_name
+    if each.key_account_id is not None:
+        return f"agent of {names(each.key_account_id)}"
+    return each.key_id or "the service"
 
 
 @click.group()
@@ -54,9 +66,10 @@ def requests() -> None:
 @takes_server
 def list_requests(*, server: AgentPay, output: Output, listing: Listing) -> None:
     """List the last 1,000 requests of the operator to this server process, newest first."""
+    names = AccountNames(server)
     columns = [
         Column("when", lambda each: each.at),
-        Column("by", _by(KeyNames(server)), is_text=True),
+        Column("by", partial(_by, names), is_text=True),
         Column("method", lambda each: each.method),
         Column("route", lambda each: each.route, is_text=True),
         Column("status", lambda each: each.status),

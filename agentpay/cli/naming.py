@@ -100,25 +100,6 @@ class AccountNames:
         return {account_id: name for account_id, name in names.items() if times[name] == 1}
 
 
-class KeyNames:
-    """The names of keys, for lists. Read when first used; identifiers where names are not known."""
-
-    def __init__(self, server: AgentPay) -> None:
-        self._server = server
-
-    def __call__(self, key_id: str) -> str:
-        """Return the name of a valid key, else its identifier."""
-        return self._names.get(key_id, key_id)
-
-    @cached_property
-    def _names(self) -> dict[str, str]:
-        lists: tuple[Iterable[Any], ...] = (
-            self._server.agent_keys.list(limit=100),
-            self._server.operator_keys.list(limit=100),
-        )
-        return {key.key_id: key.name for keys in lists for key in islice(keys, _NAMED_MAX) if key.name}
-
-
 def complete_account(
     context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:

@@ -12,9 +12,10 @@ from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import complete_account, find_account, find_webhook
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
-from agentpay.cli.values import EventTypes, Usdc
+from agentpay.cli.values import EventTypes, LimitOrNone, Usdc
 from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
 from agentpay.contract.events import EVENTS
+from agentpay.contract.requests import UNSET
 
 _COLUMNS: Final = [
     Column("url", lambda each: each.url, is_text=True),
@@ -32,7 +33,7 @@ def _events(types: tuple[str, ...]) -> str:
 
 @click.group()
 def webhooks() -> None:
-    """Create, list and delete webhooks, and rotate secrets."""
+    """Create, list, change, test and delete webhooks, and rotate secrets."""
 
 
 @webhooks.command("create")
@@ -88,6 +89,56 @@ def list_webhooks(*, server: AgentPay, output: Output, listing: Listing) -> None
         empty="No webhooks. Create one with agentpay webhooks create URL.",
         moment=lambda each: each.created_at,
     )
+
+
+@webhooks.command("update")
+@click.argument("webhook")
+@click.option(
+    "--account",
+    "accounts",
+    multiple=True,
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Only this account. Repeatable.",
+)
+@click.option("--all-accounts", "is_for_all", is_flag=True, help="All accounts.")
+@click.option(
+    "--low-balance",
+    type=LimitOrNone(),
+    metavar="USDC|none",
+    help="Balance below which balance.low_threshold occurs.",
+)
+@takes_server
+def update_webhook(
+    *,
+    server: AgentPay,
+    output: Output,
+    webhook: str,
+    accounts: tuple[str, ...],
+    is_for_all: bool,
+    low_balance: Decimal | None,
+) -> None:
+    """Change the accounts or the balance threshold of a webhook, given by identifier or URL."""
+    if is_for_all and accounts:
+        raise click.UsageError("pass either --account or --all-accounts.")
+    source = click.get_current_context().get_parameter_source("low_balance")
+    is_low_balance_given = source is not click.core.ParameterSource.DEFAULT
+    account_ids = [find_account(server, output, each) for each in accounts]
+    updated = server.webhooks.update(
+        find_webhook(server, output, webhook),
+        account_ids=account_ids if accounts or is_for_all else UNSET,
+        low_balance_threshold_usdc=low_balance if is_low_balance_given else UNSET,
+    )
+    output.result(updated, "Webhook")
+
+
+@webhooks.command("test")
+@click.argument("webhook")
+@takes_server
+def test_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
+    """Send a test event to a webhook, given by identifier or URL."""
+    delivery = server.webhooks.test(find_webhook(server, output, webhook))
+    output.result(delivery, "Test event")
 
 
 @webhooks.command("delete")

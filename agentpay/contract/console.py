@@ -159,6 +159,8 @@ class AuditEntry(Model):
 
     Attributes:
         key_id: the key that made the change; None for automatic changes, such as an expiry.
+        key_name: name of that key, or None; a revoked key keeps its name.
+        key_account_id: the account of that key, if it is an agent-scoped one.
         action: the name of the operation, such as `transfers.create`.
         subject: identifier of the changed object.
         before: state before, or None.
@@ -174,6 +176,8 @@ class AuditEntry(Model):
     }
 
     key_id: str | None
+    key_name: str | None
+    key_account_id: str | None
     action: str
     subject: str
     before: Any = field(hash=False)
@@ -187,10 +191,12 @@ class ListAudit(Request):
     """Query of `GET /ext/v1/console/audit`.
 
     Attributes:
+        account_id: only changes that name this account.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
+    account_id: Annotated[str, text(maximum=128)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -204,10 +210,13 @@ class ConsoleSummary(Model):
         accounts: number of the operator's accounts.
         paused_accounts: how many of them are paused.
         pending_approvals: transfers that are pending approval.
-        undelivered_deliveries: deliveries whose retries have all failed; counted up to 10,000.
+        undelivered_deliveries: deliveries whose retries have all failed, and that no replay has delivered;
+            counted up to 10,000.
         open_sessions: sessions that are neither settled nor failed.
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
             respond.
+        is_clock_manual: whether the server's clock stands still until the sandbox advances it.
+        keeps_snapshots: whether the sandbox can take and restore snapshots.
     """
 
     _example: ClassVar = {
@@ -218,6 +227,8 @@ class ConsoleSummary(Model):
         "undelivered_deliveries": 0,
         "open_sessions": 3,
         "treasury_lamports": 4_980_000_000,
+        "is_clock_manual": False,
+        "keeps_snapshots": False,
     }
 
     operator_name: str
@@ -227,6 +238,8 @@ class ConsoleSummary(Model):
     undelivered_deliveries: int
     open_sessions: int
     treasury_lamports: int | None
+    is_clock_manual: bool
+    keeps_snapshots: bool
 
 
 @frozen(kw_only=True)
@@ -242,6 +255,8 @@ class ServedRequest(Model):
         status: HTTP status of the response; None if the connection ended without one.
         duration_ms: time to the response, in milliseconds of real time.
         key_id: the key that the request used.
+        key_name: name of that key, or None.
+        key_account_id: the account of that key, if it is an agent-scoped one.
     """
 
     _example: ClassVar = {"method": "POST", "route": "/v1/transfers", "status": 200}
@@ -253,6 +268,8 @@ class ServedRequest(Model):
     status: int | None
     duration_ms: int
     key_id: str
+    key_name: str | None
+    key_account_id: str | None
 
 
 @frozen(kw_only=True)
@@ -273,10 +290,14 @@ class ListAccountDetails(Request):
     """Query of `GET /ext/v1/console/accounts`.
 
     Attributes:
+        ids: only these accounts: up to 100 identifiers, separated by commas.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
+    _example: ClassVar = {"ids": identifiers.example(identifiers.ACCOUNT)}
+
+    ids: Annotated[str, text(minimum=1, maximum=4096)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, ClassVar, Final, Literal
 
 from attrs import field, frozen
 
@@ -21,11 +21,15 @@ from agentpay.contract.fields import (
 from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import Request
+from agentpay.contract.requests import UNSET, Request, UnsetType
+from agentpay.contract.usdc import UsdcNumber
 from agentpay.contract.webhooks import EventName, Webhook
 
 RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
 """Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
+
+TEST_EVENT: Final = "webhook.test"
+"""The type of a test event. Nothing subscribes to it."""
 
 ATTEMPT_TIMEOUT_SECONDS: Final = 10.0
 """How long a receiver may take to respond."""
@@ -44,6 +48,36 @@ class DeliveryStatusFilter(StrEnum):
 
 
 @frozen(kw_only=True)
+class WebhookHealth(Model):
+    """How deliveries to an endpoint went, judged by its newest 1,000.
+
+    Attributes:
+        last_success_at: when it last accepted a delivery, UTC; None if it never has.
+        attempts_24h: attempts in the last 24 hours.
+        failures_24h: how many of them failed.
+        latency_ms: mean time to its responses in the last 24 hours, in milliseconds; None without one.
+    """
+
+    _example: ClassVar = {"attempts_24h": 120, "failures_24h": 2, "latency_ms": 45}
+
+    last_success_at: datetime | None
+    attempts_24h: int
+    failures_24h: int
+    latency_ms: int | None
+
+
+@frozen(kw_only=True)
+class WebhookDetails(Webhook):
+    """A registered endpoint with how its deliveries went.
+
+    Attributes:
+        health: how its deliveries went.
+    """
+
+    health: WebhookHealth
+
+
+@frozen(kw_only=True)
 class ListWebhooks(Request):
     """Query of `GET /ext/v1/console/webhooks`.
 
@@ -54,6 +88,22 @@ class ListWebhooks(Request):
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class UpdateWebhook(Request):
+    """Body of `PATCH /ext/v1/console/webhooks/{webhook_id}`. Omitted fields keep their values.
+
+    Attributes:
+        account_ids: accounts whose events to receive; an empty list means all accounts of the operator.
+        low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent; null means
+            never.
+    """
+
+    _example: ClassVar = {"account_ids": [], "low_balance_threshold_usdc": 5}
+
+    account_ids: tuple[Annotated[str, text(minimum=1, maximum=128)], ...] | UnsetType = UNSET
+    low_balance_threshold_usdc: UsdcNumber | None | UnsetType = UNSET
 
 
 @frozen(kw_only=True)
@@ -143,6 +193,8 @@ class Delivery(Model):
         status: `pending`, `retrying`, `delivered` or `undelivered`.
         attempts: all finished attempts, in order.
         next_attempt_at: when the next one is due, UTC; None if no further attempt is due.
+        redelivered_at: for an `undelivered` one, when a replay delivered the event to the endpoint, UTC; None
+            if none has, and it still needs attention.
     """
 
     _example: ClassVar = {"status": "delivered"}
@@ -154,6 +206,7 @@ class Delivery(Model):
     status: choices.DeliveryStatus
     attempts: tuple[DeliveryAttempt, ...]
     next_attempt_at: datetime | None
+    redelivered_at: datetime | None = None
 
 
 @frozen(kw_only=True)
@@ -162,6 +215,7 @@ class ListDeliveries(Request):
 
     Attributes:
         status: only deliveries with this status.
+        needs_attention: `true`: only undelivered ones that no replay has delivered.
         event_id: only deliveries of this event.
         webhook_id: only deliveries to this webhook.
         transfer_id: only deliveries of events about this transfer or payment.
@@ -172,6 +226,7 @@ class ListDeliveries(Request):
     """
 
     status: DeliveryStatusFilter | None = None
+    needs_attention: Literal["true"] | None = None
     event_id: Annotated[str, text(maximum=128)] | None = None
     webhook_id: Annotated[str, text(maximum=128)] | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
@@ -236,7 +291,7 @@ LIST_WEBHOOKS: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListWebhooks,
-    responses={200: PageBody[Webhook]},
+    responses={200: PageBody[WebhookDetails]},
     summary="List the registered webhooks, newest first.",
 )
 DELETE_WEBHOOK: Final = Endpoint(
@@ -247,6 +302,29 @@ DELETE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     summary="Delete a webhook.",
+)
+UPDATE_WEBHOOK: Final = Endpoint(
+    name="webhooks.update",
+    method="PATCH",
+    path=EXTENSIONS + "/console/webhooks/{webhook_id}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    request=UpdateWebhook,
+    responses={200: WebhookDetails},
+    echoes={"webhook_id": "webhook_id"},
+    summary="Change the accounts or the balance threshold of a webhook.",
+)
+TEST_WEBHOOK: Final = Endpoint(
+    name="webhooks.test",
+    method="POST",
+    path=EXTENSIONS + "/console/webhooks/{webhook_id}/test",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={202: Delivery},
+    echoes={"webhook_id": "webhook_id"},
+    summary="Send a test event to a webhook.",
+    description="The event has the type `webhook.test`, whatever the webhook is subscribed to, and reports "
+    "no account, transfer or session. It is signed, retried and listed as any other.",
 )
 ROTATE_SECRET: Final = Endpoint(
     name="webhooks.rotate_secret",
@@ -326,6 +404,8 @@ STREAM_EVENTS: Final = Endpoint(
 DELIVERY_ENDPOINTS: Final = (
     STREAM_EVENTS,
     LIST_WEBHOOKS,
+    UPDATE_WEBHOOK,
+    TEST_WEBHOOK,
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     LIST_EVENTS,

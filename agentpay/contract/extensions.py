@@ -8,6 +8,7 @@ from agentpay.contract.deliveries import DELIVERY_ENDPOINTS
 from agentpay.contract.identity import WHO_AM_I
 from agentpay.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
 from agentpay.contract.payments import PAYMENT_ENDPOINTS
+from agentpay.contract.search import SEARCH_ENDPOINTS
 from agentpay.contract.sessions import SESSION_ENDPOINTS
 from agentpay.contract.sign_in import SIGN_IN_ENDPOINTS
 from agentpay.contract.spending import SPENDING_ENDPOINTS
@@ -18,6 +19,7 @@ EXTENSION_ENDPOINTS: Final = (
     *SESSION_ENDPOINTS,
     *PAYMENT_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
+    *SEARCH_ENDPOINTS,
     *OPERATOR_KEY_ENDPOINTS,
     *SIGN_IN_ENDPOINTS,
     *APPROVAL_ENDPOINTS,

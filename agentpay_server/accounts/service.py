@@ -49,6 +49,8 @@ from agentpay_server.platform.errors import chain_unavailable
 from agentpay_server.platform.principals import Principal
 
 _CUSTODIAL = "custodial"
+_NAMED_MAX = 100
+"""How many accounts a caller may name in one request."""
 
 
 class Accounts:
@@ -139,17 +141,31 @@ class Accounts:
         """
         listing = List("account-details", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.read(
-            self._details, principal.operator_id, before, query.limit + 1
-        )
+        if query.ids is None:
+            rows = await self._context.database.read(
+                self._details, principal.operator_id, before, query.limit + 1
+            )
+        else:
+            rows = await self._context.database.read(
+                self._details_of, principal, query.ids.split(",")[:_NAMED_MAX]
+            )
         balances = await self._balances([record for record, _ in rows])
         found = [
             (record, _account(record, held), more)
             for (record, more), held in zip(rows, balances, strict=True)
         ]
-        return listing.page(
-            found, query.limit, seq=lambda row: row[0].seq, item=lambda row: _in_full(*row[1:])
-        )
+        limit = query.limit if query.ids is None else len(found)
+        return listing.page(found, limit, seq=lambda row: row[0].seq, item=lambda row: _in_full(*row[1:]))
+
+    async def some(self, principal: Principal, account_ids: Sequence[str]) -> tuple[Account, ...]:
+        """Return those of some accounts that are the operator's.
+
+        Raises:
+            Problem: `chain_unavailable`.
+        """
+        rows = await self._context.database.read(_own_accounts, principal, account_ids)
+        balances = await self._balances(rows)
+        return tuple(_account(record, held) for record, held in zip(rows, balances, strict=True))
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
         """Return the budget of an account (interface B1, B2).
@@ -327,6 +343,12 @@ class Accounts:
         rows = store.PAGES(connection, operator_id, before, count)
         return [(record, self._detail_of(connection, record)) for record in rows]
 
+    def _details_of(
+        self, connection: Connection, principal: Principal, account_ids: Sequence[str]
+    ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
+        rows = _own_accounts(connection, principal, account_ids)
+        return [(record, self._detail_of(connection, record)) for record in rows]
+
     def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:
         policy = stored_policy(record.policy)
         written = policy_records.RECORDS.get(connection, record.account_id)
@@ -344,6 +366,17 @@ class Accounts:
             **self._spending(connection, record, policy),
             "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
         }
+
+
+def _own_accounts(
+    connection: Connection, principal: Principal, account_ids: Sequence[str]
+) -> list[AccountRecord]:
+    """Return those of some accounts that are the operator's, each once."""
+    known = dict.fromkeys(
+        each for each in account_ids if identifiers.is_identifier(each, identifiers.ACCOUNT)
+    )
+    found = (store.ACCOUNTS.get(connection, each) for each in known)
+    return [row for row in found if row is not None and row.operator_id == principal.operator_id]
 
 
 def _in_full(account: Account, detail: dict[str, Any]) -> AccountDetails:

@@ -31,6 +31,7 @@ from agentpay_server.ledger.audit import AuditTrail
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
+from agentpay_server.operators.search import SearchDesk
 from agentpay_server.operators.sign_in import SignIns
 from agentpay_server.payments.channel_closing import ChannelCloseHandler, ChannelClosing
 from agentpay_server.payments.channel_opening import ChannelOpenHandler
@@ -121,7 +122,15 @@ class Services:
         self.sender: WebhookSender = WebhookSender(context, server.poster)
         self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
-        self.overview: Overview = Overview(context, self.treasury)
+        self.overview: Overview = Overview(
+            context, self.treasury, server.requests, keeps_snapshots=server.snapshots.are_possible
+        )
+        self.search: SearchDesk = SearchDesk(
+            context,
+            accounts=self.accounts.some,
+            transfer=self.transfers.get,
+            session=self.sessions.get,
+        )
         self.requests: RequestLog = server.requests
         self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)
         self._session_schedule = SessionSchedule(context, closing, channels)

@@ -2,30 +2,76 @@
 
 import { call, post, send } from "./api.js";
 import { EVENTS, REGISTER } from "./history.js";
-import { accountField, change, list, one, party } from "./page.js";
-import { badge, big, code, facts, field, h, json, link, meter, moment, quiet, said, showSecret, usdc, words } from "./ui.js";
+import {
+	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, sorted, titled,
+} from "./page.js";
+import {
+	ask, badge, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, plain, quiet, said, showSecret, span, usdc,
+	words,
+} from "./ui.js";
 
 const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
+const HOUR = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" });
+const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", timeZone: "UTC" });
 
 const tile = (page, label, count, look = "") => h("li", link(`#/${page}`, h(`strong.${count && look}`, count), label));
 
-export const overview = () => [
+/** Spend over time, of one account or of all. */
+function spending({ by = "hour" }, account_id, limitOf = () => null) {
+	const tab = (name, label) => h("a", { href: at(location.hash.split("?")[0] || "#/overview", { by: name }), "aria-current": by === name && "true" }, label);
+	return h("section.card",
+		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", "30 days"))),
+		part(async () => ({ ...await get(at("/console/spend", { account_id, by })), limit: by === "day" ? await limitOf() : null }),
+			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)))));
+}
+
+const value = (amount) => Number(amount ?? Infinity);
+
+export const overview = ({ asked }) => [
 	one("/console/summary", (it) => h("ul.tiles",
 		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
-		tile("deliveries?status=undelivered", "Undelivered", it.undelivered_deliveries, "bad"),
-		tile("sessions", "Open sessions", it.open_sessions),
-		tile("overview", "Treasury, SOL", it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9)))),
-	h("h2", "Accounts"),
+		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
+		tile("sessions?status=open", "Open sessions", it.open_sessions),
+		// Test money's treasury never runs dry.
+		!me.is_test_money && tile("overview", "Treasury, SOL", it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9)))),
+	spending(asked),
+	h("div.head", h("h2.grow", "Accounts"), newAccount()),
 	list({
-		path: "/console/accounts", as: "ul.cards",
+		path: "/console/accounts", query: { limit: 100, by: "" }, exports: "accounts",
+		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent of daily limit", "", "spent"], ["Left", "number", "left"]],
+		cols: "minmax(0, 1.4fr) 6.5rem 8rem minmax(9rem, 1fr) 8rem",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
-		row: (it) => h("li.card", h("p.head", party(it.account_id), it.status !== "active" && badge(it.status)), budget(it)),
+		present: (items, draw) => draw(sorted(items, {
+			name: (it) => it.name, balance: (it) => Number(it.balance_usdc), left: (it) => value(it.remaining_usdc),
+			spent: (it) => Number(it.spent_usdc) / (it.policy.max_daily_spend ?? Infinity),
+		})),
+		row: (it) => [
+			[party(it.account_id), quiet(" ", said(it.handle))], it.signing_stopped_at ? badge("failed", "stopped") : badge(it.status),
+			h("strong.number", usdc(it.balance_usdc)), spent(it),
+			h("span.number", it.remaining_usdc === null ? quiet("no limit") : usdc(it.remaining_usdc)),
+		],
 	}),
 ];
 
-const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at
-	? h("p.problem", "Signing is stopped: a transaction landed that the books did not expect. Compare the history with the chain.")
-	: it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
+function spent({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit } }) {
+	if (left === null) return quiet(`${usdc(spent)} in 24 h`);
+	const meaning = `${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`;
+	return h("span.spent-of", meter(meaning, limit, { spent: spent - reserved, reserved }), quiet(`${usdc(spent)} of ${usdc(limit)}`));
+}
+
+const newAccount = () => change("New account", () => nameField({ required: true }), async ({ name }) => {
+	const { account_id } = await post("/v1/accounts", { name });
+	location.hash = `#/accounts/${account_id}`;
+	return `${name} is created.`;
+}, { title: "New account", action: "Create", look: "primary" });
+
+const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at && h("div.problem",
+	h("p", "Signing is stopped since ", moment(it.signing_stopped_at), ": a transaction landed that the books did not expect. ",
+		"Compare the history with the chain."),
+	change("Allow signing", "Only after the history matches the chain: its transfers are signed again.",
+		() => post(`/console/accounts/${it.account_id}/allow-signing`).then(() => "Signing is allowed."),
+		{ title: `Allow signing for ${plain(it.name)}?`, action: "Allow signing", "data-about": it.account_id })),
+it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
 
 function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
 	const text = `${usdc(left)} left of ${usdc(limit)} a day`;
@@ -35,102 +81,253 @@ function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: l
 	];
 }
 
-export const account = ({ id }) => [
-	one(`/console/accounts/${id}`, (it) => h("div.page",
-		h("div.card", h("div.head", h("h2.grow", said(it.name)), badge(it.status), pausing(it)), budget(it)),
-		h("div.card", h("h2", "Policy"), facts(it.policy, rule)))),
-	h("h2", "History"),
+export const account = ({ id, asked }) => [
+	one(`/console/accounts/${id}`, (it) => {
+		titled(said(it.name));
+		return h("div.two",
+			h("div.card",
+				h("div.head", h("span.grow", quiet(said(it.handle))), badge(it.status)), budget(it),
+				h("dl.facts", h("dt", "Account"), h("dd", code(it.account_id), " ", copies("Copy id", it.account_id)),
+					h("dt", "Address"), h("dd", h("code", it.chain_address)),
+					h("dt", "USDC account"), h("dd", h("code", it.usdc_token_account)),
+					h("dt", "Created"), h("dd", moment(it.created_at))),
+				h("div.actions", moving(it), me.is_test_money && funding(it), pausing(it))),
+			h("div.card", h("div.head", h("h2.grow", "Policy"), editing(it)), facts(Object.fromEntries(Object.entries(LABELS).map(([each, label]) => [label, rule(each, it.policy[each])])))));
+	}),
+	spending(asked, id, async () => accountOf(id).policy?.max_daily_spend ?? null),
+	h("div.head", h("h2.grow", "History"), link(`#/timeline?account_id=${id}`, "Its events"), link(`#/access/audit?account_id=${id}`, "Its audit trail")),
 	list({
-		path: `/v1/accounts/${id}/transactions`,
+		path: `/v1/accounts/${id}/transactions`, query: { by: "" }, exports: "history",
+		heads: ["When", "What", "With", ["USDC", "number"], ["", "end"]], cols: "9.5rem 10rem minmax(0, 1fr) 9rem 4rem",
 		none: ["Nothing yet. Let the agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
 		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, ...it }) => {
 			const isIn = direction === "in";
 			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
+			const whom = it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Deposit from outside" : words(it.type);
 			return [
 				moment(it.created_at), badge(it.status, it.type),
-				[isIn ? "from " : "to ", party(it.counterparty), memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
-				h("strong", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject && link(`#/${subject}`, "Open"),
+				[whom, memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
+				h("strong.number", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject ? link(`#/${subject}`, "Open") : "",
 			];
 		},
 	}),
 ];
 
-const rule = (value) => (value === null ? quiet("any") : Array.isArray(value) ? value.map((each) => [party(each), " "]) : String(value));
+const LIMITS = { max_single_transfer: "Largest transfer", max_daily_spend: "Spend in 24 hours", escalation_threshold: "Asks for approval from" };
+const LISTS = { allowed_counterparties: "May pay", categories: "Categories" };
+const FLAGS = { require_memo: "Requires a memo", paused: "Paused" };
+const LABELS = { ...LIMITS, ...LISTS, ...FLAGS };
 
-/** Replaces the whole policy under its version, so that no other change is undone. */
-function pausing({ account_id: id, policy: { paused } }) {
-	const effect = paused ? "It may spend again under its policy." : "Its transfers are refused from now on.";
-	return change(paused ? "Resume" : "Pause", effect, async () => {
-		const path = `/v1/accounts/${id}/policy`, response = await send("GET", path);
-		const { account_id, updated_at, ...policy } = await response.json();
-		await call("PUT", path, { body: { ...policy, paused: !paused }, headers: { "If-Match": response.headers.get("ETag") ?? "" } });
-	}, { look: paused ? "" : "danger" });
+/** A rule of a policy in words: what null means differs from field to field. */
+function rule(name, value) {
+	if (name in FLAGS) return value ? "yes" : "no";
+	if (name in LIMITS) return value === null ? quiet(name === "escalation_threshold" ? "never" : "no limit") : `${usdc(value)} USDC`;
+	if (value === null) return quiet(name === "categories" ? "all" : "everybody");
+	if (!value.length) return h("span.bad", name === "categories" ? "none" : "nobody");
+	return name === "categories" ? value.map((each) => [said(each), " "]) : h("ul", value.map((each) => h("li", party(each))));
 }
 
+/** Change a policy under its version, so that no other change is undone. */
+async function put(id, change) {
+	const path = `/v1/accounts/${id}/policy`, response = await send("GET", path);
+	const { account_id, updated_at, ...policy } = await response.json();
+	await call("PUT", path, { body: { ...policy, ...change }, headers: { "If-Match": response.headers.get("ETag") ?? "" } });
+}
+
+function pausing({ account_id: id, name, policy: { paused } }) {
+	const effect = paused ? "It can pay again." : "Its transfers are refused from now on.", label = paused ? "Resume" : "Pause";
+	return change(label, effect, () => put(id, { paused: !paused }).then(() => `${name} is ${paused ? "active" : "paused"}.`),
+		{ title: `${label} ${plain(name)}?`, action: label, look: paused ? "" : "danger" });
+}
+
+const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
+
+const editing = ({ account_id: id, name, policy }) => button("Edit policy…", () => act(async () => {
+	const limit = (field_) => field(`${LABELS[field_]}, USDC`, field_, {
+		value: policy[field_] === null ? "" : String(policy[field_]), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
+		placeholder: field_ === "escalation_threshold" ? "never" : "no limit", title: "An amount such as 25.50, or empty",
+	});
+	const names = (field_, placeholder) => field(`${LABELS[field_]}, one a line`, field_, { value: (policy[field_] ?? []).join("\n"), rows: 3, placeholder });
+	const flag = (field_) => h("label.check", h("input", { type: "checkbox", name: field_, checked: policy[field_] }), LABELS[field_]);
+	const given = await ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true },
+		h("div.two", Object.keys(LIMITS).map(limit)), names("allowed_counterparties", "everybody"), names("categories", "all"),
+		h("div.actions", Object.keys(FLAGS).map(flag)));
+	if (!given) return "";
+	const wanted = {
+		...Object.fromEntries(Object.keys(LIMITS).map((each) => [each, given[each].trim() === "" ? null : Number(given[each])])),
+		...Object.fromEntries(Object.keys(LISTS).map((each) => [each, lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null])),
+		...Object.fromEntries(Object.keys(FLAGS).map((each) => [each, each in given])),
+	};
+	const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
+	if (!Object.keys(changed).length) return "Nothing changes.";
+	const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
+	const isSure = await ask({ title: `Change the policy of ${plain(name)}?`, action: "Save", wide: true },
+		h("p", "It holds from the next transfer on."), changes(before, changed, rule));
+	if (!isSure) return "";
+	await put(id, changed);
+	return "The policy is saved.";
+}));
+
+const funding = ({ account_id: id, name }) => change("Fund", () => field("USDC", "amount", { value: "100", required: true, inputmode: "decimal" }),
+	({ amount }) => post(`/sandbox/accounts/${id}/fund`, { amount }).then(() => `${usdc(amount)} test USDC minted.`),
+	{ title: `Fund ${plain(name)} with test USDC?`, action: "Fund", look: "" });
+
+/** Ask what to move, show how the policy judges it, then pay under one idempotency key. */
+const moving = ({ account_id: id, name }) => button("Move USDC…", () => act(async () => {
+	const given = await ask({ title: `Move USDC from ${plain(name)}`, action: "Check" },
+		picker("To", "to", { required: true, any: true }), field("USDC", "amount", { required: true, inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" }),
+		field("Memo (optional)", "memo", { maxlength: 200 }));
+	if (!given) return "";
+	const body = { from: id, to: given.to, amount: given.amount.trim(), memo: given.memo || undefined };
+	const check = await post("/transfers/check", body), decision = check.decision ?? check.would, sum = usdc(body.amount);
+	await details([given.to].filter((each) => each.startsWith("acct_")));
+	const verdict = {
+		settle: h("p.ok", "The policy allows it."), escalate: h("p.warn", "It waits for approval under Approvals."),
+	}[decision] ?? h("p.problem", said(check.message ?? "It would be refused."));
+	const about = facts({ From: said(name), To: named(given.to), Memo: body.memo && said(body.memo), "Left today": check.remaining_usdc && usdc(check.remaining_usdc) });
+	const title = `Move ${sum} USDC from ${plain(name)} to ${plain(nameOf(given.to))}?`;
+	if (decision === "reject") {
+		await ask({ title: "The policy refuses it", action: "Close", cancel: "" }, about, verdict);
+		return "";
+	}
+	const isSure = await ask({ title, action: `Move ${sum} USDC`, typed: me.is_test_money ? "" : sum }, about, verdict);
+	if (!isSure) return "";
+	const { status } = await post("/v1/transfers", { ...body, idempotency_key: `console-${crypto.randomUUID?.() ?? Date.now()}` });
+	return `${sum} USDC: ${words(status)}.`;
+}), { class: "primary" });
+
 const nameField = (props) => field("Name", "name", { maxlength: 100, ...props });
-const keyOf = ({ name, expires_in, max_total_usdc, ...given }) => ({
-	...given, name: name || undefined, expires_in: expires_in ? Number(expires_in) : undefined,
-	max_total_usdc: max_total_usdc || undefined,
-});
-const remove = (label, effect, path) => change(label, effect, () => call("DELETE", path));
+const keyOf = ({ name, ...given }) => ({ ...given, name: name || undefined });
+const remove = (label, title, effect, path) => change(label, effect, () => call("DELETE", path).then(() => "Done."), { title, action: label });
 
 const keyRow = (it, path) => [
-	moment(it.created_at), code(it.key_id),
-	[
-		it.name ? said(it.name) : quiet("no name"), it.account_id && [quiet(" for "), party(it.account_id)],
-		it.expires_at && quiet(` · ${it.kind ?? "agent"} key until `, moment(it.expires_at)),
-		it.max_total_usdc && quiet(` · ${usdc(it.spent_total_usdc)} of ${usdc(it.max_total_usdc)} spent`),
-	],
-	remove("Revoke", "It is refused from now on.", `${path}/${it.key_id}`),
+	[it.name ? said(it.name) : quiet("no name"), it.expires_at && quiet(` · ${it.kind} key until `, moment(it.expires_at))],
+	it.account_id ? party(it.account_id) : quiet(it.kind ?? ""), code(it.key_id), moment(it.created_at),
+	path === "/console/operator-keys" && me.isConsole ? ""
+		: remove("Revoke", `Revoke the key ${plain(it.name ?? it.key_id)}?`, "It is refused from now on.", `${path}/${it.key_id}`),
 ];
+const KEYS = { heads: ["Name", "For", "Key", "Created", ["", "end"]], cols: "minmax(0, 1.2fr) minmax(0, 1fr) 10rem 9.5rem 6.5rem" };
 
 /** Lists, and what is created in them. @type {Record<string, any>} */
 const TABS = {
 	agents: {
-		label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow,
-		fields: () => [accountField(), nameField(),
-			field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
-			field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
+		label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow, exports: "agent-keys", ...KEYS,
+		fields: () => [accountField(), nameField()],
 		none: ["No agent has a key. Create one:", "client.agent_keys.create(account_id)"],
 	},
 	operators: {
-		label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow,
-		fields: () => nameField({ required: true }),
+		label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow, exports: "operator-keys", ...KEYS,
+		fields: () => nameField({ required: true }), refusal: "Signed in by a link, this browser can neither create nor revoke operator keys.",
 	},
 	webhooks: {
-		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow,
+		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow, exports: "webhooks",
+		heads: ["Endpoint", "Last success", ["24 hours", ""], ["Latency", "number"], ["", "end"]],
+		cols: "minmax(0, 1fr) 9.5rem 9rem 5rem 23rem",
 		fields: () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map(checkbox))],
 		bodyOf: ({ url, ...events }) => ({ url, events: Object.keys(events) }),
 		none: ["No webhooks. Register one:", REGISTER],
 	},
+	sellers: {
+		label: "Sellers", path: "/console/origins", exports: "sellers", row: sellerRow,
+		heads: ["Origin", "Category", "Paid at", ["At most", "number"], "", ["", "end"]],
+		cols: "minmax(0, 1.2fr) 7rem minmax(0, 1fr) 7rem 6rem 12rem",
+		none: ["No seller is pinned: their challenges say what they are. Pin one:", 'client.sellers.put("https://…", category="data")'],
+	},
 	audit: {
-		label: "Audit", path: "/console/audit", identity: JSON.stringify, fold: json,
+		label: "Audit", path: "/console/audit", identity: JSON.stringify, exports: "audit",
+		heads: ["When", "Who", "Action", "Of what"], cols: "9.5rem minmax(0, 1fr) minmax(0, 1.2fr) minmax(0, 1.2fr)",
+		filters: { account_id: ["Account", { picks: true }] },
 		none: ["No key has changed anything yet. Try:", "client.policies.pause(account_id)"],
-		row: (it) => [moment(it.created_at), [it.action], code(it.subject), it.key_id ? code(it.key_id) : quiet("server")],
+		row: (it) => [moment(it.created_at), [keyName(it)], [it.action], [it.subject.startsWith("acct_") ? named(it.subject) : code(it.subject)]],
+		fold: (it) => [
+			changes(it.before, it.after), facts({ Subject: subject(it.subject), Key: it.key_id && h("code", it.key_id), Request: it.request_id && h("code", it.request_id) }),
+		],
+	},
+	requests: {
+		label: "Requests", path: "/console/requests", exports: "requests",
+		heads: ["When", "Who", "Request", ["Status", "number"], ["Time", "number"]], cols: "9.5rem minmax(0, 1fr) minmax(0, 2fr) 5rem 5rem",
+		none: ["No requests yet.", ""], fold: json,
+		row: (it) => [
+			moment(it.at), [keyName(it)], [h("strong", it.method), " ", it.route],
+			h(it.status >= 400 || it.status === null ? "strong.number.bad" : "span.number", it.status ?? "none"), h("span.number", span(it.duration_ms)),
+		],
 	},
 };
 
 const checkbox = (type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type);
 
-function webhookRow({ webhook_id: id, url, events, warning }, all) {
-	const path = `${all}/${id}`, rotate = async () => showSecret("New secret", await post(`${path}/rotate-secret`));
+const PAGES = { acct: "accounts", txn: "transfers", sess: "sessions" };
+const subject = (id) => {
+	const page = PAGES[id.split("_")[0]];
+	return page ? link(`#/${page}/${id}`, h("code", id)) : h("code", id);
+};
+
+function webhookRow({ webhook_id: id, url, events, account_ids: ids, low_balance_threshold_usdc: threshold, warning, health }, all) {
+	const path = `${all}/${id}`, name = plain(url);
+	const rotate = async ({ overlap }) => showSecret(`New secret of ${name}`, await post(`${path}/rotate-secret`, { overlap_seconds: Number(overlap) }));
+	const { attempts_24h: attempts, failures_24h: failures, last_success_at: last, latency_ms: latency } = health;
 	return [
-		[said(url), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", ")),
-			warning && h("p.warn", warning)],
-		link(`#/deliveries?webhook_id=${id}`, "Deliveries"),
-		change("Rotate", "Both secrets sign for 24 hours; then only the new one.", rotate, { look: "" }),
-		remove("Delete", "Nothing more is sent to it.", path),
+		[h("strong", said(url)), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", "), " · ",
+			ids.length ? ids.map((each, i) => [i ? ", " : "", named(each)]) : "every account",
+			threshold !== null && ` · below ${usdc(threshold)} USDC`), warning && h("p.warn", warning)],
+		last ? moment(last) : quiet("never"),
+		link(`#/deliveries?webhook_id=${id}`, failures ? `${failures} of ${attempts} failed` : attempts ? `${attempts} delivered` : "no attempts"),
+		h("span.number", latency === null ? quiet("–") : `${latency} ms`),
+		h("span.buttons",
+			change("Edit", () => [
+				h("p.quiet", "Events of these accounts only; none of them means every account."),
+				h("fieldset", h("legend", "Accounts"), ids.map((each) => h("label", h("input", { type: "checkbox", name: each, checked: true }), named(each)))),
+				picker("Add an account (optional)", "added"),
+				field("Tell of balances below, USDC", "threshold", { value: threshold === null ? "" : String(threshold), placeholder: "never", inputmode: "decimal" }),
+			], async ({ added, threshold, ...kept }) => {
+				const account_ids = [...Object.keys(kept), ...(added ? [added] : [])];
+				await call("PATCH", path, { body: { account_ids, low_balance_threshold_usdc: threshold.trim() ? Number(threshold) : null } });
+				return "Saved.";
+			}, { title: `Edit ${name}`, action: "Save", look: "" }),
+			button("Test", () => act(() => post(`${path}/test`), "A test event is on its way: see its deliveries.")),
+			change("Rotate", () => field("Both secrets sign for", "overlap", { required: true, value: "86400", options: [["86400", "24 hours"], ["3600", "1 hour"], ["604800", "7 days"], ["0", "no time: the old one leaked"]] }),
+				rotate, { title: `Rotate the secret of ${name}?`, action: "Rotate", look: "" }),
+			remove("Delete", `Delete ${name}?`, "Nothing more is sent to it.", path)),
 	];
 }
 
-export function access({ id }) {
+const sellerFields = (it) => [
+	field("Category", "category", { value: it.category ?? "", placeholder: "as its challenge says", maxlength: 64 }),
+	field("Paid at these addresses only, one a line", "recipients", { value: (it.recipients ?? []).join("\n"), rows: 2, placeholder: "any" }),
+	field("At most, USDC a payment", "max_amount", { value: it.max_amount ? String(Number(it.max_amount)) : "", placeholder: "no limit", inputmode: "decimal" }),
+	h("label.check", h("input", { type: "checkbox", name: "blocked", checked: it.blocked }), "Blocked: never pay it"),
+	h("label.check", h("input", { type: "checkbox", name: "sponsor_fees", checked: it.sponsor_fees }), "The treasury pays fees that it does not"),
+];
+
+const pin = (origin, given) => call("PUT", `/console/origins/${encodeURIComponent(origin)}`, { body: {
+	category: given.category.trim() || null, recipients: lines(given.recipients).length ? lines(given.recipients) : null,
+	max_amount: given.max_amount.trim() || null, blocked: "blocked" in given, sponsor_fees: "sponsor_fees" in given,
+} }).then(() => `${origin} is pinned.`);
+
+function sellerRow(it) {
+	return [
+		[said(it.origin)], it.category ? said(it.category) : quiet("its own"),
+		[it.recipients ? it.recipients.map((each) => [code(each), " "]) : quiet("any address")], h("span.number", it.max_amount ? usdc(it.max_amount) : quiet("no limit")),
+		it.blocked ? badge("rejected", "blocked") : "",
+		h("span.buttons", change("Edit", () => sellerFields(it), (given) => pin(it.origin, given), { title: `Edit ${plain(it.origin)}`, action: "Save", look: "" }),
+			remove("Unpin", `Unpin ${plain(it.origin)}?`, "Its challenges say again what it is.", `/console/origins/${encodeURIComponent(it.origin)}`)),
+	];
+}
+
+const newSeller = (origin = "") => change("Pin a seller", () => [
+	field("Origin", "origin", { value: origin, required: true, placeholder: "https://…", type: "url" }), ...sellerFields({}),
+], ({ origin, ...given }) => pin(origin.replace(/\/$/, ""), given), { title: "Pin a seller", action: "Pin", look: "primary" });
+
+export function access({ id, asked: { origin } }) {
 	const chosen = Object.hasOwn(TABS, id) ? id : "agents";
-	const { path, createPath = path, create, fields, row, bodyOf = keyOf, ...others } = TABS[chosen];
+	const { path, createPath = path, create, fields, row, bodyOf = keyOf, filters: by, refusal, ...others } = TABS[chosen];
 	const work = async (given) => showSecret(create, await post(createPath, bodyOf(given)));
 	return [
 		h("p.tabs", Object.entries(TABS).map(([id, { label }]) =>
 			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
-		h("div.actions", create && change(create, fields, work, { title: create, action: "Create", look: "primary" })),
-		...list({ ...others, path, row: (it) => row(it, path) }),
+		by && filters(by),
+		refusal && me.isConsole ? h("p.quiet", refusal)
+			: h("div.actions", create && change(create, fields, work, { title: create, action: "Create", look: "primary" }), chosen === "sellers" && newSeller(origin)),
+		...list({ ...others, path, query: { origin: "" }, row: (it) => row(it, path) }),
 	];
 }

@@ -22,9 +22,11 @@ export async function send(method, path, { body, signal, headers, key = sessionS
 		});
 	} catch (error) {
 		if (signal?.aborted) throw error;
+		dispatchEvent(new Event("unanswered"));
 		const doubt = method === "GET" ? "" : " The outcome is unknown until this page shows it.";
 		throw failure(0, { message: `The server does not respond.${doubt}` });
 	}
+	dispatchEvent(new Event("answered"));
 	if (response.ok) return response;
 	const problem = await response.json().catch(() => null);
 	if (response.status === 401 && key === sessionStorage[KEY]) dispatchEvent(new Event("unauthorized"));
@@ -63,7 +65,7 @@ export async function follow({ signal, onChange, onState }) {
 		} catch (error) {
 			if (ended.aborted) continue;
 			// A server that has no stream, or none to spare, is polled all the same.
-			onState([404, 429].includes(error.status));
+			onState([404, 429].includes(error.status), false);
 			await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures++) * (0.5 + Math.random() / 2), ended);
 		}
 		turn.abort();

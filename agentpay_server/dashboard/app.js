@@ -4,7 +4,8 @@ import { access, account, overview } from "./admin.js";
 import { call, follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
-import { me, meet, reload, turn } from "./page.js";
+import { able, live, me, meet, reload, turn } from "./page.js";
+import { find } from "./search.js";
 import { approvals, transfer } from "./transfer.js";
 import { $, ask, button, clock, code, facts, field, form, h, said, tell } from "./ui.js";
 
@@ -22,7 +23,7 @@ const PAGES = [
 ];
 const BAR = PAGES.slice(0, 7);
 const KEYS = {
-	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
+	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search for anything", "?": "This list", Esc: "Leave a dialog or field",
 };
 const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
 
@@ -98,17 +99,40 @@ async function revoke(key) {
 	}
 }
 
+/** Open tabs lend their key to a new one, and end together: the key is stored in tabs only, so they ask each other. */
+const tabs = new BroadcastChannel("agentpay.console"), BORROW_MS = 250;
+
+tabs.addEventListener("message", ({ data: { wants, key, ends } }) => {
+	if (wants && sessionStorage[KEY]) tabs.postMessage({ key: sessionStorage[KEY] });
+	if (ends && ends === sessionStorage[KEY]) signIn("Signed out in another tab.");
+});
+
+async function borrow() {
+	const answered = new AbortController();
+	tabs.addEventListener("message", ({ data: { key } }) => {
+		if (!key || answered.signal.aborted) return;
+		keep({ key });
+		answered.abort();
+	}, { signal: answered.signal });
+	tabs.postMessage({ wants: true });
+	await pause(BORROW_MS, answered.signal);
+	answered.abort();
+}
+
 async function signOut() {
 	const held = sessionStorage[KEY];
 	signIn("Signed out.");
+	tabs.postMessage({ ends: held });
 	await revoke(held);
 }
 
 async function begin(problem = "") {
+	if (!sessionStorage[KEY] && !problem) await borrow();
 	if (!sessionStorage[KEY]) return signIn(problem);
 	try {
 		// An agent's key may not read the summary.
 		const [, summary] = await Promise.all([meet(), read("/console/summary")]);
+		allow(summary);
 		start(summary.operator_name);
 		if (problem) tell(problem);
 	} catch (error) {
@@ -135,23 +159,43 @@ function start(whom) {
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
 			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
-			h("span.quiet.grow", said(whom), ` · ${me.cluster}`), state,
+			h("span.quiet.whom", said(whom), ` · ${me.cluster}`), h("span.grow"),
+			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
 		h("nav", { "aria-label": "Pages" }, places), h("main"));
-	const onState = (isLive) => {
-		const text = isLive ? "Live" : "Reconnecting…";
+	let isStreaming = false, isAnswered = true;
+	const showState = () => {
+		const isLive = isStreaming && isAnswered && navigator.onLine;
+		const text = isLive ? "Live" : navigator.onLine ? "Reconnecting…" : "Offline";
 		if (state.textContent && state.textContent !== text) tell(text);
 		state.textContent = text;
 		state.classList.toggle("live", isLive);
 	};
+	const onState = (isLive, hasStream = isLive) => {
+		isStreaming = isLive;
+		live.isStreaming = hasStream;
+		showState();
+	};
+	for (const [name, answers] of Object.entries({ answered: true, unanswered: false })) addEventListener(name, () => {
+		if (isAnswered === answers) return;
+		isAnswered = answers;
+		showState();
+	}, { signal });
+	addEventListener("offline", showState, { signal });
+	addEventListener("online", showState, { signal });
 	follow({ signal, onChange: () => reload(), onState });
 	route();
+}
+
+function allow({ is_clock_manual: clock = true, keeps_snapshots: points = true }) {
+	Object.assign(able, { clock, points });
 }
 
 async function readFrame(signal) {
 	const [counts, time] = await Promise.all([read("/console/summary", signal), me.is_test_money && read("/sandbox/clock", signal)]);
 	$("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
 	$("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
+	allow(counts);
 	clock.now = () => (time ? Date.parse(time.now) : Date.now());
 }
 
@@ -175,7 +219,7 @@ let isGoing = false;
 function press(event) {
 	const on = event.target, letter = event.key;
 	if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
-	if (on.matches?.("input, select")) {
+	if (on.matches?.("input, select, textarea")) {
 		if (letter === "Escape") on.blur();
 		return;
 	}
@@ -183,7 +227,7 @@ function press(event) {
 	isGoing = letter === "g";
 	if (to) location.hash = `#/${to[0]}`;
 	else if (letter === "?") help();
-	else if (letter === "/") search();
+	else if (letter === "/") find();
 	else if (letter === "j" || letter === "k") {
 		const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
 		const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
@@ -191,17 +235,6 @@ function press(event) {
 	} else if (row && "ar".includes(letter)) $(`[data-hot=${letter}]`, row)?.click();
 	else return;
 	event.preventDefault();
-}
-
-function search() {
-	const input = $("[type=search]");
-	if (input) {
-		input.closest("details").open = true;
-		input.focus();
-	} else {
-		addEventListener("hashchange", search, { once: true });
-		location.hash = "#/timeline";
-	}
 }
 
 function help() {

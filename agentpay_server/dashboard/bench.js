@@ -1,7 +1,7 @@
 // @ts-check
 
 import { call, post } from "./api.js";
-import { accountField, act, change, get, list, one } from "./page.js";
+import { able, accountField, act, change, get, list, one } from "./page.js";
 import { button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
 const CHAIN = {
@@ -29,14 +29,15 @@ const section = (title, ...parts) => h("section.card", h("h2", title), parts);
 
 export const bench = () => [h("div.benches",
 	section("Clock", one("/sandbox/clock", ({ now }) => h("p.amount", moment(now))),
-		h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))),
+		able.clock ? h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))
+			: h("p.quiet", "This server runs on the system's clock. Start one with --clock manual to move time.")),
 	section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
-	section("Rewind",
+	section("Rewind", able.points ? [
 		list({
 			path: "/sandbox/snapshots", query: { limit: 64 }, as: "ul.rows", row: pointRow,
 			none: ["No points yet. Save one, or:", "server.sandbox.snapshot()"],
 		}),
-		savePoint()),
+		savePoint()] : h("p.quiet", "This server stores its data outside its memory, so it keeps no points to go back to.")),
 	section("Faults",
 		list({
 			path: "/sandbox/faults", as: "ul.rows",
@@ -66,4 +67,5 @@ export const savePoint = () => button("Save this point", () => act(() => post("/
 
 export const pointRow = (it) => h("li.row.point", moment(it.created_at), h("span.grow", "Saved point ", code(it.snapshot_id)),
 	change("Go back", "Everything created since is gone, for every operator of this server.",
-		() => post(`/sandbox/snapshots/${it.snapshot_id}/restore`).then(() => "Restored.")));
+		() => post(`/sandbox/snapshots/${it.snapshot_id}/restore`).then(() => "Restored."),
+		{ title: "Go back to this point?", action: "Go back" }));

@@ -2,8 +2,8 @@
 
 import { post } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
-import { accounts, act, change, filters, get, instant, list, me, named, one, party } from "./page.js";
-import { $, badge, big, button, code, count, facts, field, fields, h, json, link, meter, moment, quiet, said, usdc, words } from "./ui.js";
+import { able, accountOf, change, filters, get, instant, list, me, named, one, party, titled } from "./page.js";
+import { $, badge, big, button, code, count, facts, field, fields, h, json, link, meter, moment, plain, quiet, said, usdc, words } from "./ui.js";
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
 const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
@@ -29,7 +29,7 @@ function folded(events) {
 }
 
 export function timeline({ asked }) {
-	const { id = "", status } = asked, withPoints = me.is_test_money && !Object.values(asked).some(Boolean);
+	const { id = "", status } = asked, withPoints = me.is_test_money && able.points && !Object.values(asked).some(Boolean);
 	// Rows that are being read do not move: new ones wait.
 	let rows = [], shown = [], draw, end = "";
 	const wanted = (events) => folded(events).filter((row) => (!status || row.status === status) && JSON.stringify(row).includes(id));
@@ -39,14 +39,16 @@ export function timeline({ asked }) {
 		for (const row of shown) current.delete(row.id);
 		fresh.hidden = !current.size;
 		fresh.textContent = `${current.size}${current.size === rows.length ? " or more" : ""} new`;
-		draw(shown);
+		return draw(shown);
 	};
 	const events = list({
-		path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold,
+		path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold, exports: "events",
+		heads: ["When", "Status", "From → to", "Events", ["USDC", "number"]], cols: "9.5rem 9.5rem minmax(0, 1fr) 5.5rem 8rem",
 		none: ["Nothing yet. On a test chain, try:", "agentpay-server trigger transfer.settled"],
 		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST_EVENTS,
 		present: async (events, drawRows, more) => {
 			[rows, draw] = [wanted(events), drawRows];
+			await nameSessions(rows);
 			if (rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) {
 				const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
 				for (const row of rows) row.seller = sellers.get(row.id);
@@ -54,17 +56,17 @@ export function timeline({ asked }) {
 			// A row that is missing was undone by a rewind, unless it is older than what was read.
 			end = more ? rows.at(-1)?.at ?? "" : "";
 			if (withPoints) rows = [...rows, ...await points(end)].sort((a, b) => b.at.localeCompare(a.at));
-			arrange(shown.length > 0 && (element.contains(document.activeElement) || Boolean($("details[open]", element))));
+			await arrange(shown.length > 0 && (element.contains(document.activeElement) || Boolean($("details[open]", element))));
 		},
 	});
-	const [element] = events, fresh = button("", () => {
+	const [table] = events, element = table.lastElementChild, fresh = button("", () => {
 		arrange(false);
 		$("summary", element)?.focus();
 	}, { hidden: true, class: "fresh" });
 	return [
 		filters({
-			id: ["Search", { type: "search", placeholder: "Identifier, address, amount" }],
-			account_id: ["Account", { options: accounts() }],
+			id: ["Contains", { type: "search", placeholder: "Identifier or amount" }],
+			account_id: ["Account", { picks: true }],
 			type: ["Event", { options: EVENTS }],
 			status: ["Status", { options: [...new Set(Object.values(STATUS))].map((status) => [status, words(status)]) }],
 			...TIMES,
@@ -73,13 +75,31 @@ export function timeline({ asked }) {
 	];
 }
 
+const sessionParties = new Map();
+
+/** Most events of a session name neither account nor payee. */
+async function nameSessions(rows) {
+	const unknown = rows.filter(({ data }) => data.session_id && !sessionParties.has(data.session_id));
+	if (unknown.length) {
+		for (const it of (await get("/sessions?limit=100")).data) sessionParties.set(it.session_id, it);
+		const older = unknown.map(({ data }) => data.session_id).filter((id) => !sessionParties.has(id)).slice(0, 20);
+		for (const it of await Promise.all(older.map((id) => get(`/sessions/${id}`)))) sessionParties.set(it.session_id, it);
+	}
+	for (const row of rows) {
+		const session = sessionParties.get(row.data.session_id);
+		if (session) row.data = { account_id: session.account_id, to: session.to, ...row.data };
+	}
+}
+
 function timelineRow({ point, data, seller, ...row }) {
 	if (point) return pointRow(point);
 	const payee = seller ? [said(seller), quiet(" · 402")] : data.to && named(data.to);
 	const amount = data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
 	return [
-		moment(row.at), badge(row.status), [named(data.account_id), payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
-		count(row.events.length, "event"), h("strong", amount && usdc(amount)),
+		moment(row.at), badge(row.status),
+		[data.account_id ? named(data.account_id) : quiet(row.status === "webhook.test" ? "Test of a webhook" : "–"),
+			payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
+		count(row.events.length, "event"), h("strong.number", amount && usdc(amount)),
 	];
 }
 
@@ -91,32 +111,46 @@ function timelineFold({ id, data, events }) {
 	];
 }
 
-export const sessions = ({ id }) => (id ? one(`/sessions/${id}`, session) : list({
-	path: "/sessions", as: "ul.cards",
-	none: ["No sessions. An agent opens one with a cap:", 'client.sessions.open(account_id=…, to=…, cap_usdc="3")'],
-	row: (it) => h("li.card", charged(it), h("p.quiet", moment(it.opened_at), " · ", link(`#/sessions/${it.session_id}`, code(it.session_id)))),
-}));
+export const sessions = ({ id }) => (id ? one(`/sessions/${id}`, session) : [
+	filters({
+		account_id: ["Account", { picks: true }],
+		status: ["Status", { options: ["opening", "open", "closing", "settled", "failed"] }],
+	}),
+	...list({
+		path: "/sessions", exports: "sessions",
+		heads: ["Opened", "Status", "From → to", "Charged of cap", ["USDC", "number"], ["", "end"]],
+		cols: "9.5rem 7rem minmax(0, 1fr) 11rem 9rem 4rem",
+		none: ["No sessions. An agent opens one with a cap:", 'client.sessions.open(account_id=…, to=…, cap_usdc="3")'],
+		row: (it) => [
+			moment(it.opened_at), badge(it.status), [party(it.account_id), quiet(" → "), party(it.to)], chargedMeter(it),
+			h("span.number", h("strong", usdc(it.running_total_usdc)), quiet(` of ${usdc(it.cap_usdc)}`)), link(`#/sessions/${it.session_id}`, "Open"),
+		],
+	}),
+]);
+
+const chargedMeter = ({ running_total_usdc: total, cap_usdc: cap }) => meter(`${usdc(total)} of ${usdc(cap)} USDC charged`, cap, { spent: total });
 
 function charged({ running_total_usdc: total, cap_usdc: cap, status, ...it }) {
 	const end = { settled: `${usdc(it.settled_usdc)} paid, ${usdc(it.returned_usdc)} returned`, failed: "Never funded" };
 	return [
 		h("div.head", h("span.grow", party(it.account_id), quiet(" → "), party(it.to)), badge(status)),
-		big(total, ` of ${usdc(cap)} USDC`), meter(`${usdc(total)} of ${usdc(cap)} USDC charged`, cap, { spent: total }),
+		big(total, ` of ${usdc(cap)} USDC`), chargedMeter({ running_total_usdc: total, cap_usdc: cap }),
 		h("p", end[status] ?? "In escrow until it closes", it.closing_reason && h("span.warn", ` · ${words(it.closing_reason)}`)),
 	];
 }
 
-const session = (it) => h("div.page",
+const session = (it) => (titled("Session of ", named(it.account_id)), h("div.page",
 	h("div.card", charged(it), it.status === "open" && h("div.actions",
 		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.`,
-			() => post(`/sessions/${it.session_id}/close`)))),
+			() => post(`/sessions/${it.session_id}/close`).then(() => "Closed."),
+			{ title: `Close the session of ${plain(accountOf(it.account_id).name ?? it.account_id)}?`, action: "Close" }))),
 	h("div.card",
 		facts({ opened: moment(it.opened_at), settled: moment(it.settled_at) }),
 		fields(it, "session_id category escrow_token_account tx_signature settlement_tx_signature"),
-		link(`#/timeline?id=${it.session_id}`, "Its events")));
+		link(`#/timeline?id=${it.session_id}`, "Its events"))));
 
-export function deliveries({ asked: { webhook_id } }) {
-	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data.map((it) => [it.webhook_id, it.url]));
+export function deliveries({ asked: { webhook_id, needs_attention: isOpen, status } }) {
+	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data);
 	const choice = () => [
 		h("p", webhook_id ? "To this webhook." : "To every webhook."),
 		field("Created after", "since", { ...MOMENT, required: true }),
@@ -125,31 +159,44 @@ export function deliveries({ asked: { webhook_id } }) {
 		const { replayed, has_more } = await post("/console/deliveries/replay", { since: instant(since), webhook_id });
 		return `${replayed} replayed.${has_more ? " There are more." : ""}`;
 	};
+	const replayOne = (it) => change("Replay", async () => [
+		h("p", it.event_type, " ", code(it.event_id)),
+		field("To", "to", { required: true, options: [[it.webhook_id, it.url ?? it.webhook_id], ["*", "Every webhook that subscribes to it"]] }),
+	], async ({ to }) => {
+		const { data } = await post(`/console/events/${it.event_id}/replay`, to === "*" ? {} : { webhook_id: to });
+		return `Replayed as ${data.length === 1 ? "a new delivery" : `${data.length} new deliveries`}.`;
+	}, { look: "", title: `Replay ${it.event_type}?`, action: "Replay" });
+	const tab = (label, query, isOn) => h("a", { href: `#/deliveries${query}`, "aria-current": isOn && "true" }, label);
 	return [
+		h("div.head", h("p.tabs.grow", tab("Needs attention", "?needs_attention=true", isOpen), tab("Retrying", "?status=retrying", status === "retrying"),
+			tab("All", "", !isOpen && status !== "retrying")), change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
 		filters({
 			id: ["Event or transfer", { type: "search" }],
-			webhook_id: ["Webhook", { options: webhooks }],
+			webhook_id: ["Webhook", { options: webhooks.then((data) => data.map((it) => [it.webhook_id, it.url])) }],
 			status: ["Status", { options: ["pending", "retrying", "delivered", "undelivered"] }],
 			...TIMES,
 		}),
-		h("div.actions", change("Replay undelivered", choice, replayAll, { look: "" })),
 		...list({
-			path: "/console/deliveries",
+			path: "/console/deliveries", exports: "deliveries",
+			heads: ["Last attempt", "Status", "Event → endpoint", "Attempts", ["Response", "number"]],
+			cols: "9.5rem 9.5rem minmax(0, 1fr) 6.5rem 7rem",
 			none: ["No deliveries. Register a webhook:", REGISTER],
 			present: async (items, draw) => {
-				const urls = new Map(await webhooks);
-				draw(items.map((it) => ({ ...it, url: urls.get(it.webhook_id) })));
+				const urls = new Map((await webhooks).map((it) => [it.webhook_id, it.url]));
+				await draw(items.map((it) => ({ ...it, url: urls.get(it.webhook_id) })));
 			},
 			row: (it) => {
 				const last = it.attempts.at(-1);
 				return [
-					last ? moment(last.at) : quiet("not yet"), badge(it.status), [it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)],
-					count(it.attempts.length, "attempt"), h("strong", last && answer(last)),
+					last ? moment(last.at) : quiet("not yet"),
+					it.redelivered_at ? badge("redelivered", "replayed") : badge(it.status),
+					[it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)],
+					count(it.attempts.length, "attempt"), h("strong.number", last && answer(last)),
 				];
 			},
 			fold: (it) => [
-				h("p.head", h("span.grow", code(it.delivery_id)), button("Replay", () => act(
-					() => post(`/console/events/${it.event_id}/replay`, { webhook_id: it.webhook_id }), "Replayed as a new delivery."))),
+				h("p.head", h("span.grow", code(it.delivery_id)), replayOne(it)),
+				it.redelivered_at && h("p", "Undelivered; a replay delivered it ", moment(it.redelivered_at), "."),
 				h("ol", it.attempts.map(attempt)),
 				it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at)),
 			],

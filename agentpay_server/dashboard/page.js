@@ -1,13 +1,16 @@
 // @ts-check
 
-import { pause, read } from "./api.js";
-import { $, ask, button, code, field, form, h, link, plain, said, show, tell } from "./ui.js";
+import { KEY, pause, read } from "./api.js";
+import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, tell, undisturbed } from "./ui.js";
 
-export let me = { cluster: "", is_test_money: false };
+export let me = { cluster: "", is_test_money: false, isConsole: false };
+
+/** What the server can do beside the operator's own objects, from the summary. */
+export const able = { clock: true, points: true };
 
 export async function meet() {
 	known.clear();
-	me = await read("/whoami");
+	me = { ...await read("/whoami"), isConsole: (sessionStorage[KEY] ?? "").startsWith("ap_console_") };
 }
 
 /** Its `loads` read its parts; its `signal` ends when it is left. @type {any} */
@@ -15,13 +18,16 @@ let page;
 
 export let reload = () => {};
 
-const PAUSE_MS = 1000, POLL_MS = 4000;
+/** Whether events arrive: then pages are read again for what has no event only. */
+export const live = { isStreaming: false };
+
+const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 
 export async function turn(title, content, { id, asked, signal }, before) {
-	const { loads } = page = { id, asked, signal, loads: [] };
+	const { loads } = page = { id, asked, signal, loads: [], title };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
 	$("main").replaceChildren(title, problem, root);
-	root.append(...content(page).flat());
+	root.append(...content(page).flat(9).filter(Boolean));
 	const update = async () => {
 		try {
 			await before(signal);
@@ -37,43 +43,59 @@ export async function turn(title, content, { id, asked, signal }, before) {
 	while (!signal.aborted) {
 		const wanted = new AbortController();
 		reload = () => wanted.abort();
+		await undisturbed();
 		// Nothing is lost while the page is hidden: the stream begins anew when it is seen.
-		if (!document.hidden) await update();
+		if (!document.hidden && !signal.aborted) await update();
 		await pause(PAUSE_MS, signal);
-		await pause(POLL_MS, signal, wanted.signal);
+		await pause(live.isStreaming ? QUIET_POLL_MS : POLL_MS, signal, wanted.signal);
 	}
+}
+
+/** Give the page the name of what it shows. */
+export function titled(...name) {
+	page.title.replaceChildren(...name);
+	document.title = `${page.title.textContent} · agentpay console`;
 }
 
 export async function act(work, done = "Done.") {
 	try {
 		const said = await work();
-		tell(typeof said === "string" ? said : done);
+		if (said !== "") tell(typeof said === "string" ? said : done);
 	} catch (error) {
 		tell(error.message);
 	}
 	reload();
 }
 
+/** A button whose dialog names what it changes; `work` gets the values of its fields. */
 export function change(label, body, work, options = {}) {
-	const { action = label, title = `${action}?`, look = "danger", typed, ...attributes } = /** @type {any} */ (options);
+	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = /** @type {any} */ (options);
 	return button(`${label}…`, () => act(async () => {
-		const given = await ask({ title, action, typed, look: look || "primary" }, typeof body === "string" ? h("p", body) : await body());
+		const content = typeof body === "string" ? h("p", body) : await body();
+		const given = await ask({ title, action, typed, look: look || "primary", wide }, content);
 		return given ? work(given) : "";
 	}), { class: look, ...attributes });
 }
 
-const ACCOUNTS = "/v1/accounts?limit=100";
 const known = new Map();
 
+function learn({ data, accounts, ...one }) {
+	for (const it of [data, accounts, [one]].find(Array.isArray)) if (it.policy && it.account_id) known.set(it.account_id, { ...known.get(it.account_id), ...it });
+}
+
+/** Read accounts in full, all in one request; one of another operator has no name here. */
+export async function details(ids, signal = page.signal) {
+	const wanted = [...new Set(ids)].filter(Boolean).slice(0, 100);
+	if (!wanted.length) return;
+	learn(await read(`/console/accounts?limit=100&ids=${wanted.join()}`, signal));
+	for (const id of wanted) if (!known.has(id)) known.set(id, {});
+}
+
+/** Read a path, and the names of accounts in what it returns. */
 export async function get(path) {
 	const { signal } = page, found = await read(path, signal);
-	const learn = ({ data, ...one }) => (data ?? [one]).forEach((it) => { if (it.policy) known.set(it.account_id, it); });
-	const strangers = () => [...new Set(JSON.stringify(found).match(/acct_\w+/g))].filter((id) => !known.has(id));
 	learn(found);
-	if (!known.size && strangers().length) learn(await read(ACCOUNTS, signal));
-	// An account of another operator has no name here.
-	const forget = (id) => (error) => { if (error.status === 404) known.set(id, {}); };
-	await Promise.all(strangers().slice(0, 20).map((id) => read(`/v1/accounts/${id}`, signal).then(learn, forget(id))));
+	await details((JSON.stringify(found).match(/acct_\w+/g) ?? []).filter((id) => !known.has(id)), signal);
 	return found;
 }
 
@@ -82,60 +104,214 @@ export const nameOf = (id) => accountOf(id).name ?? id;
 export const named = (id) => (accountOf(id).name ? said(nameOf(id)) : code(id));
 export const party = (id) => (accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id));
 
-export const accounts = async () => (await get(ACCOUNTS)).data.map((it) => [it.account_id, it.name]);
-export const accountField = () => field("Account", "account_id", { options: accounts(), required: true });
+/** Who used a key: its name, or whose agent it is. */
+export const keyName = ({ key_id: id, key_name: name, key_account_id: account }) =>
+	(name ? said(name) : account ? h("span", "agent of ", named(account)) : id ? code(id) : quiet("the server"));
+
+/** A field that finds an account on the server while somebody types. Its value is the account's identifier. */
+export function picker(label, name = "account_id", { required = false, value = "", any = false, ...props } = /** @type {any} */ ({})) {
+	const chosen = h("input", { type: "hidden", name, value });
+	const menu = h("ul.menu", { role: "listbox", "aria-label": "Matches", hidden: true });
+	const id = `pick-${name}-${Math.random().toString(36).slice(2)}`;
+	menu.id = id;
+	const input = h("input", {
+		type: "text", role: "combobox", autocomplete: "off", "aria-expanded": "false", "aria-controls": id, "aria-autocomplete": "list",
+		placeholder: any ? "Account or address" : required ? "Name, handle or address" : "Name or handle", required, ...props,
+	});
+	const close = () => {
+		menu.hidden = true;
+		input.setAttribute("aria-expanded", "false");
+	};
+	const choose = (value, text) => {
+		const isNew = chosen.value !== value;
+		[chosen.value, input.value] = [value, text];
+		input.setCustomValidity("");
+		close();
+		if (isNew) input.dispatchEvent(new Event("change", { bubbles: true }));
+	};
+	let turns = 0;
+	const search = async () => {
+		const mine = ++turns, q = input.value.trim();
+		const found = q ? await read(`/console/search?limit=8&q=${encodeURIComponent(q)}`) : { accounts: (await read("/v1/accounts?limit=8")).data };
+		if (mine !== turns || document.activeElement !== input) return;
+		learn(found);
+		menu.replaceChildren(...found.accounts.map((it) => h("li", {
+			role: "option", "aria-selected": "false", mousedown: (event) => {
+				event.preventDefault();
+				choose(it.account_id, it.name);
+			},
+		}, said(it.name), quiet(` ${it.handle}`))));
+		menu.hidden = !found.accounts.length;
+		input.setAttribute("aria-expanded", String(!menu.hidden));
+	};
+	const move = (step) => {
+		const all = [...menu.children], at = all.findIndex((it) => it.ariaSelected === "true");
+		const next = all[(at + step + all.length) % all.length];
+		for (const each of all) each.ariaSelected = String(each === next);
+	};
+	const node = h("label.field.picker", h("span", label), input, chosen, menu);
+	input.addEventListener("input", (event) => {
+		event.stopPropagation();
+		// An address may be paid without an account.
+		chosen.value = any ? input.value.trim() : "";
+		input.setCustomValidity(required && !chosen.value ? "Choose an account from the list." : "");
+		search().catch(() => {});
+	});
+	input.addEventListener("focus", () => search().catch(() => {}));
+	input.addEventListener("blur", () => {
+		const exact = [...menu.children].filter((it) => !menu.hidden && $("bdi", it).textContent === plain(input.value.trim()));
+		if (!chosen.value && exact.length === 1) exact[0].dispatchEvent(new Event("mousedown", { cancelable: true }));
+		if (!input.value && chosen.value && !any) choose("", "");
+		close();
+	});
+	input.addEventListener("keydown", (event) => {
+		if (event.key === "ArrowDown" || event.key === "ArrowUp") move(event.key === "ArrowDown" ? 1 : -1);
+		else if (event.key === "Escape" && !menu.hidden) close();
+		else if (event.key === "Enter" && !menu.hidden) {
+			const on = $("[aria-selected=true]", menu) ?? (menu.children.length === 1 ? menu.firstElementChild : null);
+			if (!on) return;
+			on.dispatchEvent(new Event("mousedown", { cancelable: true }));
+		} else return;
+		event.preventDefault();
+		event.stopPropagation();
+	});
+	if (value) details([value]).then(() => { input.value = nameOf(value); }, () => { input.value = value; });
+	else if (required && !any) input.setCustomValidity("Choose an account from the list.");
+	return node;
+}
+
+export const accountField = (props) => picker("Account", "account_id", { required: true, ...props });
 
 const KINDS = { __proto__: null, txn: "transfer_id", sess: "session_id", acct: "account_id", evt: "event_id" };
 
-const at = (path, query) => `${path}?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`;
+export const at = (path, query) => {
+	const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+	return given ? `${path}?${given}` : path;
+};
 const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 
 /** What the address asks: moments in UTC, an identifier under the name of its kind. */
 function asked() {
-	const { id = "", since, until, ...others } = page.asked, kind = KINDS[id.split("_")[0]];
+	const { id = "", since, until, back, sort, shown, ...others } = page.asked, kind = KINDS[id.split("_")[0]];
 	return { ...others, since: instant(since), until: instant(until), ...(kind && { [kind]: id }) };
 }
 
+const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "back", "sort", "shown"].includes(name));
+
 export function filters(fields) {
 	const go = (given) => { location.hash = here(given); };
-	const inputs = Object.entries(fields).map(([name, [label, props]]) => field(label, name, { ...props, value: page.asked[name] }));
+	const inputs = Object.entries(fields).map(([name, [label, props]]) => (props.picks
+		? picker(label, name, { value: page.asked[name] }) : field(label, name, { ...props, value: page.asked[name] })));
 	const node = form("fields", go, inputs);
 	node.addEventListener("change", () => node.requestSubmit());
-	return h("details", { open: innerWidth > 760 || Object.keys(page.asked).length > 0 }, h("summary", "Filters"), node);
+	return h("details.filters", { open: innerWidth > 760 || isFiltered() }, h("summary", "Filters"), node);
+}
+
+export const sorted = (items, values) => {
+	const { sort = "" } = page.asked, value = values[sort.replace("-", "")];
+	if (!value) return items;
+	const order = [...items].sort((a, b) => {
+		const [x, y] = [value(a), value(b)];
+		return typeof x === "string" ? x.localeCompare(y) : x - y;
+	});
+	return sort.startsWith("-") ? order.reverse() : order;
+};
+
+function headOf(head) {
+	const [label, look = "", key] = [head].flat(), { sort } = page.asked;
+	const next = sort === `-${key}` ? key : `-${key}`, sign = sort === key ? " ↑" : sort === `-${key}` ? " ↓" : "";
+	return h(look ? `span.${look}` : "span", key ? link(here({ ...page.asked, sort: next }), label, sign) : label);
 }
 
 /**
- * A list that stays current: one page of the API, or as many as `isEnough` wants. A `row` is an element, or cells of
- * which an array grows. `present` may change what is drawn.
+ * A list that stays current: one page of the API, or as many as `isEnough` wants. A `row` is an element, or cells, which
+ * stand in the columns `cols` below `heads`. `present` may change what is drawn; `grows` shows more below instead of
+ * another page.
  */
 export function list(/** @type {any} */ {
-	path, query, as = "ul.rows.card", row, fold, none, isEnough = () => true,
+	path, query, as = "ul.rows", row, fold, none, heads, cols, grows = false, exports = "",
+	isEnough = grows ? (items) => items.length >= Number(page.asked.shown ?? 50) : () => true,
 	present = (items, draw) => draw(items), identity = (item) => Object.values(item)[0],
 }) {
-	const element = h(as), older = h("p.actions"), empty = none && h("li.empty", h("p", none[0]), h("code", none[1]));
-	const draw = (shown) => show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
+	const element = h(as), more = h("p.actions.turns");
+	if (cols) element.style.setProperty("--cols", cols);
 	const given = { limit: 50, ...asked(), ...query };
+	const empty = isFiltered()
+		? h("li.empty", h("p", "Nothing matches these filters."), h("p", link(location.hash.split("?")[0], "Clear the filters")))
+		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
+	const draw = async (shown) => {
+		await undisturbed();
+		show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
+	};
 	page.loads.push(async () => {
-		let items = [], { cursor } = given, more = true;
-		while (more && !(items.length && isEnough(items))) {
+		let items = [], { cursor } = given, isMore = true;
+		while (isMore && !(items.length && isEnough(items))) {
 			const { data, ...found } = await get(at(path, { ...given, cursor }));
 			items = [...items, ...(data ?? [found])];
-			({ cursor, has_more: more } = found);
+			({ cursor, has_more: isMore } = found);
 		}
-		await present(items, draw, more);
-		older.replaceChildren(more ? link(here({ ...page.asked, cursor }), "Older") : "");
+		await present(items, draw, isMore);
+		const { cursor: on = "", back, ...others } = page.asked, steps = back === undefined ? [] : back.split(",");
+		const older = { ...others, cursor, back: [...steps, on].join() || "," };
+		more.replaceChildren(...[
+			on && link(here({ ...others, cursor: steps.at(-1), back: steps.length > 1 ? steps.slice(0, -1).join() || "," : "" }), "Newer"),
+			isMore && (grows ? link(here({ ...page.asked, shown: items.length + 50 }), "Show more") : link(here(older), "Older")),
+		].filter(Boolean));
 	});
-	return [element, older];
+	const table = heads ? h("div.card.listing", h("div.row.heads", heads.map(headOf)), element) : element;
+	if (heads && cols) table.firstElementChild.style.setProperty("--cols", cols);
+	if (!heads && as === "ul.rows") element.classList.add("card");
+	return [table, h("div.foot", more, exports && exporter(path, given, exports))];
 }
 
-export const one = (path, row, present) => list({ path, as: "div", row, present });
+export const one = (path, row, present) => list({ path, as: "div", row, present }).slice(0, 1);
+
+/** An element that shows what `work` reads. */
+export function part(work, render) {
+	const element = h("div");
+	page.loads.push(async () => show(element, [await work()], () => "", render));
+	return element;
+}
+
+const EXPORT_MAX = 10000;
+
+/** Save the whole list under its filters, beyond what is shown. */
+function exporter(path, { limit, cursor, ...given }, name) {
+	const all = async () => {
+		let items = [], cursor = "", isMore = true;
+		while (isMore && items.length < EXPORT_MAX) {
+			const { data, ...found } = await read(at(path, { ...given, limit: 100, cursor }));
+			items = items.concat(data);
+			({ cursor, has_more: isMore } = found);
+		}
+		return items;
+	};
+	const save = (kind, print) => button(kind, () => act(async () => {
+		const items = await all(), url = URL.createObjectURL(new Blob([print(items)], { type: kind === "CSV" ? "text/csv" : "application/json" }));
+		Object.assign(document.createElement("a"), { href: url, download: `${name}.${kind.toLowerCase()}` }).click();
+		setTimeout(() => URL.revokeObjectURL(url), 60000);
+		return `${items.length} exported.`;
+	}), { "aria-label": `Export as ${kind}` });
+	return h("span.exports", quiet("Export"), save("CSV", csv), save("JSON", (items) => JSON.stringify(items, null, 1)));
+}
+
+function csv(items) {
+	const names = [...new Set(items.flatMap(Object.keys))];
+	// A spreadsheet runs what begins like a formula.
+	const cell = (value) => {
+		const text = value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
+		const safe = /^[=+@\t\r-]/.test(text) && isNaN(Number(text)) ? `'${text}` : text;
+		return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
+	};
+	return [names, ...items.map((item) => names.map((name) => item[name]))].map((line) => line.map(cell).join()).join("\r\n");
+}
 
 function rowOf(item, row, fold) {
 	let node = row(item);
 	if (Array.isArray(node)) {
-		const cells = node.map((cell) => (Array.isArray(cell) ? h("span.grow", cell) : cell));
+		const cells = node.map((cell) => (cell instanceof Node ? cell : h(Array.isArray(cell) ? "span.grow" : "span", cell)));
 		const unfold = ({ target }) => { if (target.children.length === 1) target.append(h("div.fold", fold(item))); };
 		node = fold ? h("li", h("details", { toggle: unfold }, h("summary.row", cells))) : h("li.row", cells);
 	}

@@ -1,28 +1,32 @@
 // @ts-check
 
 import { post, read } from "./api.js";
-import { accountOf, change, get, list, me, nameOf, one, party } from "./page.js";
+import { accountOf, change, details, get, list, me, nameOf, one, party, titled } from "./page.js";
 import {
-	badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, quiet, said, span, usdc, whole, words,
+	badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
 } from "./ui.js";
 
 export const approvals = () => list({
-	path: "/console/approvals", as: "ul.stack",
+	path: "/console/approvals", as: "ul.stack", grows: true, exports: "approvals",
 	none: ["No transfer waits. Let a policy ask for approval:", "client.policies.update(account_id, escalation_threshold=20)"],
 	present: async (items, draw) => {
-		const payers = new Set(items.map((it) => it.from)), now = clock.now();
-		await Promise.all([...payers].map((id) => get(`/console/accounts/${id}`)));
-		draw(items.map((it) => ({
-			...it, left: remains(it), age: span(now - Date.parse(it.created_at)), ends: span(Date.parse(it.expires_at) - now),
-		})));
+		await details(items.map((it) => it.from));
+		await draw(items.map(judged));
 	},
 	row: (it) => h("li.card.approval", { tabindex: -1 },
-		h("div.about", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
-		facts({
-			Splits: splitsOf(it), Category: it.category && said(it.category), Waiting: it.age, "Expires in": it.ends,
-			Afterwards: afterwards(it), Transfer: link(`#/transfers/${it.transfer_id}`, code(it.transfer_id)),
-		}),
-		h("div.actions", reject(it), approve(it))),
+		h("div.about",
+			h("p.head", big(it.amount_usdc), link(`#/transfers/${it.transfer_id}`, "Details")),
+			h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
+		stakes(it), h("div.actions", reject(it), approve(it))),
+});
+
+/** A pending transfer with what is left after it. */
+const judged = (it) => ({
+	...it, left: remains(it), age: span(clock.now() - Date.parse(it.created_at)), ends: it.expires_at && span(Date.parse(it.expires_at) - clock.now()),
+});
+
+const stakes = (it) => facts({
+	Splits: splitsOf(it), Category: it.category && said(it.category), Waiting: it.age, "Expires in": it.ends, Afterwards: afterwards(it),
 });
 
 const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
@@ -36,6 +40,9 @@ function remains({ from, amount_usdc: amount }) {
 
 const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
 
+/** A decision's question names its object. */
+const question = (verb, it) => `${verb} ${usdc(it.amount_usdc)} USDC from ${plain(nameOf(it.from))} to ${plain(nameOf(it.to))}?`;
+
 function approve(it) {
 	const sum = usdc(it.amount_usdc);
 	const details = () => facts({
@@ -43,13 +50,14 @@ function approve(it) {
 		Splits: splitsOf(it), Memo: memoOf(it), Afterwards: afterwards(it),
 	});
 	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
-		{ action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
+		{ title: question("Pay", it), action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
 }
 
 function reject(it) {
 	const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
-	return change("Reject", () => field("Reason, for the agent (optional)", "reason", { maxlength: 200 }),
-		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { "data-hot": "r" });
+	return change("Reject", () => [memoOf(it), field("Reason, shown to the agent (optional)", "reason", { maxlength: 200 })],
+		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }),
+		{ title: question("Reject", it), action: "Reject", "data-hot": "r" });
 }
 
 /** Send a decision; return what became of the transfer. Approval does not yet pay behind HTTP 402. */
@@ -67,17 +75,36 @@ async function decide({ transfer_id: id }, what, done, body) {
 const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
 
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
-	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
-		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it),
-		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`))),
+	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id)),
+		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it), outcome(it),
+		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending), approve(it.pending))),
+		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`),
+			link(`#/access/sellers?origin=${encodeURIComponent(it.pay.origin)}`, "Pin this seller"))),
 	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
 	h("ol.steps", story(it))),
 async ([it], draw) => {
+	titled(`${usdc(it.amount_usdc)} USDC from `, said(nameOf(it.from)));
 	// Most transfers are no payment, so `GET /payments/…` would be an error.
 	const paths = ["/console/events", "/console/deliveries", "/payments"].map((path) => `${path}?limit=100&transfer_id=${id}`);
 	const [events, deliveries, payments] = await Promise.all(paths.map(get));
-	draw([{ ...it, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
+	let pending = null;
+	if (it.status === "pending_approval") {
+		await details([it.from]);
+		const asked = events.data.find((event) => event.type === "escalation.required");
+		pending = judged({ ...it, created_at: asked?.created_at ?? it.created_at });
+	}
+	await draw([{ ...it, pending, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
 });
+
+const OUTCOMES = {
+	settled: () => "Paid. It is final on chain.", submitted: () => "Approved and sent. It is not final yet.",
+	approved: () => "Approved. The agent has not asked for the paid content again yet.",
+	pending_approval: () => "Waiting for your decision.", rejected: (it) => it.message, failed: (it) => it.message,
+};
+
+/** What happened, in one sentence. */
+const outcome = (it) => h(`p.outcome.${{ rejected: "bad", failed: "bad", pending_approval: "warn" }[it.status] ?? "quiet"}`,
+	said(OUTCOMES[it.status]?.(it) ?? words(it.status)));
 
 /** A step: how it went, who sent it to whom, when, and since when; text in its content may be of others. */
 function step(name, { look = "ok", lane, at, since } = /** @type {any} */ ({}), ...content) {
@@ -107,7 +134,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },
 			failed === "policy" ? [message, fields(it, "error")] : allowed),
 		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
-			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "Decide"))] : failed === "approval" ? message : "Approved."),
+			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "All that wait"))] : failed === "approval" ? message : "Approved."),
 		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },
 			pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
 		sent && pay && presented(pay.outcome),

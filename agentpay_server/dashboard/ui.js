@@ -2,8 +2,8 @@
 
 const is = (value) => (value ?? false) !== false;
 
-// Characters that hide or reorder text let one name pose as another.
-const HIDDEN = /(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
+// Characters that hide or reorder text let one name pose as another. A joiner between two emoji draws one.
+const HIDDEN = /(?<![\p{Extended_Pictographic}\p{EMod}\uFE0F](?=\u200D\p{Extended_Pictographic}))(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
 export const plain = (text) => String(text).replace(HIDDEN, (c) => `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`);
 
@@ -17,6 +17,13 @@ export function h(spec, ...rest) {
 		else if (is(value) && (name !== "href" || /^(#|https?:\/\/)/.test(value))) node.setAttribute(name, value === true ? "" : value);
 	}
 	node.append(...rest.flat(9).filter(is).map((child) => (child instanceof Node ? child : plain(child))));
+	return node;
+}
+
+export function svg(name, attributes, ...children) {
+	const node = document.createElementNS("http://www.w3.org/2000/svg", name);
+	for (const [key, value] of Object.entries(attributes)) if (is(value)) node.setAttribute(key, String(value));
+	node.append(...children.flat(9).filter(is));
 	return node;
 }
 
@@ -69,11 +76,33 @@ export const facts = (labelled, show = (value) => value) => h("dl.facts", Object
 	return is(shown) && [h("dt", words(label)), h("dd", shown)];
 }));
 
+/** What changed between two objects, as rows of field, before and after. */
+export const changes = (before, after, show = (_, value) => valueOf(value)) => {
+	const names = [...new Set([...Object.keys(before ?? {}), ...Object.keys(after ?? {})])]
+		.filter((name) => JSON.stringify(before?.[name]) !== JSON.stringify(after?.[name]));
+	const heads = ["Field", "Before", "After"];
+	return names.length ? table(heads, h("tbody", names.map((name) =>
+		h("tr", cells(heads, [words(name), before ? show(name, before[name]) : quiet("–"), after ? show(name, after[name]) : quiet("–")])))))
+		: quiet("Nothing changes.");
+};
+
+const valueOf = (value) => (value === undefined || value === null ? quiet("none") : typeof value === "object" ? h("code", JSON.stringify(value)) : said(String(value)));
+
 export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").map((name) => [name, it[name]])), whole);
+
+/** A table whose cells keep their heads on a phone. `heads` are texts, or pairs of a text and a look. */
+export const table = (heads, rows) => h("table", h("thead", h("tr", heads.map((head) => cell("th", head)))), rows);
+
+const cell = (tag, head, ...content) => {
+	const [text, look = ""] = [head].flat();
+	return h(look ? `${tag}.${look}` : tag, tag === "th" ? { scope: "col" } : { "data-head": text }, tag === "th" ? text : content);
+};
+
+export const cells = (heads, values) => heads.map((head, i) => cell("td", head, values[i] ?? ""));
 
 const LOOKS = {
 	settled: "ok", delivered: "ok", active: "ok", pending_approval: "warn", retrying: "warn", paused: "warn", low: "warn",
-	rejected: "bad", failed: "bad", undelivered: "bad",
+	rejected: "bad", failed: "bad", undelivered: "bad", redelivered: "ok",
 };
 
 export const badge = (status, label = status) => h(`span.badge.${LOOKS[status] ?? "info"}`, words(label));
@@ -84,7 +113,8 @@ export const button = (label, act, attributes) => h("button", { type: "button", 
 
 /** `options` are values or pairs of value and text, or a promise of them. */
 export function field(label, name, { options, ...props } = /** @type {any} */ ({})) {
-	const input = h(options ? "select" : "input", { name, autocomplete: "off", ...props });
+	const input = h(options ? "select" : props.rows ? "textarea" : "input", { name, autocomplete: "off", ...props });
+	if (props.rows) input.value = props.value ?? "";
 	const fill = (all) => input.append(...(props.required ? all : [["", "All"], ...all]).map((option) => {
 		const [value, text = value] = [option].flat();
 		return h("option", { value, selected: value === props.value }, text);
@@ -130,7 +160,7 @@ export function tell(text) {
 }
 
 /** Ask in a dialog; return the values of its fields. Without any, focus starts on Cancel: Enter alone moves no money. */
-export const ask = ({ title, action, look = "primary", typed = "", cancel = "Cancel" }, ...body) => new Promise((resolve) => {
+export const ask = ({ title, action, look = "primary", typed = "", cancel = "Cancel", wide = false }, ...body) => new Promise((resolve) => {
 	const go = h("button", { value: "go", class: look, disabled: Boolean(typed) }, action);
 	const content = h("form", { method: "dialog" }, h("h2", { id: "asked" }, title), body);
 	const back = cancel && button(cancel, () => box.close(), { autofocus: !$("label", content) });
@@ -140,9 +170,19 @@ export const ask = ({ title, action, look = "primary", typed = "", cancel = "Can
 		box.remove();
 		resolve(box.returnValue && valuesOf(content));
 	};
-	const box = h("dialog", { "aria-labelledby": "asked", close }, content);
+	const box = h(wide ? "dialog.wide" : "dialog", { "aria-labelledby": "asked", close }, content);
 	document.body.append(box);
 	box.showModal();
+});
+
+/** What a dialog is about stays where it is: lists are drawn again once no dialog is open. */
+export const undisturbed = () => new Promise((resolve) => {
+	const look = () => {
+		const box = $("dialog[open]");
+		if (box) box.addEventListener("close", () => setTimeout(look), { once: true });
+		else resolve(undefined);
+	};
+	look();
 });
 
 export const copies = (label, text) => button(label, async () => {
@@ -152,3 +192,34 @@ export const copies = (label, text) => button(label, async () => {
 
 export const showSecret = (title, { key, secret = key }) => ask({ title, action: "I have stored it", cancel: "" },
 	h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
+
+const WIDTH = 640, HEIGHT = 120;
+
+/** Spend by period against a limit, with a mark for refusals. `at` names a period. */
+export function chart(data, limit, at) {
+	const amounts = data.map((it) => Number(it.settled_usdc)), most = Math.max(...amounts, 0);
+	// A limit far above all spends would flatten them.
+	const top = Math.max(most, limit !== null && limit <= most * 4 ? limit : 0, 0.000001) * 1.08, step = WIDTH / data.length;
+	const y = (amount) => HEIGHT - (amount / top) * HEIGHT, refused = data.reduce((sum, it) => sum + it.rejected, 0);
+	const total = amounts.reduce((sum, amount) => sum + amount, 0);
+	if (!total && !refused) return h("p.quiet", `Nothing was spent from ${at(data[0].at)} to ${at(data.at(-1).at)}.`);
+	const bars = data.map((it, i) => [
+		svg("rect", { class: "hit", x: i * step, y: 0, width: step, height: HEIGHT },
+			svg("title", {}, `${at(it.at)}: ${usdc(it.settled_usdc)} USDC${it.rejected ? `, ${it.rejected} rejected` : ""}`)),
+		amounts[i] > 0 && svg("rect", {
+			class: limit !== null && amounts[i] > limit ? "bar over" : "bar", x: i * step + step * 0.12, width: step * 0.76, rx: 2,
+			y: Math.min(y(amounts[i]), HEIGHT - 2), height: Math.max(2, HEIGHT - y(amounts[i])),
+		}),
+		it.rejected > 0 && svg("rect", { class: "refused", x: i * step + step * 0.12, width: step * 0.76, y: HEIGHT + 5, height: Math.min(11, 3 + it.rejected), rx: 1 }),
+	]);
+	const isLimitShown = limit !== null && limit <= top;
+	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
+	const edge = (i) => h("span", at(data[i].at));
+	return h("figure.chart", { role: "img", "aria-label": meaning },
+		h("figcaption", h("strong", `${usdc(total)} USDC`), refused > 0 && h("span.bad", `${refused} rejected`),
+			h("span.grow"), quiet(`highest ${usdc(most)}`), isLimitShown && h("span.limit", `limit ${usdc(limit)} a day`)),
+		svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" },
+			svg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), bars,
+			isLimitShown && svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })),
+		h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1)));
+}

@@ -111,9 +111,13 @@ ROUTES: Final[Mapping[str, Route]] = {
         200, lambda s, c: s.approvals.reject(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
     "summary": Route(200, lambda s, c: s.overview.summary(c.principal)),
-    "request_logs.list": Route(200, lambda s, c: s.requests.list(c.principal, c.query)),
+    "request_logs.list": Route(200, lambda s, c: s.overview.requests(c.principal, c.query)),
+    "search": Route(200, lambda s, c: s.search.search(c.principal, c.query)),
+    "spend": Route(200, lambda s, c: s.search.spend(c.principal, c.query)),
     "audit_log.list": Route(200, lambda s, c: s.audit.list(c.principal, c.query)),
     "webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
+    "webhooks.update": Route(200, lambda s, c: s.webhooks.update(c.principal, c.path["webhook_id"], c.body)),
+    "webhooks.test": Route(202, lambda s, c: s.deliveries.test(c.principal, c.path["webhook_id"])),
     "webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
     "webhooks.rotate_secret": Route(
         200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)

@@ -20,7 +20,9 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AuditRecord
 from agentpay_server.ledger import audit_store as store
+from agentpay_server.ledger import key_store
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.key_store import KeyName
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import unauthorized
 from agentpay_server.platform.principals import Principal
@@ -93,8 +95,23 @@ class AuditTrail:
     async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
         listing = List("audit", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.read(store.PAGES, principal.operator_id, before, query.limit + 1)
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_entry)
+        about = None if query.account_id is None else f"%{query.account_id}%"
+        rows, names = await self._context.database.read(
+            _named_entries, principal.operator_id, before, query.limit + 1, about
+        )
+        return listing.page(
+            rows,
+            query.limit,
+            seq=lambda row: row.seq,
+            item=lambda row: _entry(row, names.get(row.key_id or "")),
+        )
+
+
+def _named_entries(
+    connection: Connection, operator_id: str, before: int, count: int, about: str | None
+) -> tuple[list[AuditRecord], dict[str, KeyName]]:
+    rows = store.PAGES(connection, operator_id, before, count, about=about)
+    return rows, key_store.names(connection, {row.key_id for row in rows if row.key_id is not None})
 
 
 def record(
@@ -141,9 +158,11 @@ def usdc(micro: int) -> str:
     return format_string(from_micro(micro))
 
 
-def _entry(row: AuditRecord) -> AuditEntry:
+def _entry(row: AuditRecord, key: KeyName | None) -> AuditEntry:
     return AuditEntry(
         key_id=row.key_id,
+        key_name=None if key is None else key.name,
+        key_account_id=None if key is None else key.account_id,
         action=row.action,
         subject=row.subject,
         before=_values(row.before),

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import bindparam, insert, or_, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
@@ -10,7 +10,19 @@ from agentpay_server.database.tables import AuditRecord, api_keys, audit
 from agentpay_server.ledger.key_store import is_alive
 
 ENTRIES: Final = Rows(AuditRecord, "seq")
-PAGES: Final = ENTRIES.pages("operator_id")
+# What an entry is about is its subject, or in its JSON: a search of the text finds both.
+PAGES: Final = ENTRIES.pages(
+    "operator_id",
+    filters={
+        "about": (
+            or_(
+                audit.c.subject.like(bindparam("about")),
+                audit.c.before.like(bindparam("about")),
+                audit.c.after.like(bindparam("about")),
+            ),
+        )
+    },
+)
 
 _COLUMNS: Final = tuple(column for column in audit.columns if column.name != "seq")
 _INSERT: Final = insert(audit)

@@ -1,10 +1,14 @@
 """SQL statements for deliveries and their attempts."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from attrs import field, frozen
 from sqlalchemy import (
+    BigInteger,
+    and_,
     bindparam,
+    case,
     exists,
     func,
     literal_column,
@@ -160,25 +164,45 @@ _ATTEMPTS: Final = (
     .where(delivery_attempts.c.delivery_id == bindparam("delivery_id"))
     .order_by(delivery_attempts.c.attempt)
 )
+_later = deliveries.alias("later")
+# Literals, as in the partial index: with a parameter the index would not be used.
+NEEDS_ATTENTION: Final = (
+    deliveries.c.status == literal_column("'undelivered'"),
+    not_(
+        exists().where(
+            _later.c.operator_id == deliveries.c.operator_id,
+            _later.c.event_id == deliveries.c.event_id,
+            _later.c.webhook_id == deliveries.c.webhook_id,
+            _later.c.seq > deliveries.c.seq,
+            _later.c.status == literal_column("'delivered'"),
+        )
+    ),
+)
+"""Conditions of a delivery that failed, and that no replay has delivered."""
+
+_EQUAL: Final = ("event_id", "webhook_id")
+_FILTERS: Final[Mapping[str, Sequence[Any]]] = {
+    "transfer_id": (
+        deliveries.c.event_id.in_(
+            select(events.c.event_id).where(
+                events.c.operator_id == bindparam("operator_id"),
+                events.c.transfer_id == bindparam("transfer_id"),
+            )
+        ),
+    ),
+    "since_us": time_bounds.after(deliveries),
+    "until_us": time_bounds.up_to(deliveries),
+}
 PAGES: Final = DELIVERIES.pages(
     "operator_id",
-    equal=("status", "event_id", "webhook_id"),
-    filters={
-        "transfer_id": (
-            deliveries.c.event_id.in_(
-                select(events.c.event_id).where(
-                    events.c.operator_id == bindparam("operator_id"),
-                    events.c.transfer_id == bindparam("transfer_id"),
-                )
-            ),
-        ),
-        "since_us": time_bounds.after(deliveries),
-        "until_us": time_bounds.up_to(deliveries),
-    },
+    equal=("status", *_EQUAL),
+    filters=_FILTERS,
     # It has few events.
     few="transfer_id",
 )
-_later = deliveries.alias("later")
+PAGES_NEEDING_ATTENTION: Final = DELIVERIES.pages(
+    "operator_id", *NEEDS_ATTENTION, equal=_EQUAL, filters=_FILTERS, few="transfer_id"
+)
 _REPLAYABLE: Final = (
     select(deliveries)
     .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
@@ -207,6 +231,49 @@ _REPLAYABLE_BY_STATUS: Final = {
     for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
     for is_to_one in (False, True)
 }
+
+
+_of_newest = (
+    select(deliveries.c.delivery_id)
+    .where(
+        deliveries.c.webhook_id == bindparam("of_webhook"),
+        deliveries.c.operator_id == bindparam("operator_id"),
+    )
+    .order_by(deliveries.c.seq.desc())
+    .limit(1000)
+    .subquery()
+)
+_IS_SUCCESS: Final = delivery_attempts.c.status_code.between(200, 299)
+_IS_RECENT: Final = delivery_attempts.c.at_us > bindparam("since_us", type_=BigInteger)
+_HEALTH: Final = select(
+    func.max(case((_IS_SUCCESS, delivery_attempts.c.at_us))),
+    func.sum(case((_IS_RECENT, 1), else_=0)),
+    func.sum(case((_IS_SUCCESS, 0), (_IS_RECENT, 1), else_=0)),
+    func.avg(
+        case(
+            (and_(_IS_RECENT, delivery_attempts.c.status_code.is_not(None)), delivery_attempts.c.duration_ms)
+        )
+    ),
+).select_from(_of_newest.join(delivery_attempts, delivery_attempts.c.delivery_id == _of_newest.c.delivery_id))
+_REDELIVERED: Final = (
+    select(delivery_attempts.c.at_us)
+    .join(
+        deliveries,
+        and_(
+            deliveries.c.delivery_id == delivery_attempts.c.delivery_id,
+            deliveries.c.attempts == delivery_attempts.c.attempt,
+        ),
+    )
+    .where(
+        deliveries.c.operator_id == bindparam("operator_id"),
+        deliveries.c.event_id == bindparam("event_id"),
+        deliveries.c.webhook_id == bindparam("of_webhook"),
+        deliveries.c.seq > bindparam("after_seq", type_=BigInteger),
+        deliveries.c.status == literal_column("'delivered'"),
+    )
+    .order_by(deliveries.c.seq)
+    .limit(1)
+)
 
 
 def due(
@@ -260,6 +327,27 @@ def abandon(connection: Connection, webhook_id: str) -> None:
 
 def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
     return ATTEMPTS.all(connection, _ATTEMPTS, delivery_id=delivery_id)
+
+
+def redelivered_us(connection: Connection, row: DeliveryRecord) -> int | None:
+    """Return when a later delivery of the same event delivered it to the same webhook."""
+    values = {"operator_id": row.operator_id, "event_id": row.event_id, "of_webhook": row.webhook_id}
+    found = connection.execute(_REDELIVERED, {**values, "after_seq": row.seq}).scalar_one_or_none()
+    return None if found is None else int(found)
+
+
+def health(
+    connection: Connection, operator_id: str, webhook_id: str, since_us: int
+) -> tuple[int | None, int, int, int | None]:
+    """Return the last success, and attempts, failures and mean latency since a time, of a webhook."""
+    values = {"operator_id": operator_id, "of_webhook": webhook_id, "since_us": since_us}
+    ((last_us, count, failures, latency),) = connection.execute(_HEALTH, values)
+    return (
+        None if last_us is None else int(last_us),
+        int(count or 0),
+        int(failures or 0),
+        None if latency is None else round(latency),
+    )
 
 
 def newest(connection: Connection, count: int) -> list[DeliveryRecord]:

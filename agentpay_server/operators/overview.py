@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
 from agentpay.contract.pages import PageBody
@@ -11,7 +11,9 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.engine.treasury import LAMPORTS, Treasury
+from agentpay_server.ledger import key_store
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.key_store import KeyName
 from agentpay_server.operators import summary_store as store
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.principals import Principal
@@ -79,9 +81,24 @@ class RequestLog:
 
 
 class Overview:
-    def __init__(self, context: Context, treasury: Treasury) -> None:
+    def __init__(
+        self, context: Context, treasury: Treasury, log: RequestLog, *, keeps_snapshots: bool
+    ) -> None:
         self._context = context
         self._treasury = treasury
+        self._log = log
+        self._keeps_snapshots = keeps_snapshots
+
+    async def requests(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
+        page = await self._log.list(principal, query)
+        names = await self._context.database.read(key_store.names, {each.key_id for each in page.data})
+        unnamed = KeyName(None, None)
+
+        def named(each: ServedRequest) -> ServedRequest:
+            name = names.get(each.key_id, unnamed)
+            return evolve(each, key_name=name.name, key_account_id=name.account_id)
+
+        return evolve(page, data=tuple(map(named, page.data)))
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
         name, counts = await self._context.database.read(_named_counts, principal.operator_id)
@@ -89,7 +106,13 @@ class Overview:
             lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)
         except ChainUnavailableError:
             lamports = None
-        return ConsoleSummary(operator_name=name, **counts, treasury_lamports=lamports)
+        return ConsoleSummary(
+            operator_name=name,
+            **counts,
+            treasury_lamports=lamports,
+            is_clock_manual=self._context.clock.is_manual,
+            keeps_snapshots=self._keeps_snapshots,
+        )
 
 
 def _named_counts(connection: Connection, operator_id: str) -> tuple[str, dict[str, int]]:
@@ -105,4 +128,6 @@ def _served(row: _Kept) -> ServedRequest:
         status=row.status,
         duration_ms=row.duration_ms,
         key_id=row.key_id,
+        key_name=None,
+        key_account_id=None,
     )

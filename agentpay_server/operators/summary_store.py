@@ -10,9 +10,10 @@ from sqlalchemy import BindParameter, bindparam, func, literal_column, select, t
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers
+from agentpay_server.ledger.deliveries import NEEDS_ATTENTION
 
 UNDELIVERED_MAX: Final = 10_000
-"""Maximum count of undelivered deliveries, which accumulate permanently."""
+"""Maximum count of undelivered deliveries that no replay has delivered."""
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
 _NAME: Final = select(operators.c.name).where(operators.c.operator_id == _OPERATOR)
@@ -24,7 +25,7 @@ _PENDING: Final = select(func.count()).where(
 )
 _UNDELIVERED: Final = select(func.count()).select_from(
     select(deliveries.c.seq)
-    .where(deliveries.c.operator_id == _OPERATOR, deliveries.c.status == literal_column("'undelivered'"))
+    .where(deliveries.c.operator_id == _OPERATOR, *NEEDS_ATTENTION)
     .limit(UNDELIVERED_MAX)
     .subquery()
 )

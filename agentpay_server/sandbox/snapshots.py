@@ -78,6 +78,11 @@ class Snapshots:
         self._taken = 0
         self._kept: OrderedDict[str, Snapshot] = OrderedDict()
 
+    @property
+    def are_possible(self) -> bool:
+        """Whether the server can take and restore snapshots."""
+        return self._parts is not None
+
     def mark_start(self) -> None:
         """Capture the current state for `reset`."""
         self._start = self._captured()

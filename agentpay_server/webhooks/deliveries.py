@@ -1,14 +1,18 @@
 """Lists and replays events and their deliveries (interface W12). `sender.py` makes the attempts."""
 
-from collections.abc import Mapping
-from typing import Final, cast
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, cast
 
 from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.deliveries import (
     REPLAY_DELIVERIES,
     REPLAY_EVENT,
+    TEST_EVENT,
+    TEST_WEBHOOK,
     Delivery,
     DeliveryAttempt,
+    DeliveryStatusFilter,
     ListDeliveries,
     ListEvents,
     ReplayDeliveries,
@@ -21,7 +25,7 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.database.tables import AttemptRecord, DeliveryRecord
+from agentpay_server.database.tables import AttemptRecord, DeliveryRecord, EventRecord
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger import events as event_store
@@ -32,9 +36,14 @@ from agentpay_server.ledger.outbox import new_delivery
 from agentpay_server.platform.clock import from_us, to_us
 from agentpay_server.platform.errors import invalid, not_found
 from agentpay_server.platform.principals import Principal
+from agentpay_server.webhooks.service import own_webhook
 
 REPLAYED_AT_ONCE: Final = 1000
 """Maximum number of deliveries that one request replays: each is a row in one transaction."""
+
+
+_Delivered = tuple[DeliveryRecord, list[AttemptRecord], int | None]
+"""A delivery, its attempts, and when a replay delivered what it could not."""
 
 
 class Deliveries:
@@ -43,15 +52,18 @@ class Deliveries:
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
         """With every attempt, newest first."""
-        filters = _filters(query, "status", "event_id", "webhook_id", "transfer_id")
+        filters = _filters(query, "event_id", "webhook_id", "transfer_id")
+        pages = store.PAGES_NEEDING_ATTENTION
+        if query.needs_attention is None:
+            pages, filters = store.PAGES, filters | {"status": query.status}
+        elif query.status not in (None, DeliveryStatusFilter.UNDELIVERED):
+            return PageBody(data=(), cursor="", has_more=False)
         listing = List("deliveries", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            _with_attempts, principal.operator_id, before, query.limit + 1, filters
+            _with_attempts, partial(pages, **filters), principal.operator_id, before, query.limit + 1
         )
-        return listing.page(
-            rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(row[0], row[1])
-        )
+        return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(*row))
 
     async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
         """Newest first."""
@@ -74,19 +86,73 @@ class Deliveries:
     async def newest_deliveries(self, count: int) -> list[Delivery]:
         """All operators', newest last. For in-process use only."""
         rows = await self._context.database.read(_newest_with_attempts, count)
-        return [_delivery(row, attempts) for row, attempts in reversed(rows)]
+        return [_delivery(*row) for row in reversed(rows)]
 
     async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
         """Create deliveries of an event, with the same body and identifier."""
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
-        return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
+        return PageBody(data=tuple(_delivery(row, [], None) for row in rows), cursor="", has_more=False)
 
     async def replay_since(self, principal: Principal, request: ReplayDeliveries) -> ReplayedDeliveries:
         """Replay the events since a time whose newest delivery has a given status."""
         replayed = await self._context.database.run(self._replay_since, principal, request)
         self._context.wakeup.set()
         return replayed
+
+    async def test(self, principal: Principal, webhook_id: str) -> Delivery:
+        """Record a test event, and deliver it to one webhook.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        row = await self._context.database.run(self._test, principal, webhook_id)
+        self._context.wakeup.set()
+        return _delivery(row, [], None)
+
+    def _test(self, connection: Connection, principal: Principal, webhook_id: str) -> DeliveryRecord:
+        own_webhook(connection, principal, webhook_id)
+        now_us, ids = self._context.clock.now_us(), self._context.identifiers
+        event_id = ids.new(identifiers.EVENT)
+        envelope = {
+            "id": event_id,
+            "type": TEST_EVENT,
+            "created_at": format_timestamp(from_us(now_us)),
+            "data": {"webhook_id": webhook_id},
+        }
+        event_store.EVENTS.insert(
+            connection,
+            EventRecord(
+                seq=0,
+                event_id=event_id,
+                operator_id=principal.operator_id,
+                # Of no account, so that no account's history shows it.
+                account_id="",
+                type=TEST_EVENT,
+                body=codec.print_json(envelope).decode("ascii"),
+                created_us=now_us,
+                transfer_id=None,
+                session_id=None,
+            ),
+        )
+        row = new_delivery(
+            delivery_id=ids.new(identifiers.DELIVERY),
+            operator_id=principal.operator_id,
+            event_id=event_id,
+            event_type=TEST_EVENT,
+            webhook_id=webhook_id,
+            now_us=now_us,
+        )
+        store.DELIVERIES.insert(connection, row)
+        audit.record(
+            connection,
+            principal,
+            action=TEST_WEBHOOK.name,
+            subject=webhook_id,
+            now_us=now_us,
+            after={"event_id": event_id},
+        )
+        return row
 
     def _replay_since(
         self, connection: Connection, principal: Principal, request: ReplayDeliveries
@@ -170,8 +236,8 @@ class Deliveries:
         return rows
 
 
-def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
-    values: dict[str, object] = {name: getattr(query, name) for name in names}
+def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, Any]:
+    values: dict[str, Any] = {name: getattr(query, name) for name in names}
     return values | {
         f"{name}_us": None if moment is None else to_us(moment)
         for name, moment in (("since", query.since), ("until", query.until))
@@ -188,24 +254,31 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
 
 
 def _with_attempts(
-    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
-) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
-    return _and_attempts(connection, store.PAGES(connection, operator_id, before, count, **filters))
+    connection: Connection,
+    pages: Callable[[Connection, str, int, int], list[DeliveryRecord]],
+    operator_id: str,
+    before: int,
+    count: int,
+) -> list[_Delivered]:
+    return _and_attempts(connection, pages(connection, operator_id, before, count))
 
 
-def _newest_with_attempts(
-    connection: Connection, count: int
-) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
+def _newest_with_attempts(connection: Connection, count: int) -> list[_Delivered]:
     return _and_attempts(connection, store.newest(connection, count))
 
 
-def _and_attempts(
-    connection: Connection, rows: list[DeliveryRecord]
-) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
-    return [(row, store.attempts(connection, row.delivery_id) if row.attempts else []) for row in rows]
+def _and_attempts(connection: Connection, rows: list[DeliveryRecord]) -> list[_Delivered]:
+    return [
+        (
+            row,
+            store.attempts(connection, row.delivery_id) if row.attempts else [],
+            store.redelivered_us(connection, row) if row.status == DeliveryStatus.UNDELIVERED else None,
+        )
+        for row in rows
+    ]
 
 
-def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
+def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord], redelivered_us: int | None) -> Delivery:
     return Delivery(
         delivery_id=row.delivery_id,
         event_id=row.event_id,
@@ -223,6 +296,7 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
             for attempt in attempts
         ),
         next_attempt_at=None if row.due_us is None else from_us(row.due_us),
+        redelivered_at=None if redelivered_us is None else from_us(redelivered_us),
     )
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Sequence
-from typing import cast
+from typing import Any, Final, cast
 
 from attrs import field, frozen
 
@@ -11,13 +11,18 @@ from agentpay.contract.addresses import is_https
 from agentpay.contract.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
+    UPDATE_WEBHOOK,
     ListWebhooks,
     NewSecret,
     RotateSecret,
+    UpdateWebhook,
+    WebhookDetails,
+    WebhookHealth,
 )
 from agentpay.contract.endpoints import CREATE_WEBHOOK
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, NewWebhook, Webhook, subscription_warning
 from agentpay_server.database.connection import Connection
@@ -33,6 +38,8 @@ from agentpay_server.platform.credentials import new_secret
 from agentpay_server.platform.errors import Problem, invalid, not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.vault import Place, Vault, VaultError
+
+_DAY_US: Final = 24 * 3600 * SECOND_US
 
 
 @frozen(kw_only=True)
@@ -108,7 +115,7 @@ class Webhooks:
             faults.append(FieldError(field="url", message="must be https"))
         return await self._context.database.run(self._insert, principal, request, faults)
 
-    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[Webhook]:
+    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[WebhookDetails]:
         """Return a page of the operator's webhooks, newest first, without their secrets.
 
         Raises:
@@ -116,8 +123,18 @@ class Webhooks:
         """
         listing = List("webhooks", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.read(store.PAGES, principal.operator_id, before, query.limit + 1)
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
+        rows = await self._context.database.read(
+            self._with_health, principal.operator_id, before, query.limit + 1
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _registered(*row))
+
+    async def update(self, principal: Principal, webhook_id: str, request: UpdateWebhook) -> WebhookDetails:
+        """Change accounts or threshold of a webhook, for events from now on.
+
+        Raises:
+            Problem: `not_found`; `invalid_request`: an account is unknown.
+        """
+        return await self._context.database.run(self._update, principal, webhook_id, request)
 
     async def delete(self, principal: Principal, webhook_id: str) -> None:
         """Delete a webhook and abandon its pending deliveries.
@@ -187,6 +204,53 @@ class Webhooks:
         )
         return webhook
 
+    def _with_health(
+        self, connection: Connection, operator_id: str, before: int, count: int
+    ) -> Sequence[tuple[WebhookRecord, WebhookHealth]]:
+        rows = store.PAGES(connection, operator_id, before, count)
+        return [(row, self._health(connection, row)) for row in rows]
+
+    def _health(self, connection: Connection, row: WebhookRecord) -> WebhookHealth:
+        since_us = self._context.clock.now_us() - _DAY_US
+        last_us, attempts, failures, latency_ms = delivery_store.health(
+            connection, row.operator_id, row.webhook_id, since_us
+        )
+        return WebhookHealth(
+            last_success_at=None if last_us is None else from_us(last_us),
+            attempts_24h=attempts,
+            failures_24h=failures,
+            latency_ms=latency_ms,
+        )
+
+    def _update(
+        self, connection: Connection, principal: Principal, webhook_id: str, request: UpdateWebhook
+    ) -> WebhookDetails:
+        record = own_webhook(connection, principal, webhook_id, lock=True)
+        account_ids, threshold = request.account_ids, request.low_balance_threshold_usdc
+        changes: dict[str, Any] = {}
+        if account_ids is not UNSET:
+            faults = _account_faults(connection, principal, account_ids)
+            if faults:
+                raise invalid(*faults)
+            changes["account_ids"] = json.dumps(tuple(dict.fromkeys(account_ids)))
+        if threshold is not UNSET:
+            changes["low_balance_threshold"] = None if threshold is None else to_micro(threshold)
+        health = self._health(connection, record)
+        if not changes:
+            return _registered(record, health)
+        changed = store.WEBHOOKS.changed(connection, webhook_id, **changes)
+        before, after = _registered(record, health), _registered(changed, health)
+        audit.record(
+            connection,
+            principal,
+            action=UPDATE_WEBHOOK.name,
+            subject=webhook_id,
+            now_us=self._context.clock.now_us(),
+            before=_audited(before),
+            after=_audited(after),
+        )
+        return after
+
     def _delete(self, connection: Connection, principal: Principal, webhook_id: str) -> None:
         record = own_webhook(connection, principal, webhook_id)
         now_us = self._context.clock.now_us()
@@ -202,7 +266,7 @@ class Webhooks:
             action=DELETE_WEBHOOK.name,
             subject=webhook_id,
             now_us=now_us,
-            before=_audited(_registered(record)),
+            before=_audited(_registered(record, self._health(connection, record))),
         )
 
     def _rotate(
@@ -294,15 +358,16 @@ def _account_faults(
     return faults
 
 
-def _registered(row: WebhookRecord) -> Webhook:
+def _registered(row: WebhookRecord, health: WebhookHealth) -> WebhookDetails:
     subscription = store.subscription_of(row)
     threshold = subscription.low_balance_micro
-    return Webhook(
+    return WebhookDetails(
         webhook_id=row.webhook_id,
         url=row.url,
         events=tuple(cast("Collection[choices.EventType]", subscription.events)),
         account_ids=tuple(subscription.account_ids),
         low_balance_threshold_usdc=None if threshold is None else from_micro(threshold),
         created_at=from_us(row.created_us),
+        health=health,
         warning=subscription_warning(subscription.events, threshold),
     )

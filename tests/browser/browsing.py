@@ -86,5 +86,5 @@ class Console:
             self.faults.append(f"console: {message.text}")
 
     def _on_request(self, request: Request) -> None:
-        if not request.url.startswith((f"{self.base_url}/", "data:")):
+        if not request.url.startswith((f"{self.base_url}/", "data:", f"blob:{self.base_url}/")):
             self.faults.append(f"request to another origin: {request.url}")

@@ -109,19 +109,19 @@ def test_approval_works_with_the_keyboard_only_and_enter_alone_pays_nothing(
 def test_letters_do_nothing_while_typing(server: AgentPayServer, console: Console) -> None:
     transfer = waiting(server)
     tab = console.open("timeline")
+    contains = tab.get_by_label("Contains")
+    contains.focus()
+    tab.keyboard.type("ga?")
+    expect(contains).to_have_value("ga?")
+    expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
+    tab.keyboard.press("Escape")
+    expect(contains).not_to_be_focused()
     tab.keyboard.press("/")
-    search = tab.get_by_label("Search")
+    search = tab.get_by_role("searchbox", name="Search")
     expect(search).to_be_focused()
     tab.keyboard.type("ga?")
     expect(search).to_have_value("ga?")
-    expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
     tab.keyboard.press("Escape")
-    expect(search).not_to_be_focused()
-    # A page without a search leads to that of the timeline; on a phone it unfolds.
-    tab.set_viewport_size({"width": 390, "height": 844})
-    console.go(tab, "approvals")
-    tab.keyboard.press("/")
-    expect(search).to_be_focused()
     assert status(server, transfer) == "pending_approval"
 
 

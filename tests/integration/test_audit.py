@@ -358,6 +358,7 @@ class Stage:
             "payments.authorize": {**self.challenge, "account_id": ids["account_id"], "idempotency_key": key},
             "payments.report_outcome": {"status_code": 200},
             "sellers.put": {"category": "data"},
+            "webhooks.update": {"account_ids": []},
             "agent_keys.create": {"account_id": ids["account_id"]},
             "operator_keys.create": {"name": "another"},
             "deliveries.replay": {"since": "2026-01-01T00:00:00Z"},

@@ -17,7 +17,7 @@ def counted(server: AgentPayServer) -> dict[str, int]:
     return {
         field.name: getattr(summary, field.name)
         for field in attrs.fields(ConsoleSummary)
-        if field.name not in ("treasury_lamports", "operator_name")
+        if field.type is int
     }
 
 

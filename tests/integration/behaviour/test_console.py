@@ -127,6 +127,8 @@ def test_an_audit_entry_has_actor_action_before_after_and_time(
     policy |= {"require_memo": False, "escalation_threshold": None}
     assert newest == {
         "key_id": server._running.server.operator.key_id,
+        "key_name": "operator",
+        "key_account_id": None,
         "action": "policies.put",
         "subject": account_id,
         "before": {**policy, "max_daily_spend": None, "paused": False},

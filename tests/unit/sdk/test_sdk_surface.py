@@ -43,12 +43,14 @@ PUBLIC = """
     PaymentPendingApprovalError PaymentProtocol PaymentRefusedError Payments PaymentSplit
     PendingTransfer PermissionDeniedError PinnedOrigin PinOriginParams Policies Policy PolicyParams
     PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitError RawResponse
-    RefusedError ReplayedDeliveries RequestLogs RequestTimeoutError ResponseValidationError Sellers
-    ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError Sessions SessionStatus SessionStep SignInCode Transaction TransactionStatus
+    RefusedError ReplayedDeliveries RequestLogs RequestTimeoutError ResponseValidationError
+    SearchResult Sellers ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
+    SessionClosedError Sessions SessionStatus SessionStep SignInCode SpendEntry SpendPeriod
+    SpendReport Transaction TransactionStatus
     TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
     TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
-    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
+    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookDetails WebhookError WebhookHealth
+    WebhookPayloadError Webhooks
     WebhookSignatureError __version__
 """
 
@@ -156,7 +158,9 @@ def test_both_clients_have_the_same_surface():
     settings = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
     sync, asynchronous = AgentPay(**settings), AsyncAgentPay(**settings)
     assert set(methods(asynchronous)) - set(methods(sync)) == {"aclose"}
-    assert set(methods(sync)) == {"close", "request", "summary", "whoami", "with_options"}
+    assert set(methods(sync)) == {
+        *("close", "request", "search", "spend", "summary", "whoami", "with_options")
+    }
     for resource, names in METHODS.items():
         one, other = (methods(attrgetter(resource)(client)) for client in (sync, asynchronous))
         assert sorted(one) == sorted(other) == names
@@ -169,7 +173,7 @@ def test_both_clients_have_the_same_surface():
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             first = parameters[next(iter(parameters))]
             leads_with_id = (
-                first.name.endswith("_id") or first.name in ("code", "origin")
+                first.name.endswith("_id") or first.name in ("code", "origin", "q")
             ) and first.default is inspect.Parameter.empty
             leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == leads_with_id + ("policy" in parameters)

@@ -1,0 +1,499 @@
+"""The jobs of an operator's day, each done in a browser, most at two widths."""
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browsing import NARROW, WIDE, Console
+from playwright.sync_api import Page, Route, expect
+
+from agentpay import AuthenticationError, PolicyViolationError, Transfer
+from agentpay_server import AgentPayServer
+
+both = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+ACCOUNTS = 120
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[AgentPayServer]:
+    """A server with more accounts than a page has; "Oldest" was created first."""
+    with AgentPayServer() as server:
+        client = server.client()
+        for number in range(ACCOUNTS):
+            client.accounts.create(name="Oldest" if number == 0 else f"Bot {number}")
+        server.listen()
+        yield server
+
+
+@pytest.fixture
+def crowd(busy: AgentPayServer, console_of: Callable[[AgentPayServer], Console]) -> Console:
+    return console_of(busy)
+
+
+def waiting(server: AgentPayServer, amount: str = "21.20") -> Transfer:
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name) for name in ("Travel desk", "Airline"))
+    server.sandbox.fund(payer.account_id, "100")
+    client.policies.update(payer.account_id, escalation_threshold=20, max_daily_spend=150)
+    return client.transfers.create(
+        from_=payer.account_id, to=payee.account_id, amount=amount, memo="flight AP1"
+    )
+
+
+def says(tab: Page, text: str) -> None:
+    expect(tab.locator("#live")).to_contain_text(text)
+
+
+def confirm(tab: Page, name: str) -> None:
+    tab.get_by_role("dialog").get_by_role("button", name=name).click()
+
+
+def find(tab: Page, text: str) -> None:
+    """Search, and open the first thing that is found."""
+    tab.get_by_role("button", name="Search").click()
+    tab.get_by_role("searchbox", name="Search").fill(text)
+    tab.locator(".results a").first.click()
+
+
+# --- Decide
+
+
+@both
+def test_a_transfer_is_approved_on_the_page_that_its_link_opens(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    transfer = waiting(server)
+    tab = console.open(f"transfers/{transfer.transfer_id}", size=size)
+    expect(tab.locator(".card").first).to_contain_text("78.80 balance, 128.80 of 150.00 a day")
+    tab.get_by_role("button", name="Approve…").click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Pay 21.20 USDC from Travel desk to Airline?")
+    confirm(tab, "Pay 21.20 USDC")
+    says(tab, "21.20 USDC paid to Airline.")
+    expect(tab.locator(".outcome")).to_have_text("Paid. It is final on chain.")
+    expect(tab.get_by_role("button", name="Approve…")).to_have_count(0)
+    assert server.client().transfers.get(transfer.transfer_id).status == "settled"
+
+
+@both
+def test_a_transfer_is_rejected_there_with_the_reason_that_the_agent_reads(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    transfer = waiting(server)
+    tab = console.open(f"transfers/{transfer.transfer_id}", size=size)
+    tab.get_by_role("button", name="Reject…").click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Reject 21.20 USDC from Travel desk to Airline?")
+    tab.get_by_label("Reason, shown to the agent").fill("Take the train")
+    confirm(tab, "Reject")
+    says(tab, "21.20 USDC stay with Travel desk.")
+    expect(tab.locator(".outcome")).to_contain_text("Take the train")
+    assert "Take the train" in (server.client().transfers.get(transfer.transfer_id).message or "")
+
+
+@both
+def test_many_approvals_load_on_and_each_page_is_few_requests(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    first = waiting(server)
+    for number in range(59):
+        server.client().transfers.create(from_=first.from_, to=first.to, amount=f"20.{number:02}")
+    asked: list[str] = []
+    tab = console.open("sessions", size=size)
+    tab.on("request", lambda request: asked.append(request.url))
+    console.go(tab, "approvals")
+    cards = tab.locator(".approval")
+    expect(cards).to_have_count(50)
+    assert sum("/console/accounts" in url for url in asked) <= 2
+    tab.get_by_role("link", name="Show more").click()
+    expect(cards).to_have_count(60)
+    expect(cards.last).to_contain_text("flight AP1")
+
+
+def test_a_list_does_not_move_under_an_open_dialog(server: AgentPayServer, console: Console) -> None:
+    first = waiting(server)
+    tab = console.open("approvals")
+    tab.get_by_role("button", name="Reject…").click()
+    server.client().transfers.create(from_=first.from_, to=first.to, amount="30")
+    tab.wait_for_timeout(2_500)  # by then it would have read the list again
+    expect(tab.locator(".approval")).to_have_count(1)
+    tab.keyboard.press("Escape")
+    expect(tab.locator(".approval")).to_have_count(2)
+
+
+# --- Find
+
+
+@both
+def test_the_oldest_of_many_accounts_is_found_and_gets_a_key(
+    busy: AgentPayServer, crowd: Console, size: tuple[int, int]
+) -> None:
+    tab = crowd.open(size=size)
+    find(tab, "oldest")
+    expect(tab.get_by_role("heading", name="Oldest")).to_be_visible()
+    crowd.go(tab, "access")
+    tab.get_by_role("button", name="New agent key…").click()
+    account = tab.get_by_label("Account")
+    account.fill("olde")
+    expect(tab.get_by_role("option")).to_have_count(1)
+    account.press("Enter")
+    expect(account).to_have_value("Oldest")
+    confirm(tab, "Create")
+    key = tab.locator(".secret code").inner_text()
+    tab.get_by_role("button", name="I have stored it").click()
+    account_id = busy.client(api_key=key).whoami().account_id
+    assert account_id is not None
+    assert busy.client().accounts.get(account_id).name == "Oldest"
+    tab.get_by_role("button", name="Revoke…").first.click()
+    confirm(tab, "Revoke")
+    says(tab, "Done.")
+    with pytest.raises(AuthenticationError):
+        busy.client(api_key=key).whoami()
+
+
+def test_search_finds_each_kind_of_thing_with_the_keyboard_alone(
+    server: AgentPayServer, console: Console
+) -> None:
+    transfer = waiting(server)
+    session = server.sessions.open(account_id=transfer.from_, to=transfer.to, cap_usdc="4")
+    for text, page in {
+        "travel": f"accounts/{transfer.from_}",
+        "AP1": f"transfers/{transfer.transfer_id}",
+        "21.2": f"transfers/{transfer.transfer_id}",
+        session.session_id: f"sessions/{session.session_id}",
+        "session.opened": "timeline?id=",
+    }.items():
+        tab = console.open("sessions")
+        tab.keyboard.press("/")
+        tab.keyboard.type(text)
+        expect(tab.locator(".results a").first).to_be_visible()
+        tab.keyboard.press("Enter")
+        tab.wait_for_url(f"**/dashboard#/{page}**")
+    tab.keyboard.press("/")
+    tab.keyboard.type("nothing like it")
+    expect(tab.locator(".results")).to_contain_text("Nothing found")
+
+
+def test_an_empty_result_of_a_filter_says_so(server: AgentPayServer, console: Console) -> None:
+    waiting(server)
+    tab = console.open("timeline?status=settled")
+    expect(tab.locator(".empty")).to_contain_text("Nothing matches these filters.")
+    tab.get_by_role("link", name="Clear the filters").click()
+    expect(tab.locator("[data-row]")).to_have_count(1)
+
+
+@both
+def test_accounts_are_sorted_and_paged_forth_and_back(crowd: Console, size: tuple[int, int]) -> None:
+    tab = crowd.open(size=size)
+    rows = tab.locator(".rows > li")
+    expect(rows).to_have_count(100)
+    tab.get_by_role("link", name="Older").click()
+    expect(rows).to_have_count(ACCOUNTS - 100)
+    tab.get_by_role("link", name="Newer").click()
+    expect(rows).to_have_count(100)
+    crowd.go(tab, "overview?sort=name")
+    assert rows.first.inner_text().startswith("Bot 100")
+
+
+# --- Do the work
+
+
+@both
+def test_an_account_is_created_funded_limited_paid_from_and_paused(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    server.client().accounts.create(name="Shop")
+    tab = console.open(size=size)
+    tab.get_by_role("button", name="New account…").click()
+    tab.get_by_label("Name").fill("Buyer")
+    confirm(tab, "Create")
+    expect(tab.get_by_role("heading", name="Buyer")).to_be_visible()
+    account_id = tab.url.rpartition("/")[2]
+    tab.get_by_role("button", name="Fund…").click()
+    tab.get_by_label("USDC", exact=True).fill("50")
+    confirm(tab, "Fund")
+    says(tab, "50.00 test USDC minted.")
+    tab.get_by_role("button", name="Edit policy…").click()
+    tab.get_by_label("Spend in 24 hours, USDC").fill("10")
+    tab.get_by_label("Asks for approval from, USDC").fill("5")
+    confirm(tab, "Review")
+    dialog = tab.get_by_role("dialog", name="Change the policy of Buyer?")
+    expect(dialog.locator("tbody tr")).to_have_text(
+        ["max daily spendno limit10.00 USDC", "escalation thresholdnever5.00 USDC"]
+    )
+    confirm(tab, "Save")
+    says(tab, "The policy is saved.")
+    policy = server.client().policies.get(account_id)
+    assert (policy.max_daily_spend, policy.escalation_threshold, policy.max_single_transfer) == (10, 5, None)
+    tab.get_by_role("button", name="Move USDC…").click()
+    tab.get_by_role("combobox", name="To").fill("shop")
+    tab.get_by_role("option", name="Shop").click()
+    tab.get_by_label("USDC", exact=True).fill("2")
+    confirm(tab, "Check")
+    expect(tab.get_by_role("dialog")).to_contain_text("The policy allows it.")
+    confirm(tab, "Move 2.00 USDC")
+    says(tab, "2.00 USDC: settled.")
+    assert str(server.client().accounts.balance(account_id).balance_usdc) == "48.000000"
+    tab.get_by_role("button", name="Move USDC…").click()
+    tab.get_by_role("combobox", name="To").fill("shop")
+    tab.get_by_role("option", name="Shop").click()
+    tab.get_by_label("USDC", exact=True).fill("20")
+    confirm(tab, "Check")
+    expect(tab.get_by_role("dialog")).to_contain_text("max_daily_spend")
+    confirm(tab, "Close")
+    tab.get_by_role("button", name="Pause…").click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Pause Buyer?")
+    confirm(tab, "Pause")
+    expect(tab.get_by_role("button", name="Resume…")).to_be_visible()
+    assert server.client().policies.get(account_id).paused
+
+
+def test_signing_is_allowed_where_its_warning_stands(server: AgentPayServer, console: Console) -> None:
+    from agentpay_server.ledger import accounts as store  # noqa: PLC0415 - what no caller can do
+
+    account_id = server.client().accounts.create(name="Stopped").account_id
+    running = server._running
+    running.call(
+        running.server.context.database.run(
+            lambda connection: store.ACCOUNTS.changed(connection, account_id, stopped_us=1)
+        )
+    )
+    tab = console.open(f"accounts/{account_id}")
+    expect(tab.locator("div.problem")).to_contain_text("Signing is stopped")
+    tab.get_by_role("button", name="Allow signing…").click()
+    confirm(tab, "Allow signing")
+    says(tab, "Signing is allowed.")
+    assert server.client().accounts.details(account_id).signing_stopped_at is None
+
+
+@both
+def test_a_seller_is_pinned_and_unpinned(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    tab = console.open("access/sellers", size=size)
+    tab.get_by_role("button", name="Pin a seller…").click()
+    tab.get_by_label("Origin").fill("https://api.example.com")
+    tab.get_by_label("At most").fill("0.5")
+    confirm(tab, "Pin")
+    says(tab, "https://api.example.com is pinned.")
+    (pinned,) = server.client().sellers.list()
+    assert (pinned.origin, str(pinned.max_amount), pinned.category) == (
+        "https://api.example.com",
+        "0.500000",
+        None,
+    )
+    tab.get_by_role("button", name="Unpin…").click()
+    confirm(tab, "Unpin")
+    expect(tab.locator(".empty")).to_be_visible()
+    assert list(server.client().sellers.list()) == []
+
+
+@both
+def test_a_webhook_is_edited_tested_and_rotated_with_a_chosen_overlap(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    buyer = server.client().accounts.create(name="Buyer").account_id
+    server.webhook_inbox()
+    tab = console.open("access/webhooks", size=size)
+    tab.get_by_role("button", name="Edit…").click()
+    tab.get_by_label("Add an account").fill("buyer")
+    tab.get_by_role("option", name="Buyer").click()
+    tab.get_by_label("Tell of balances below").fill("5")
+    confirm(tab, "Save")
+    says(tab, "Saved.")
+    (webhook,) = server.client().webhooks.list()
+    assert (webhook.account_ids, webhook.low_balance_threshold_usdc) == ((buyer,), 5)
+    tab.get_by_role("button", name="Test", exact=True).click()
+    says(tab, "A test event is on its way")
+    server.sandbox.clock.advance(0)
+    expect(tab.get_by_role("link", name="1 delivered")).to_be_visible(timeout=40_000)
+    tab.get_by_role("button", name="Rotate…").click()
+    tab.get_by_label("Both secrets sign for").select_option(label="1 hour")
+    confirm(tab, "Rotate")
+    expect(tab.locator(".secret code")).to_contain_text("whsec_")
+    assert next(iter(server.client().audit_log.list())).after == {"overlap_seconds": 3600}
+
+
+# --- Understand
+
+
+@both
+def test_a_refusal_names_its_rule_and_a_payment_is_followed_to_its_delivery(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    transfer = waiting(server, "1")
+    server.webhook_inbox()
+    with pytest.raises(PolicyViolationError):
+        server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=151)
+    paid = server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=2)
+    server.sandbox.clock.advance(0)
+    tab = console.open("timeline?status=rejected", size=size)
+    tab.locator("[data-row] summary").first.click()
+    tab.locator("[data-row]").get_by_role("link", name="Open").click()
+    expect(tab.locator(".outcome")).to_contain_text("max_daily_spend is 150.000000 USDC")
+    find(tab, paid.transfer_id)
+    tab.get_by_role("link", name="Attempts").first.click()
+    row = tab.locator("[data-row]").first
+    expect(row).to_contain_text("200")
+
+
+@both
+def test_an_undelivered_event_is_replayed_and_needs_attention_no_longer(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    server.scenario("undelivered_webhook")
+    (failed,) = server.client().deliveries.list(needs_attention=True)
+    server.client().webhooks.delete(failed.webhook_id)
+    inbox = server.webhook_inbox()
+    tab = console.open("deliveries?needs_attention=true", size=size)
+    row = tab.locator("[data-row]").first
+    row.locator("summary").click()
+    row.get_by_role("button", name="Replay…").click()
+    expect(tab.get_by_role("dialog")).to_contain_text("Replay transfer.settled?")
+    tab.locator("select[name=to]").select_option(label="Every webhook that subscribes to it")
+    confirm(tab, "Replay")
+    says(tab, "Replayed")
+    server.sandbox.clock.advance(0)
+    assert [event.id for event in inbox.events] == [failed.event_id]
+
+
+@both
+def test_audit_and_requests_name_who_and_show_before_and_after(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    account_id = server.client().accounts.create(name="Buyer").account_id
+    server.client().policies.update(account_id, max_daily_spend=10)
+    tab = console.open("access/audit", size=size)
+    row = tab.locator("[data-row]", has_text="policies.put").first
+    expect(row).to_contain_text("operator")
+    expect(row).to_contain_text("Buyer")
+    row.locator("summary").click()
+    expect(row.locator("tbody tr")).to_have_text(["max daily spendnone10"])
+    if size == NARROW:
+        tab.get_by_text("Filters").click()
+    tab.get_by_label("Account").fill("buyer")
+    tab.get_by_role("option", name="Buyer").click()
+    expect(tab.locator("[data-row]").first).to_be_visible()
+    assert f"account_id={account_id}" in tab.url
+    console.go(tab, "access/requests")
+    expect(tab.locator("[data-row]", has_text="/v1/accounts").first).to_contain_text("operator")
+
+
+@both
+def test_spend_is_drawn_by_hour_and_day_with_refusals(
+    server: AgentPayServer, console: Console, size: tuple[int, int]
+) -> None:
+    transfer = waiting(server)
+    server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=4)
+    with pytest.raises(PolicyViolationError):
+        server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=151)
+    tab = console.open(f"accounts/{transfer.from_}", size=size)
+    for label in ("24 hours", "30 days"):
+        tab.get_by_role("link", name=label).click()
+        chart = tab.locator(".chart")
+        expect(chart.locator(".bar")).to_have_count(1)
+        expect(chart.locator(".refused")).to_have_count(1)
+        expect(chart).to_contain_text("4.00 USDC")
+
+
+# --- Export
+
+
+@both
+def test_a_list_is_exported_whole_as_csv_and_json(
+    crowd: Console, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    tab = crowd.open(size=size)
+    for kind in ("CSV", "JSON"):
+        with tab.expect_download() as downloading:
+            tab.get_by_role("button", name=f"Export as {kind}").click()
+        path = tmp_path / f"accounts.{kind.lower()}"
+        downloading.value.save_as(path)
+        text = path.read_text()
+        rows = list(csv.DictReader(io.StringIO(text))) if kind == "CSV" else json.loads(text)
+        assert len(rows) >= ACCOUNTS
+        assert "Oldest" in {row["name"] for row in rows}
+
+
+def test_an_exported_name_is_never_a_formula(
+    server: AgentPayServer, console: Console, tmp_path: Path
+) -> None:
+    server.client().accounts.create(name='=HYPERLINK("http://x.example")')
+    tab = console.open()
+    with tab.expect_download() as downloading:
+        tab.get_by_role("button", name="Export as CSV").click()
+    path = tmp_path / "accounts.csv"
+    downloading.value.save_as(path)
+    (row,) = csv.DictReader(io.StringIO(path.read_text()))
+    assert row["name"].startswith("'=")
+
+
+# --- Tabs, and a server that is away
+
+
+def test_a_new_tab_asks_an_open_one_and_signing_out_ends_both(
+    server: AgentPayServer, console: Console
+) -> None:
+    waiting(server)
+    tab = console.open(signed_in=False)
+    tab.get_by_label("Operator key").fill(server.operator_key)
+    tab.get_by_role("button", name="Sign in").click()
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    second = console.open("approvals", signed_in=False)
+    expect(second.locator(".approval")).to_be_visible()
+    assert second.evaluate("[document.cookie, localStorage.length]") == ["", 0]
+    tab.get_by_role("button", name="Sign out").click()
+    expect(second.get_by_label("Operator key")).to_be_visible()
+    assert second.evaluate("sessionStorage.length") == 0
+
+
+def test_an_offline_page_is_not_live(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+
+    def away(route: Route) -> None:
+        route.abort("connectionrefused")
+
+    tab = console.open("approvals")
+    expect(tab.locator(".state")).to_have_text("Live")
+    tab.route("**/ext/v1/**", away)
+    tab.evaluate("location.hash = '#/sessions'")
+    expect(tab.locator(".state")).not_to_have_text("Live")
+    tab.unroute("**/ext/v1/**")
+    expect(tab.locator(".state")).to_have_text("Live")
+
+
+def test_an_idle_page_is_quiet(server: AgentPayServer, console: Console) -> None:
+    first = waiting(server)
+    for _ in range(9):
+        server.client().transfers.create(from_=first.from_, to=first.to, amount="20")
+    tab = console.open("approvals")
+    expect(tab.locator(".state")).to_have_text("Live")
+    tab.wait_for_timeout(2_000)
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.wait_for_timeout(5_000)
+    assert len(asked) <= 4
+
+
+def test_controls_that_the_server_refuses_are_absent(
+    tmp_path: Path, console_of: Callable[[AgentPayServer], Console]
+) -> None:
+    with AgentPayServer(data_dir=tmp_path / "data", clock="system") as server:
+        server.listen()
+        made = server.client().operator_keys.create(name="Console")
+        console = console_of(server)
+        console.key = made.key
+        tab = console.open("bench")
+        expect(tab.locator("main")).to_contain_text("This server runs on the system's clock.")
+        expect(tab.locator("main")).to_contain_text("it keeps no points to go back to")
+        for name in ("+5 min", "Save this point"):
+            expect(tab.get_by_role("button", name=name)).to_have_count(0)
+        link = console.open(signed_in=False)
+        link.goto("about:blank")
+        link.goto(server.console_url)
+        expect(link.get_by_role("heading", name="Overview")).to_be_visible()
+        console.go(link, "access/operators")
+        expect(link.locator("main")).to_contain_text("can neither create nor revoke operator keys")
+        for name in ("New operator key…", "Revoke…"):
+            expect(link.get_by_role("button", name=name)).to_have_count(0)

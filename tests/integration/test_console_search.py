@@ -1,0 +1,253 @@
+"""Search, spend by period, changes and tests of webhooks, and what still needs attention (CO23 to CO26)."""
+
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from decimal import Decimal
+
+import pytest
+from receivers import Receiver
+from server_world import START, Funded
+
+from agentpay import AgentPay, InvalidRequestError, NotFoundError, PermissionDeniedError, PolicyViolationError
+from agentpay_server import AgentPayServer
+
+HOUR = timedelta(hours=1)
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as running:
+        yield running
+
+
+@pytest.fixture
+def payer(client: AgentPay, funded: Funded) -> str:
+    """An account that has paid 21.20 USDC to an airline, and was refused 90."""
+    account_id = funded("100", name="Travel desk").account_id
+    client.policies.update(account_id, max_single_transfer=50)
+    airline = client.accounts.create(name="Airline").account_id
+    client.transfers.create(
+        from_=account_id, to=airline, amount="21.20", memo="Flight 100%", idempotency_key="trip-7"
+    )
+    with pytest.raises(PolicyViolationError):
+        client.transfers.create(from_=account_id, to=airline, amount=90)
+    return account_id
+
+
+# --- Search
+
+
+@pytest.mark.parametrize("q", ["travel", "TRAVEL DESK", "@travel", " vel d "])
+def test_accounts_are_found_by_part_of_a_name_or_handle(client: AgentPay, payer: str, q: str) -> None:
+    assert [each.account_id for each in client.search(q).accounts] == [payer]
+
+
+def test_accounts_are_found_by_identifier_and_addresses(client: AgentPay, payer: str) -> None:
+    account = client.accounts.get(payer)
+    for q in (payer, account.chain_address, account.usdc_token_account):
+        assert [each.account_id for each in client.search(q).accounts] == [payer]
+
+
+def test_the_oldest_of_many_accounts_is_found(client: AgentPay, payer: str) -> None:
+    for number in range(30):
+        client.accounts.create(name=f"Other {number}")
+    assert [each.name for each in client.search("desk").accounts] == ["Travel desk"]
+    assert len(client.search("other").accounts) == 5
+    assert [each.name for each in client.search("other", limit=2).accounts] == [
+        "Other 29",
+        "Other 28",
+    ]
+
+
+def test_transfers_are_found_by_what_they_contain(client: AgentPay, payer: str) -> None:
+    (transfer,) = [each for each in client.transfers.list() if each.status == "settled"]
+    assert transfer.tx_signature is not None
+    for q in (transfer.transfer_id, "trip-7", transfer.tx_signature, "flight 100%", "21.2", "21.20 USDC"):
+        found = client.search(q)
+        assert [each.transfer_id for each in found.transfers] == [transfer.transfer_id], q
+    # Marks of a pattern stand for themselves.
+    assert client.search("Flight 1_0").transfers == ()
+    assert {each.type for each in client.search(transfer.transfer_id).events} == {
+        "transfer.initiated",
+        "transfer.settled",
+    }
+
+
+def test_sessions_and_events_are_found(server: AgentPayServer, client: AgentPay, payer: str) -> None:
+    airline = client.search("airline").accounts[0].account_id
+    session = client.sessions.open(account_id=payer, to=airline, cap_usdc="3.5")
+    for q in (session.session_id, "3.5"):
+        assert [each.session_id for each in client.search(q).sessions] == [session.session_id]
+    (opened,) = client.search("session.opened").events
+    assert [each.id for each in client.search(opened.id).events] == [opened.id]
+
+
+def test_a_search_is_of_one_operator_and_not_for_agents(server: AgentPayServer, payer: str) -> None:
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    for q in (payer, "travel", "21.2", "trip-7", "transfer.settled"):
+        found = other.search(q)
+        assert (found.accounts, found.transfers, found.sessions, found.events) == ((), (), (), ())
+    with pytest.raises(PermissionDeniedError):
+        server.agent_client(payer).search("travel")
+
+
+@pytest.mark.parametrize("q", ["", "   ", "a\x00", "x" * 201])
+def test_an_empty_or_unusable_text_is_refused(client: AgentPay, q: str) -> None:
+    with pytest.raises(InvalidRequestError):
+        client.search(q)
+
+
+# --- Spend
+
+
+def test_spend_is_summed_by_hour_without_gaps(server: AgentPayServer, client: AgentPay, payer: str) -> None:
+    airline = client.search("airline").accounts[0].account_id
+    server.sandbox.clock.advance(7200)
+    client.transfers.create(from_=payer, to=airline, amount="0.8")
+    session = client.sessions.open(account_id=payer, to=airline, cap_usdc="3")
+    client.sessions.charge(session.session_id, amount="1.5", idempotency_key="one")
+    client.sessions.close(session.session_id)
+    data = client.spend(by="hour", since=START).data
+    assert [(each.at, each.settled_usdc, each.rejected) for each in data] == [
+        (START, Decimal("21.2"), 1),
+        (START + HOUR, Decimal(0), 0),
+        (START + 2 * HOUR, Decimal("2.3"), 0),
+    ]
+    assert client.spend(by="hour", since=START, account_id=payer).data == data
+    assert {each.settled_usdc for each in client.spend(account_id=airline).data} == {Decimal(0)}
+
+
+def test_spend_by_day_covers_30_days_and_at_most_1000_periods(client: AgentPay, payer: str) -> None:
+    data = client.spend().data
+    assert len(data) == 31
+    assert (data[-1].at, data[-1].settled_usdc) == (START, Decimal("21.2"))
+    assert len(client.spend(since=START - timedelta(days=5000)).data) == 1000
+    assert client.spend(since=START + timedelta(days=2)).data == ()
+
+
+def test_spend_is_of_one_operator(server: AgentPayServer, payer: str) -> None:
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert {each.settled_usdc for each in other.spend().data} == {Decimal(0)}
+    with pytest.raises(NotFoundError):
+        other.spend(account_id=payer)
+
+
+# --- Webhooks
+
+
+def test_a_webhook_changes_only_what_is_given(client: AgentPay, payer: str) -> None:
+    webhook_id = client.webhooks.create(
+        url="https://example.com", events=["transfer.settled"], low_balance_threshold_usdc=5
+    ).webhook_id
+    changed = client.webhooks.update(webhook_id, account_ids=[payer])
+    assert (changed.account_ids, changed.low_balance_threshold_usdc) == ((payer,), 5)
+    changed = client.webhooks.update(webhook_id, low_balance_threshold_usdc=None)
+    assert (changed.account_ids, changed.low_balance_threshold_usdc) == ((payer,), None)
+    changed = client.webhooks.update(webhook_id, account_ids=[])
+    assert (changed.account_ids, changed.events) == ((), ("transfer.settled",))
+    assert next(iter(client.webhooks.list())) == changed
+    entry = next(iter(client.audit_log.list()))
+    assert (entry.action, entry.subject) == ("webhooks.update", webhook_id)
+    assert (entry.before["account_ids"], entry.after["account_ids"]) == ([payer], [])
+
+
+def test_a_webhook_is_not_changed_to_accounts_of_others(server: AgentPayServer, client: AgentPay) -> None:
+    webhook_id = client.webhooks.create(url="https://example.com", events=["transfer.settled"]).webhook_id
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    theirs = other.accounts.create(name="Theirs").account_id
+    with pytest.raises(InvalidRequestError):
+        client.webhooks.update(webhook_id, account_ids=[theirs])
+    with pytest.raises(NotFoundError):
+        other.webhooks.update(webhook_id, account_ids=[])
+    with pytest.raises(NotFoundError):
+        other.webhooks.test(webhook_id)
+
+
+def test_a_changed_webhook_receives_only_events_of_its_accounts(
+    server: AgentPayServer, client: AgentPay, payer: str
+) -> None:
+    webhook_id = client.webhooks.create(url="https://example.com", events=["transfer.settled"]).webhook_id
+    airline = client.search("airline").accounts[0].account_id
+    client.webhooks.update(webhook_id, account_ids=[airline])
+    client.transfers.create(from_=payer, to=airline, amount=1)
+    assert list(client.deliveries.list()) == []
+
+
+def test_a_test_event_is_signed_delivered_and_counts_for_health(
+    server: AgentPayServer, client: AgentPay, receiver: Receiver
+) -> None:
+    webhook = client.webhooks.create(url=receiver.url, events=["transfer.settled"])
+    fresh = next(iter(client.webhooks.list())).health
+    assert (fresh.last_success_at, fresh.attempts_24h, fresh.latency_ms) == (None, 0, None)
+    delivery = client.webhooks.test(webhook.webhook_id)
+    assert (delivery.status, delivery.event_type) == ("pending", "webhook.test")
+    server.sandbox.clock.advance(0)
+    (sent,) = receiver.posts
+    assert "x-service-signature" in {name.lower() for name in sent.headers}
+    assert json.loads(sent.body)["data"] == {"webhook_id": webhook.webhook_id}
+    (stored,) = client.deliveries.list(event_id=delivery.event_id)
+    assert stored.status == "delivered"
+    health = next(iter(client.webhooks.list())).health
+    assert (health.last_success_at, health.attempts_24h, health.failures_24h) == (START, 1, 0)
+    server.sandbox.clock.advance(90000)
+    later = next(iter(client.webhooks.list())).health
+    assert (later.last_success_at, later.attempts_24h) == (START, 0)
+
+
+def test_a_replayed_and_delivered_event_needs_no_attention(
+    server: AgentPayServer, client: AgentPay, payer: str, receiver: Receiver
+) -> None:
+    airline = client.search("airline").accounts[0].account_id
+    client.webhooks.create(url=receiver.url, events=["transfer.settled"])
+    receiver.default = 500
+    client.transfers.create(from_=payer, to=airline, amount=1)
+    server.sandbox.clock.advance(10800)
+    (failed,) = client.deliveries.list(needs_attention=True)
+    assert (failed.status, failed.redelivered_at) == ("undelivered", None)
+    assert client.summary().undelivered_deliveries == 1
+    health = next(iter(client.webhooks.list())).health
+    assert (health.failures_24h, health.last_success_at) == (5, None)
+    receiver.default = 200
+    client.events.replay(failed.event_id)
+    # Not before the replay is delivered.
+    assert client.summary().undelivered_deliveries == 1
+    server.sandbox.clock.advance(0)
+    assert client.summary().undelivered_deliveries == 0
+    assert list(client.deliveries.list(needs_attention=True)) == []
+    (failed,) = client.deliveries.list(status="undelivered")
+    assert failed.redelivered_at == START + 3 * HOUR
+
+
+# --- Names
+
+
+def test_audit_and_requests_name_keys_even_revoked_ones(
+    server: AgentPayServer, client: AgentPay, payer: str
+) -> None:
+    key = client.agent_keys.create(payer, name="Booker")
+    agent = client.with_options(api_key=key.key)
+    airline = client.search("airline").accounts[0].account_id
+    agent.transfers.create(from_=payer, to=airline, amount=1)
+    client.agent_keys.revoke(key.key_id)
+    entry = next(each for each in client.audit_log.list() if each.action == "transfers.create")
+    assert (entry.key_id, entry.key_name, entry.key_account_id) == (key.key_id, "Booker", payer)
+    request = next(each for each in client.request_logs.list() if each.key_id == key.key_id)
+    assert (request.key_name, request.key_account_id) == ("Booker", payer)
+
+
+def test_the_audit_trail_of_an_account_has_its_transfers_and_its_policy(client: AgentPay, payer: str) -> None:
+    client.accounts.create(name="Unrelated")
+    client.policies.pause(payer)
+    actions = [each.action for each in client.audit_log.list(account_id=payer)]
+    assert actions[0] == "policies.put"
+    assert actions[-1] == "accounts.create"
+    assert "transfers.create" in actions
+    assert len(actions) < len(list(client.audit_log.list()))
+
+
+def test_details_of_named_accounts_are_one_page(server: AgentPayServer, client: AgentPay, payer: str) -> None:
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    theirs = other.accounts.create(name="Theirs").account_id
+    pages = client.accounts.list_details(ids=[payer, theirs, payer, "acct_x"])
+    assert [each.account_id for each in pages] == [payer]
