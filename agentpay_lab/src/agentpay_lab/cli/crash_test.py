@@ -20,9 +20,25 @@ if TYPE_CHECKING:
 
 _SEEDS: Final = 1_000_000
 _PURCHASES_PER_SECOND: Final = 4
+_MOST_ORDERS: Final = 10_000
 
 
 @click.command("crash-test")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
+@click.option(
+    "--adapter",
+    type=click.Choice(["python", "shell", "typescript"]),
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, name: _print_adapter(context, name),
+    help="Print a payer to start from, for COMMAND, and exit.",
+)
+@click.option(
+    "--html",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    metavar="FILE",
+    help="With COMMAND: also write the report as one HTML page.",
+)
 @click.option(
     "--for",
     "seconds",
@@ -67,6 +83,8 @@ _PURCHASES_PER_SECOND: Final = 4
 @takes_json
 def crash_test(
     *,
+    command: tuple[str, ...],
+    html: Path | None,
     seconds: float,
     seed: int | None,
     agents: int,
@@ -83,11 +101,18 @@ def crash_test(
     lie about their terms. Servers and agents are killed in between. One account pays, under a daily limit
     that is smaller than what the agents want to buy. Everything runs on this machine; no money is real.
 
+    With COMMAND, your own payer is on trial, in any language: it is started, told what to buy in lines of
+    JSON, killed, started again and asked again. Payments are counted on the chain, for each order.
+
     The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
     payment has no outcome at the end, or chain and books differ for any purchase: each must have landed
     once or never, for its price, as the books say. The results of --peers do not change it.
     """
     output = Output(is_json=is_json)
+    seed = secrets.randbelow(_SEEDS) if seed is None else seed
+    if command:
+        _try_payer(output, command, seed=seed, seconds=seconds, purchases=purchases, html=html)
+        return
     count = servers if servers is not None else (1 if database_url is None else 2)
     if count > 1 and database_url is None:
         raise click.UsageError("several servers need one PostgreSQL database: pass --database-url.")
@@ -96,7 +121,7 @@ def crash_test(
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
 
     plan = Plan(
-        seed=secrets.randbelow(_SEEDS) if seed is None else seed,
+        seed=seed,
         seconds=seconds,
         agents=agents,
         purchases=purchases or max(int(seconds * _PURCHASES_PER_SECOND / agents), 1),
@@ -112,6 +137,45 @@ def crash_test(
         raise click.ClickException(str(error)) from None
     _report(output, verdict, plan.seed, others)
     if not verdict.has_passed:
+        raise SystemExit(1)
+
+
+def _print_adapter(context: click.Context, name: str | None) -> None:
+    if name is None or context.resilient_parsing:
+        return
+    suffix = {"python": "py", "shell": "sh", "typescript": "ts"}[name]
+    adapters = Path(__file__).parents[1] / "crash_test/adapters"
+    click.echo((adapters / f"payer.{suffix}").read_text("utf-8"), nl=False)
+    context.exit()
+
+
+def _try_payer(
+    output: Output,
+    command: tuple[str, ...],
+    *,
+    seed: int,
+    seconds: float,
+    purchases: int | None,
+    html: Path | None,
+) -> None:
+    from agentpay_lab.crash_test.pages import lines_of_trial, page_of  # noqa: PLC0415 - as above
+    from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
+    from agentpay_lab.crash_test.trial import PayerError, Trial, TrialPlan  # noqa: PLC0415
+
+    plan = TrialPlan(command=command, seed=seed, seconds=seconds, orders=purchases or _MOST_ORDERS)
+    try:
+        with output.progress("Trying") as say:
+            report = Trial(plan, say).run()
+    except (CannotStartError, PayerError) as error:
+        raise click.ClickException(str(error)) from None
+    if html is not None:
+        html.write_text(page_of(report), "utf-8")
+    if output.is_json:
+        output.document({"seed": seed, "has_passed": report.has_passed, "report": report})
+    else:
+        for line in lines_of_trial(report):
+            output.line(line)
+    if not report.has_passed:
         raise SystemExit(1)
 
 

@@ -120,6 +120,10 @@ class ChainNode:
         self._owner.call(self._fund_wallet(keypair.pubkey(), amount_micro))
         return keypair
 
+    def token_account(self, owner: str) -> str:
+        """Return the USDC token account of a wallet."""
+        return str(associated_token_address(owner, self._chain.usdc_mint))
+
     async def _fund_wallet(self, owner: Pubkey, amount_micro: int) -> None:
         treasury, mint = self._treasury.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
         account = Pubkey.from_string(associated_token_address(str(owner), str(mint)))

@@ -1,0 +1,159 @@
+"""`crash-test -- COMMAND`: a payer in any language is tried, and counted on the chain."""
+
+import json
+import re
+import shutil
+import sys
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import validators
+from attrs import evolve
+from click.testing import CliRunner
+
+from agentpay_lab.cli import main
+from agentpay_lab.crash_test import trial
+from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
+from agentpay_lab.crash_test.trial import Bought, Kill, Moment, Order, TrialReport
+from agentpay_server.paywall import Mode, Protocol
+
+ADAPTERS = Path(trial.__file__).with_name("adapters")
+
+# A new key on each retry: what the line of an adapter becomes.
+PLANTED = {
+    "payer.py": ('{"payment_key": order}', '{"payment_key": f"{order}-{os.urandom(4).hex()}"}'),
+    "payer.sh": ('--arg key "$1"', '--arg key "$1-$(date +%N)"'),
+    "payer.ts": ("idempotency_key: order", "idempotency_key: `${order}-${Math.random()}`"),
+}
+TYPES = re.compile(r"type Result = .*;|: (?:string|Promise<Result>|Result)(?=[,) ])| as \{[^}]*\}(?: \})?")
+
+
+def run(*arguments: str) -> tuple[int, dict[str, Any]]:
+    validators.embedded_only("it starts a server and a separate chain")
+    result = CliRunner().invoke(main, ["crash-test", "--json", *arguments])
+    assert "Traceback" not in result.output
+    return result.exit_code, json.loads(result.stdout)
+
+
+def command_of(program: Path) -> list[str]:
+    """Return the command that runs a payer, or skip the test."""
+    if program.suffix == ".py":
+        return [sys.executable, "-P", str(program)]
+    needed = ["curl", "jq"] if program.suffix == ".sh" else ["node"]
+    for each in needed:
+        if shutil.which(each) is None:
+            pytest.skip(f"needs {each}")
+    if program.suffix == ".sh":
+        return ["sh", str(program)]
+    # Not every Node reads types yet.
+    plain = program.with_suffix(".mjs")
+    plain.write_text(TYPES.sub("", program.read_text("utf-8")), "utf-8")
+    return ["node", str(plain)]
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(tmp_path: Path, name: str) -> None:
+    program, page = tmp_path / name, tmp_path / "report.html"
+    text = (ADAPTERS / name).read_text("utf-8")
+    line, planted = PLANTED[name]
+    assert line in text
+    program.write_text(text.replace(line, planted), "utf-8")
+    code, told = run("--for", "60", "--seed", "2", "--html", str(page), "--", *command_of(program))
+    report = told["report"]
+    assert (code, told["has_passed"]) == (1, False)
+    wrong = next(each for each in report["orders"] if each["order"] == report["first_wrong"])
+    assert wrong["landed"] > 1
+    assert wrong["order"] in page.read_text("utf-8")
+
+    program.write_text(text, "utf-8")
+    code, told = run("--for", "8", "--seed", "2", "--", *command_of(program))
+    report = told["report"]
+    assert (code, report["first_wrong"], report["stray_usdc"]) == (0, None, 0), report
+    assert any(each["landed"] for each in report["orders"])
+
+
+def test_a_payer_that_pays_nothing_proves_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "idle.py"
+    program.write_text(
+        'import json, sys\nfor line in sys.stdin:\n    print(json.dumps({"order": json.loads(line)["order"], '
+        '"result": "refused"}), flush=True)\n'
+    )
+    code, told = run("--for", "2", "--purchases", "2", "--", sys.executable, str(program))
+    assert (code, told["has_passed"], told["report"]["first_wrong"]) == (1, False, None)
+
+
+def test_a_payer_that_does_not_start_is_an_error() -> None:
+    validators.embedded_only("it starts a server and a separate chain")
+    result = CliRunner().invoke(main, ["crash-test", "--", "/does/not/exist"])
+    assert result.exit_code == 1
+    assert "the payer cannot be started" in result.output
+
+
+@pytest.mark.parametrize("language", ["python", "shell", "typescript"])
+def test_an_adapter_is_printed_to_start_from(language: str) -> None:
+    result = CliRunner().invoke(main, ["crash-test", "--adapter", language])
+    assert result.exit_code == 0
+    assert result.stdout in {path.read_text("utf-8") for path in ADAPTERS.glob("payer.*")}
+
+
+# --- The report
+
+PAID_ONCE = Bought(
+    order="order-0", story="Once.", asked=1, result="served", landed=1, paid_usdc=Decimal("0.01"), timeline=()
+)
+PAID_TWICE = evolve(
+    PAID_ONCE,
+    order="order-<1>",
+    landed=2,
+    paid_usdc=Decimal("0.02"),
+    timeline=(Moment(seconds=Decimal("0.500"), what="a payment lands"),),
+)
+CLEAN = TrialReport(
+    seed=7, orders=(PAID_ONCE,), kills=1, first_wrong=None, shortest=None, stray_usdc=Decimal(0), seconds=3
+)
+
+
+@pytest.mark.parametrize(
+    ("report", "has_passed", "words"),
+    [
+        (CLEAN, True, "passed (seed 7)"),
+        (evolve(CLEAN, orders=()), False, "nothing was paid"),
+        (evolve(CLEAN, stray_usdc=Decimal(1)), False, "1 USDC were paid for no order"),
+        (
+            evolve(CLEAN, orders=(PAID_ONCE, PAID_TWICE), first_wrong="order-<1>"),
+            False,
+            "order-<1> was paid 2 times",
+        ),
+    ],
+)
+def test_only_a_clean_trial_passes(report: TrialReport, has_passed: bool, words: str) -> None:
+    assert report.has_passed is has_passed
+    assert words in verdict_of(report)
+    assert list(lines_of_trial(report))[-1] == verdict_of(report)
+
+
+def test_the_page_needs_no_other_file_and_escapes_what_it_shows() -> None:
+    report = evolve(CLEAN, orders=(PAID_TWICE,), first_wrong="order-<1>", shortest=PAID_TWICE)
+    page = page_of(report)
+    assert "order-&lt;1&gt;" in page
+    assert "order-<1>" not in page
+    assert "0.500 s" in page
+    assert "http" not in page
+    assert "<script" not in page
+
+
+def test_a_price_above_the_order_is_wrong_too() -> None:
+    assert evolve(PAID_ONCE, paid_usdc=Decimal("0.05")).is_wrong
+    assert not PAID_ONCE.is_wrong
+
+
+def test_simpler_orders_have_less_going_wrong() -> None:
+    order = Order(name="x", mode=Mode.LOSE_REPLY, protocol=Protocol.MPP, kill=Kill.RANDOM, loses_reply=True)
+    simpler = list(trial._simpler(order))
+    assert not any(each.loses_reply for each in simpler)
+    assert evolve(order, kill=None, loses_reply=False) in simpler
+    assert evolve(order, mode=Mode.HONEST, loses_reply=False) in simpler
+    assert order not in simpler
