@@ -167,7 +167,8 @@ def prepared(place: Place) -> Prepared:
 
 _SERVE = """
 import sys
-from agentpay_server import cli, crash_points
+from agentpay_server import cli
+from agentpay_server.platform import crash_points
 
 if sys.argv[1]:
     crash_points.arm(sys.argv[1])
