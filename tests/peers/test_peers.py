@@ -10,6 +10,7 @@ import re
 import select
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import httpx
 import pytest
 import validators
 from attrs import frozen
-from channel_payer import ChannelPayer, challenge_in, receipt_of
+from channel_payer import ChannelPayer, challenge_in, decoded, receipt_of
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
@@ -256,6 +257,45 @@ def test_a_seller_of_sessions_is_paid_by_vouchers(world: World) -> None:
         assert receipt_of(closed)["refunded"] == "6999"
     # The rest of the rounding is the program's.
     assert world.balances() == (10_000_000 - 3_001, 0, 99)
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_the_service_pays_a_seller_of_sessions(world: World) -> None:
+    mint = world.server._running.server.context.chain.usdc_mint
+    client, account_id = world.server.client(), world.payer.account_id
+
+    def authorized(http: httpx.Client, key: str) -> Any:
+        asked = http.get("/tick")
+        return client.payments.authorize(
+            account_id=account_id, idempotency_key=key, response=asked, session_cap="0.01"
+        )
+
+    def present(http: httpx.Client, step: Any) -> httpx.Response:
+        assert step.header is not None
+        response = http.get("/tick", headers={step.header.name: step.header.value})
+        assert response.status_code == 200, response.text
+        return response
+
+    with python_shop(PAY_KIT, "paykit_session.py", world, MINT=mint) as http:
+        payee = decoded(challenge_in(http.get("/tick"))["request"])["recipient"]
+        world.server.sandbox.create_token_account(owner=payee)
+        opening = authorized(http, "call-0")
+        assert opening.step == "open"
+        present(http, opening)
+        for number in range(5):
+            step = authorized(http, f"call-{number}")
+            assert (step.step, step.amount_usdc) == ("voucher", Decimal("0.001"))
+            assert present(http, step).json() == {"weather": "rain"}
+            # As after a lost reply: the same voucher, charged once.
+            again = authorized(http, f"call-{number}")
+            assert (again.is_replay, again.charge_id) == (True, step.charge_id)
+            present(http, again)
+            client.payments.report_outcome(step.charge_id, status_code=200)
+        closed = present(http, client.sessions.close(opening.session_id))
+        assert receipt_of(closed)["refunded"] == "5000"
+    # 333 hundredths of a percent of 5,000 are 166.5; the rest of the rounding is the program's.
+    assert world.balances() == (10_000_000 - 5_000, 0, 166)
 
 
 # --- The documentation -------------------------------------------------------------------------------------
