@@ -19,7 +19,7 @@ import httpx
 import pytest
 import validators
 from attrs import frozen
-from channel_payer import ChannelPayer, challenge_in, decoded, receipt_of
+from channel_payer import ChannelPayer, challenge_in, decoded, entry_in, receipt_of
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
@@ -296,6 +296,26 @@ def test_the_service_pays_a_seller_of_sessions(world: World) -> None:
         assert receipt_of(closed)["refunded"] == "5000"
     # 333 hundredths of a percent of 5,000 are 166.5; the rest of the rounding is the program's.
     assert world.balances() == (10_000_000 - 5_000, 0, 166)
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_a_seller_up_to_a_maximum_takes_what_it_charges(world: World) -> None:
+    """Our program with the facilitator and the server of the package, paid by a payer of ours."""
+    mint = world.server._running.server.context.chain.usdc_mint
+    payer = ChannelPayer(world.server, world.payer)
+    with node_shop(X402_NODE, "x402_upto.mjs", world, MINT=mint) as http:
+        for path, status, taken in (("/some", 200, 3_777), ("/none", 200, 0), ("/boom", 500, 0)):
+            before = world.balances()
+            asked = http.get(path)
+            assert asked.status_code == 402, asked.text
+            header = payer.upto_header(entry_in(asked))
+            served = http.get(path, headers=header)
+            assert served.status_code == status, served.text
+            assert world.balances() == (before[0] - taken, before[1] + taken, before[2])
+            # The same payment again moves nothing.
+            http.get(path, headers=header)
+            assert world.balances() == (before[0] - taken, before[1] + taken, before[2])
 
 
 # --- The documentation -------------------------------------------------------------------------------------
