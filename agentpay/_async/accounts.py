@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class AsyncAccounts(AsyncResource):
     """Agent accounts that hold USDC."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def create(
         self,

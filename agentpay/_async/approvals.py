@@ -14,7 +14,7 @@ from agentpay.contract.transfers import Transfer
 class AsyncApprovals(AsyncResource):
     """Transfers that are pending an operator's approval. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]

@@ -25,7 +25,7 @@ from agentpay.contract.pages import PageBody
 class AsyncEvents(AsyncResource):
     """Recorded events. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,
@@ -124,7 +124,7 @@ class AsyncEvents(AsyncResource):
 class AsyncDeliveries(AsyncResource):
     """Deliveries of events to webhooks, with every attempt. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,

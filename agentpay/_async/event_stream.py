@@ -24,7 +24,7 @@ class AsyncEventStream:
             first one, the event that the stream was asked to begin after.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def __init__(
         self, pieces: AsyncGenerator[RawResponse | bytes, None], last_event_id: str | None = None

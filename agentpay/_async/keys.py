@@ -17,7 +17,7 @@ from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 class AsyncAgentKeys(AsyncResource):
     """Agent-scoped keys, each bound to one account. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def create(
         self,
@@ -80,7 +80,7 @@ class AsyncAgentKeys(AsyncResource):
 class AsyncOperatorKeys(AsyncResource):
     """Operator keys, and sign-in to the console. All but `sign_in` need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.

@@ -12,7 +12,7 @@ from agentpay.contract.console import AuditEntry, ServedRequest
 class AsyncAuditLog(AsyncResource):
     """Changes, and who made them. Needs an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,
@@ -37,7 +37,7 @@ class AsyncAuditLog(AsyncResource):
 class AsyncRequestLogs(AsyncResource):
     """The requests that the server has responded to. Needs an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]

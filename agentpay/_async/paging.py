@@ -25,7 +25,7 @@ class AsyncPage(Generic[T]):
         request_id: the request that returned this page, for support, or None.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class AsyncPage(Generic[T]):
 class AsyncPages(Generic[T]):
     """A list before it is fetched: `await` it for its first page, or iterate over all of its items."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def __init__(self, fetch: Callable[[str | None], Awaitable[PageBody[T]]], cursor: str | None) -> None:
         self._fetch = fetch

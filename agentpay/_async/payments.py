@@ -28,7 +28,7 @@ from agentpay.contract.payments import (
 class AsyncPayments(AsyncResource):
     """Pays for responses with HTTP 402."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     @overload
     async def authorize(

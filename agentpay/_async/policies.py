@@ -20,7 +20,7 @@ POLICY_UPDATE_ATTEMPTS: Final = 10
 class AsyncPolicies(AsyncResource):
     """Spending policies of accounts. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Read the policy of an account.

@@ -21,7 +21,7 @@ class AsyncSessions(AsyncResource):
     method raises the exceptions of `agentpay.errors`.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def open(
         self,

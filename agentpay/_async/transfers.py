@@ -28,7 +28,7 @@ WAIT_SECONDS: Final = 60.0
 class AsyncTransfers(AsyncResource):
     """Transfers of USDC out of accounts."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def create(
         self,

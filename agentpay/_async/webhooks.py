@@ -26,7 +26,7 @@ from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 class AsyncWebhooks(AsyncResource):
     """Your endpoints to which events are posted."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     async def create(
         self,

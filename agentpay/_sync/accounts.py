@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 class Accounts(Resource):
     """Agent accounts that hold USDC."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def create(
         self,

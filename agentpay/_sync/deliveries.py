@@ -26,7 +26,7 @@ from agentpay.contract.pages import PageBody
 class Events(Resource):
     """Recorded events. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,
@@ -125,7 +125,7 @@ class Events(Resource):
 class Deliveries(Resource):
     """Deliveries of events to webhooks, with every attempt. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,

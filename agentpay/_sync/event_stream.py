@@ -25,7 +25,7 @@ class EventStream:
             first one, the event that the stream was asked to begin after.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def __init__(
         self, pieces: Generator[RawResponse | bytes, None], last_event_id: str | None = None

@@ -18,7 +18,7 @@ from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 class AgentKeys(Resource):
     """Agent-scoped keys, each bound to one account. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def create(
         self,
@@ -81,7 +81,7 @@ class AgentKeys(Resource):
 class OperatorKeys(Resource):
     """Operator keys, and sign-in to the console. All but `sign_in` need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.

@@ -13,7 +13,7 @@ from agentpay.contract.console import AuditEntry, ServedRequest
 class AuditLog(Resource):
     """Changes, and who made them. Needs an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self,
@@ -38,7 +38,7 @@ class AuditLog(Resource):
 class RequestLogs(Resource):
     """The requests that the server has responded to. Needs an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]

@@ -26,7 +26,7 @@ class Page(Generic[T]):
         request_id: the request that returned this page, for support, or None.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def __init__(
         self,

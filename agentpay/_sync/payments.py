@@ -29,7 +29,7 @@ from agentpay.contract.payments import (
 class Payments(Resource):
     """Pays for responses with HTTP 402."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     @overload
     def authorize(

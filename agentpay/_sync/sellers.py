@@ -17,7 +17,7 @@ from agentpay.contract.payments import PinnedOrigin, PinOrigin
 class Sellers(Resource):
     """Pins of sellers, which override their challenges. All need an operator key."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]

@@ -22,7 +22,7 @@ class Sessions(Resource):
     method raises the exceptions of `agentpay.errors`.
     """
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def open(
         self,

@@ -29,7 +29,7 @@ WAIT_SECONDS: Final = 60.0
 class Transfers(Resource):
     """Transfers of USDC out of accounts."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def create(
         self,

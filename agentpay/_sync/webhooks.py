@@ -27,7 +27,7 @@ from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 class Webhooks(Resource):
     """Your endpoints to which events are posted."""
 
-    __module__ = "agentpay"
+    __module__ = "agentpay.resources"
 
     def create(
         self,

@@ -18,7 +18,7 @@ import pytest
 import agentpay
 import agentpay_server
 from agentpay import cli as client
-from agentpay import errors, payments, webhooks
+from agentpay import errors, payments, resources, types, webhooks
 from agentpay._requests import error_of
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.approvals import Approvals
@@ -329,7 +329,9 @@ def test_every_documented_name_exists_and_has_a_docstring() -> None:
     assert len(documented()) == len(set(documented()))
 
 
-@pytest.mark.parametrize("package", [agentpay, agentpay_server, webhooks, errors], ids=lambda it: it.__name__)
+@pytest.mark.parametrize(
+    "package", [agentpay, agentpay_server, webhooks, errors, resources, types], ids=lambda it: it.__name__
+)
 def test_every_public_name_is_in_the_reference(package: Any) -> None:
     shown = {id(resolved(name)) for name in documented()} | {
         id(getattr(errors, name)) for name in errors.__all__

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from sdk_world import ACCOUNT, KEY, TRANSACTION, URL, Script, answer, page
 
-from agentpay import AsyncAgentPay, AsyncPage, Page, errors
+from agentpay import AsyncAgentPay, errors
+from agentpay.resources import AsyncPage, Page
 
 
 def accounts(*names):

@@ -26,32 +26,22 @@ from agentpay.contract.requests import UnsetType
 ROOT = Path(agentpay.__file__).resolve().parent.parent
 
 PUBLIC = """
-    Account AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus AgentKey
-    AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError APITimeoutError
-    Approvals AsyncAccounts AsyncAgentKeys AsyncAgentPay AsyncApprovals AsyncAuditLog
-    AsyncDeliveries AsyncEvents AsyncEventStream AsyncOperatorKeys AsyncPage AsyncPages
-    AsyncPayments AsyncPolicies AsyncRequestLogs AsyncSellers AsyncSessions AsyncTransfers
-    AsyncWebhooks AuditEntry AuditLog AuthenticationError AuthorizePaymentParams Balance Budget
-    CallOptions ChainUnavailableError CheckTransferParams ClosedClientError ClosingReason
-    ConfigurationError ConflictError ConsoleKey ConsoleSummary CreateAccountParams
-    CreateTransferParams CreateWebhookParams Decision Deliveries Delivery DeliveryAttempt Direction
-    ErrorBody ErrorCode Events EventStream EventType FeeBudgetExceededError FieldError
+    Account AccountDetails AccountPausedError AccountPolicy AgentKey AgentPay AgentPayError
+    AnswerMismatchError APIConnectionError APIError APITimeoutError AsyncAgentPay AuditEntry
+    AuthenticationError Balance Budget CallOptions ChainUnavailableError ClosedClientError
+    ConfigurationError ConflictError ConsoleKey ConsoleSummary CreateTransferParams Delivery
+    DeliveryAttempt ErrorBody ErrorCode EventType FeeBudgetExceededError FieldError
     IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
-    InvalidRecipientError InvalidRequestError KeyKind Model NewAgentKey NewOperatorKey NewSecret
-    NewWebhook NotFoundError NotSupportedError OpenSessionParams OperatorKey OperatorKeyKind
-    OperatorKeys OutcomeUnknownError Page Payment PaymentHeader PaymentOutcome
-    PaymentPendingApprovalError PaymentProtocol PaymentRefusedError Payments PaymentSplit
-    PendingTransfer PermissionDeniedError PinnedOrigin PinOriginParams Policies Policy PolicyParams
-    PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitError RawResponse
-    RefusedError ReplayedDeliveries RequestLogs RequestTimeoutError ResponseValidationError
-    SearchResult Sellers ServedRequest ServerError ServiceUnavailableError Session SessionCapExceededError
-    SessionClosedError Sessions SessionStatus SessionStep SignInCode SpendEntry SpendPeriod
-    SpendReport Transaction TransactionStatus
-    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
-    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookDetails WebhookError WebhookHealth
-    WebhookPayloadError Webhooks
-    WebhookSignatureError __version__
+    InvalidRecipientError InvalidRequestError Model NewAgentKey NewOperatorKey NewSecret NewWebhook
+    NotFoundError NotSupportedError OperatorKey OutcomeUnknownError Payment PaymentHeader
+    PaymentOutcome PaymentPendingApprovalError PaymentRefusedError PaymentSplit PendingTransfer
+    PermissionDeniedError PinnedOrigin Policy PolicyParams PolicyRecordView PolicyViolationError
+    PreconditionFailedError RateLimitError RawResponse RefusedError ReplayedDeliveries
+    RequestTimeoutError ResponseValidationError SearchResult ServedRequest ServerError
+    ServiceUnavailableError Session SessionCapExceededError SessionClosedError SignInCode
+    SpendReport Transaction Transfer TransferCheck TransferFailedError TransferOutcomeUnknownError
+    TransferRejectedError UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookDetails
+    WebhookError WebhookPayloadError WebhookSignatureError __version__
 """
 
 WITHOUT_ENDPOINT = ["policies.pause", "policies.resume", "policies.update", "transfers.wait"]
@@ -84,6 +74,7 @@ def methods(value):
 
 def test_exactly_the_listed_names_are_public():
     assert sorted(agentpay.__all__) == sorted(PUBLIC.split())
+    assert len(agentpay.__all__) <= 90
     assert set(agentpay.__all__) <= set(dir(agentpay))
     for name in agentpay.__all__:
         assert getattr(agentpay, name) is not None
@@ -195,15 +186,15 @@ def test_every_parameter_is_described(resource):
 @pytest.mark.parametrize(
     ("params", "method"),
     [
-        (agentpay.CreateAccountParams, Accounts.create),
+        (agentpay.types.CreateAccountParams, Accounts.create),
         (agentpay.PolicyParams, Policies.update),
         (agentpay.PolicyParams, Policies.replace),
         (agentpay.CreateTransferParams, Transfers.create),
-        (agentpay.CreateWebhookParams, Webhooks.create),
-        (agentpay.CheckTransferParams, Transfers.check),
-        (agentpay.OpenSessionParams, Sessions.open),
-        (agentpay.AuthorizePaymentParams, agentpay.Payments.authorize),
-        (agentpay.PinOriginParams, agentpay.Sellers.put),
+        (agentpay.types.CreateWebhookParams, Webhooks.create),
+        (agentpay.types.CheckTransferParams, Transfers.check),
+        (agentpay.types.OpenSessionParams, Sessions.open),
+        (agentpay.types.AuthorizePaymentParams, agentpay.resources.Payments.authorize),
+        (agentpay.types.PinOriginParams, agentpay.resources.Sellers.put),
     ],
 )
 def test_the_argument_dictionaries_match_the_methods(params, method):

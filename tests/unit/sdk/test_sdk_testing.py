@@ -55,7 +55,7 @@ def test_every_model_can_be_created(model: Any) -> None:
     assert (testing.make(model) == made) is not is_event
 
 
-@pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
+@pytest.mark.parametrize("status", get_args(agentpay.types.TransferStatus))
 def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.make(Transfer, status=status)
 
@@ -65,7 +65,7 @@ def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
     assert (made.tx_signature is None) == (status in ("rejected", "pending_approval", "approved"))
 
 
-@pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
+@pytest.mark.parametrize("status", get_args(agentpay.types.TransferStatus))
 def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.make(Payment, status=status)
 
@@ -75,7 +75,7 @@ def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
     assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
 
 
-@pytest.mark.parametrize("status", get_args(agentpay.SessionStatus))
+@pytest.mark.parametrize("status", get_args(agentpay.types.SessionStatus))
 def test_a_session_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.make(Session, status=status)
 

@@ -1,0 +1,52 @@
+"""The types of arguments and fields, for annotations: sets of values, and dictionaries of arguments."""
+
+from agentpay._params import (
+    AuthorizePaymentParams,
+    CheckTransferParams,
+    CreateAccountParams,
+    CreateWebhookParams,
+    OpenSessionParams,
+    PinOriginParams,
+)
+from agentpay.contract.choices import (
+    AccountStatus,
+    ClosingReason,
+    Decision,
+    Direction,
+    KeyKind,
+    OperatorKeyKind,
+    PaymentProtocol,
+    SessionStatus,
+    TransactionStatus,
+    TransactionStatusFilter,
+    TransactionType,
+    TransferStatus,
+)
+from agentpay.contract.deliveries import WebhookHealth
+from agentpay.contract.payments import SessionStep
+from agentpay.contract.search import SpendEntry, SpendPeriod
+
+__all__ = [
+    "AccountStatus",
+    "AuthorizePaymentParams",
+    "CheckTransferParams",
+    "ClosingReason",
+    "CreateAccountParams",
+    "CreateWebhookParams",
+    "Decision",
+    "Direction",
+    "KeyKind",
+    "OpenSessionParams",
+    "OperatorKeyKind",
+    "PaymentProtocol",
+    "PinOriginParams",
+    "SessionStatus",
+    "SessionStep",
+    "SpendEntry",
+    "SpendPeriod",
+    "TransactionStatus",
+    "TransactionStatusFilter",
+    "TransactionType",
+    "TransferStatus",
+    "WebhookHealth",
+]
