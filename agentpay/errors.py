@@ -182,12 +182,12 @@ class APIConnectionError(AgentPayError):
             retrying cannot have a double effect.
     """
 
-    retryable = True
+    retryable: bool = True
 
     def __init__(self, message: str, *, may_have_been_processed: bool) -> None:
         super().__init__(message)
         self.may_have_been_processed = may_have_been_processed
-        self.outcome = "unknown" if may_have_been_processed else "not_done"
+        self.outcome: RequestOutcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
@@ -215,7 +215,7 @@ class ResponseValidationError(AgentPayError):
         outcome: RequestOutcome = "not_done",
     ) -> None:
         super().__init__(message)
-        self.outcome = outcome
+        self.outcome: RequestOutcome = outcome
         self.status_code = status_code
         self.request_id = request_id
         self.transfer_id = transfer_id
@@ -252,7 +252,7 @@ class AnswerMismatchError(ResponseValidationError):
             request_id=request_id,
         )
         self.may_have_been_processed = may_have_been_processed
-        self.outcome = "unknown" if may_have_been_processed else "not_done"
+        self.outcome: RequestOutcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class OutcomeUnknownError(AgentPayError):
@@ -297,9 +297,9 @@ class OutcomeUnknownError(AgentPayError):
         self.idempotency_key = idempotency_key
         self.transfer_id = transfer_id
         self.session_id = session_id
-        self.retryable = is_repeatable or idempotency_key is not None
-        if cause is not None:
-            self.status_code, self.request_id = cause.status_code, cause.request_id
+        self.retryable: bool = is_repeatable or idempotency_key is not None
+        self.status_code: int | None = None if cause is None else cause.status_code
+        self.request_id: str | None = None if cause is None else cause.request_id
         super().__init__(self._text(cause))
 
     def _text(self, cause: AgentPayError | None) -> str:
@@ -460,7 +460,7 @@ class WaitTimeoutError(AgentPayError, TimeoutError):
         transfer: the transfer as it was last read; None if it could not be read.
     """
 
-    retryable = True
+    retryable: bool = True
     outcome: RequestOutcome = "unknown"
 
     def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
@@ -548,8 +548,8 @@ class APIError(AgentPayError):
         self.details = details
         self.retry_after = retry_after
         self.body = body
-        self.outcome = _outcome_of(status_code, code, transfer_id or session_id)
-        self.retryable = type(self).retryable or status_code in _TEMPORARY
+        self.outcome: RequestOutcome = _outcome_of(status_code, code, transfer_id or session_id)
+        self.retryable: bool = type(self).retryable or status_code in _TEMPORARY
 
     @property
     def summary(self) -> str:
@@ -642,7 +642,7 @@ class InsufficientBalanceError(TransferRejectedError):
 class TransferFailedError(TransferRejectedError):
     """The chain refused the transaction, or a session cannot settle now (`transfer_failed`)."""
 
-    retryable = True
+    retryable: bool = True
     advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
 

@@ -102,10 +102,10 @@ class TestOptions:
     def test_an_unknown_option_is_refused_with_the_known_ones(self, caller, call):
         make, _ = call
         script = caller.script()
-        with pytest.raises(
-            TypeError, match=r"unexpected keyword argument 'timeuot'; .* max_retries, timeout"
-        ):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'timeuot'; did you mean timeout"):
             caller(lambda c: make(c, timeuot=3))
+        with pytest.raises(TypeError, match=r"unexpected keyword argument 'x'; .* max_retries, timeout"):
+            caller(lambda c: make(c, x=3))
         assert not script.requests
 
     def test_an_invalid_option_is_refused_by_name(self, caller, call):
