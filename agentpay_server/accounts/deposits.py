@@ -38,6 +38,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.pace import Backoff
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already booked."""
@@ -79,7 +80,7 @@ class _Surplus:
     """When to read an account's whole history again, in the event loop's time, because it holds too much."""
 
     at: float
-    pause_seconds: float = _SURPLUS_SECONDS
+    backoff: Backoff = field(factory=lambda: Backoff(_SURPLUS_SECONDS, _LONGEST_SURPLUS_SECONDS))
 
 
 @define
@@ -274,8 +275,8 @@ class Deposits:
         surplus = self._surpluses.setdefault(name, _Surplus(at=now + _SURPLUS_SECONDS))
         if now < surplus.at:
             return
-        surplus.pause_seconds = min(surplus.pause_seconds * 2, _LONGEST_SURPLUS_SECONDS)
-        surplus.at = now + surplus.pause_seconds
+        surplus.backoff.lengthen()
+        surplus.at = now + surplus.backoff.seconds
         log(logger, logging.WARNING, "deposits.read_again", account_id=name)
         await self._database.run(account_store.ACCOUNTS.changed, name, deposit_cursor=None)
 

@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 import math
+from functools import partial
 from typing import Final
 
 from agentpay_server.accounts import policy_record_store as store
@@ -37,7 +38,7 @@ from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.tasks import all_ended
+from agentpay_server.platform.tasks import SingleFlight, all_ended
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
@@ -55,7 +56,7 @@ class PolicyRecords:
         self._funding = funding
         self._database = context.database
         self._settlement = settlement
-        self._writers: dict[str, asyncio.Task[None]] = {}
+        self._writers: SingleFlight[str, None] = SingleFlight(context.tasks)
         self._wanted: set[str] = set()
         # Writers that the next advance of a manual clock waits for.
         self._awaited: set[asyncio.Task[None]] = set()
@@ -64,14 +65,11 @@ class PolicyRecords:
         """Start writing the record of an account if it is due, without waiting for it."""
         # A running writer may have read the policy before this change: have it check again.
         self._wanted.add(account_id)
-        writer = self._writers.get(account_id)
-        # A writer that was cancelled before it began is still listed here.
-        if writer is None or writer.done():
-            writer = self._context.tasks.start(self._write(account_id))
-            self._writers[account_id] = writer
-            if self._context.clock.is_manual:
-                self._awaited.add(writer)
-                writer.add_done_callback(self._awaited.discard)
+        before = self._writers.running(account_id)
+        writer = self._writers.start(account_id, partial(self._write, account_id))
+        if self._context.clock.is_manual and writer is not before:
+            self._awaited.add(writer)
+            writer.add_done_callback(self._awaited.discard)
         return writer
 
     async def next_due_us(self) -> int | None:
@@ -100,8 +98,6 @@ class PolicyRecords:
         except ChainUnavailableError:
             await self._database.run(_postpone, account_id, self._context.clock.now_us())
             self._context.wakeup.set()
-        finally:
-            del self._writers[account_id]
 
     async def _write_once(self, account_id: str) -> bool:
         """Take one step toward the newest record, and return whether another step is due now.

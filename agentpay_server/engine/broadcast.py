@@ -37,6 +37,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.pace import Backoff
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
@@ -152,7 +153,8 @@ class Broadcaster:
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
-        pause = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
+        first_seconds = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
+        backoff = Backoff(first_seconds, LONGEST_PAUSE_SECONDS)
         is_sent = is_unproven = False
         must_send = is_new
         while True:
@@ -175,10 +177,10 @@ class Broadcaster:
             if is_sent and sent is not None:
                 await sent()
                 sent = None
-            if asyncio.get_running_loop().time() + pause > deadline:
+            if asyncio.get_running_loop().time() + backoff.seconds > deadline:
                 raise ChainUnavailableError("the outcome of a transaction was not known in time")
-            await self._chain.wait_for_notice(signed.signature, pause)
-            pause = min(pause * 2, LONGEST_PAUSE_SECONDS)
+            await self._chain.wait_for_notice(signed.signature, backoff.seconds)
+            backoff.lengthen()
 
     async def first_look(
         self, signed: SignedTransaction, operation: Operation, deadline: float

@@ -25,6 +25,7 @@ from agentpay_server.engine.treasury import LAMPORTS, RESERVE_LAMPORTS, Treasury
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
+from agentpay_server.platform.tasks import SingleFlight
 
 PLENTY_LAMPORTS: Final = 2 * LAMPORTS
 """Far above the reserve: more than all servers together can promise before they read the balance again."""
@@ -80,11 +81,10 @@ class Funding:
 
     def __init__(self, context: Context, treasury: Treasury) -> None:
         self._database = context.database
-        self._tasks = context.tasks
         self._treasury = treasury
         # In process, the balance costs nothing to read.
         self._is_remembering = bool(context.chain.landing_seconds)
-        self._reading: asyncio.Task[Funds] | None = None
+        self._reading: SingleFlight[None, Funds] = SingleFlight(context.tasks)
         self._remembered: Funds | None = None
         self._until = 0.0
         # Running totals of what this process has promised: now, and when the balance was read.
@@ -108,9 +108,7 @@ class Funding:
         if self._remembered is not None and asyncio.get_running_loop().time() < self._until:
             return self._remembered
         # Requests share a read, and its failure: none waits for the failures of others.
-        if self._reading is None or self._reading.done():
-            self._reading = self._tasks.start(self._read_and_remember())
-        reading = self._reading
+        reading = self._reading.start(None, self._read_and_remember)
         await asyncio.wait({reading})
         if reading.cancelled():
             raise ChainUnavailableError("the server stops")

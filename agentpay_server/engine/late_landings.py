@@ -21,6 +21,7 @@ from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import ChainTransaction, State
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.pace import Backoff
 
 _PAGE_SIZE: Final = 256
 _LIFETIMES: Final = 2
@@ -37,7 +38,7 @@ class _Search:
     """When to retry a history query that the node could not serve."""
 
     at: float
-    pause_seconds: float
+    backoff: Backoff
 
 
 class LateLandings:
@@ -130,12 +131,14 @@ class LateLandings:
 
     def _postpone(self, expired: ChainTransaction) -> None:
         """Delay the next history query: this node lacks the history, and each attempt takes many calls."""
-        before = self._searches.get(expired.signature)
-        pause_seconds = _FIRST_PAUSE_SECONDS
-        if before is not None:
-            pause_seconds = min(before.pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
-        at = asyncio.get_running_loop().time() + pause_seconds
-        self._searches[expired.signature] = _Search(at, pause_seconds)
+        now = asyncio.get_running_loop().time()
+        search = self._searches.get(expired.signature)
+        if search is None:
+            backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+            search = self._searches[expired.signature] = _Search(now, backoff)
+        else:
+            search.backoff.lengthen()
+        search.at = now + search.backoff.seconds
 
     async def _rule_out(self, expired: ChainTransaction) -> None:
         now_us = self._context.clock.now_us()

@@ -33,6 +33,8 @@ from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.crash_points import Step, fault_point
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.tasks import SingleFlight
 
 S = TypeVar("S")
 
@@ -60,10 +62,10 @@ class Settlement:
         self._tasks = context.tasks
         self._handlers = {handler.kind: handler(context) for handler in handlers}
         self.outcomes: Outcomes = Outcomes(context, self._handlers)
-        self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
+        self._drivers: SingleFlight[tuple[Kind, str], Ended[Any]] = SingleFlight(context.tasks, self._report)
         self._driven_signatures: set[str] = set()
-        # The running check of each account's payments.
-        self._looks: dict[str, asyncio.Task[int]] = {}
+        # The checks of accounts' payments.
+        self._looks: SingleFlight[str, int] = SingleFlight(context.tasks)
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
@@ -93,14 +95,12 @@ class Settlement:
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
-        driver = self._drivers.pop((kind, subject_id), None)
-        if driver is not None:
-            driver.cancel()
+        self._drivers.cancel((kind, subject_id))
 
     @property
     def driven(self) -> set[str]:
         """The identifiers of the subjects that this process drives."""
-        return {subject_id for _, subject_id in tuple(self._drivers)}
+        return {subject_id for _, subject_id in self._drivers}
 
     def is_driven(self, signature: str) -> bool:
         """Return whether this process drives a transaction, so that its handler books all its effects."""
@@ -162,22 +162,14 @@ class Settlement:
 
     def is_looking_at_payments(self, account_id: str) -> bool:
         """Return whether a check of an account's payments is running."""
-        look = self._looks.get(account_id)
-        return look is not None and not look.done()
+        return account_id in self._looks
 
     def look_at_payments(self, account_id: str) -> asyncio.Task[int]:
         """Return the running check of an account's payments, or start one; its result is how many have ended.
 
         Callers share it, because each payment costs several requests to the chain.
         """
-        if not self.is_looking_at_payments(account_id):
-            look = self._looks[account_id] = self._tasks.start(self._look_at_payments(account_id))
-            look.add_done_callback(partial(self._forget_look, account_id))
-        return self._looks[account_id]
-
-    def _forget_look(self, account_id: str, look: asyncio.Task[int]) -> None:
-        if self._looks.get(account_id) is look:
-            del self._looks[account_id]
+        return self._looks.start(account_id, partial(self._look_at_payments, account_id))
 
     async def _look_at_payments(self, account_id: str) -> int:
         """Check an account's payments, once each; return how many have ended."""
@@ -240,12 +232,7 @@ class Settlement:
             tx: its stored pending transaction; it may have been sent before.
             subject: the subject, if already read.
         """
-        running = self._drivers.get(_subject(tx))
-        # A finished task of an earlier transaction stays registered for one turn of the loop.
-        if running is None or running.done():
-            running = self._tasks.start(self._drive_to_end(tx, subject))
-            self._drivers[_subject(tx)] = running
-            running.add_done_callback(partial(self._forget, _subject(tx)))
+        running = self._drivers.start(_subject(tx), partial(self._drive_to_end, tx, subject))
         return cast("asyncio.Task[Ended[S]]", running)
 
     async def _awaited(self, driver: "asyncio.Task[Ended[S]]", deadline: float) -> S | None:
@@ -255,9 +242,7 @@ class Settlement:
         await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
         return driver.result().subject if driver.done() and not driver.cancelled() else None
 
-    def _forget(self, subject: tuple[Kind, str], driver: "asyncio.Task[Any]") -> None:
-        if self._drivers.get(subject) is driver:
-            del self._drivers[subject]
+    def _report(self, subject: tuple[Kind, str], driver: "asyncio.Task[Ended[Any]]") -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
             # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
@@ -303,7 +288,7 @@ class Settlement:
     async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
         """Drive a stored transaction and its replacements until there is an outcome."""
         handler = self._handlers[tx.kind]
-        pause, is_new = 0.0, False
+        backoff, is_new = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True), False
         while True:
             self._driven_signatures.add(tx.signature)
             try:
@@ -323,8 +308,8 @@ class Settlement:
                     subject = None
                 tx = following
             # One expiry is normal. Repeated expiries mean that the chain accepts no transactions.
-            await asyncio.sleep(pause)
-            pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(backoff.seconds)
+            backoff.lengthen()
 
     async def _drive_once(
         self, tx: ChainTransaction, subject: S, *, is_new: bool

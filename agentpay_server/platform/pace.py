@@ -1,4 +1,4 @@
-"""The pace of polls, which are due in real time."""
+"""The pace of polls, which are due in real time, and of retries."""
 
 import asyncio
 import math
@@ -45,3 +45,23 @@ class Every:
         """Make it due within so many seconds."""
         if self.wait_us > seconds * SECOND_US:
             self.restart(seconds)
+
+
+class Backoff:
+    """The pauses between retries: each is twice as long as the one before, up to the longest.
+
+    With `at_once`, the first retry comes without a pause.
+    """
+
+    def __init__(self, first_seconds: float, longest_seconds: float, *, at_once: bool = False) -> None:
+        self._first_seconds = first_seconds
+        self._longest_seconds = longest_seconds
+        self.seconds: float = 0.0 if at_once else first_seconds
+
+    def lengthen(self) -> None:
+        """Set `seconds` to the next pause."""
+        self.seconds = min(max(self.seconds * 2, self._first_seconds), self._longest_seconds)
+
+    def restart(self) -> None:
+        """Begin with the first pause again."""
+        self.seconds = self._first_seconds

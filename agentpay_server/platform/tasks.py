@@ -2,12 +2,14 @@
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterator
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 _LAST_WORD_SECONDS: Final = 0.5
@@ -106,6 +108,53 @@ class Tasks:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Problem):
             log(logger, logging.ERROR, "task.failed", exception=error)
+
+
+class SingleFlight(Generic[K, T]):
+    """At most one running task for each key; its callers share it.
+
+    `ended` is called once with each task that ends by itself, after it has left.
+    """
+
+    def __init__(self, tasks: Tasks, ended: "Callable[[K, asyncio.Task[T]], None] | None" = None) -> None:
+        self._start = tasks.start
+        self._ended = ended
+        self._running: dict[K, asyncio.Task[T]] = {}
+
+    def __contains__(self, key: K) -> bool:
+        return self.running(key) is not None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(tuple(self._running))
+
+    def running(self, key: K) -> asyncio.Task[T] | None:
+        """Return the running task of a key, if there is one."""
+        running = self._running.get(key)
+        # A task that has ended stays for one turn of the loop.
+        return None if running is None or running.done() else running
+
+    def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
+        """Return the running task of a key; start one if there is none."""
+        running = self.running(key)
+        if running is None:
+            running = self._running[key] = self._start(work())
+            running.add_done_callback(partial(self._forget, key))
+        return running
+
+    def cancel(self, key: K) -> None:
+        """Cancel the task of a key, if there is one."""
+        running = self._running.pop(key, None)
+        if running is not None:
+            running.cancel()
+
+    def _forget(self, key: K, task: asyncio.Task[T]) -> None:
+        if self._running.get(key) is task:
+            del self._running[key]
+        if self._ended is not None:
+            self._ended(key, task)
 
 
 class Wakeup:

@@ -38,6 +38,7 @@ from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import lost_escrow, outcomes, store
 from agentpay_server.sessions.payout import (
@@ -93,15 +94,15 @@ class Closing:
             self._context.clock_check.require()
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session, principal)
-        pause = 0.0
+        backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True)
         while session.status == SessionStatus.CLOSING and session.error is None:
             if session.closes_us is None:
                 settled = await self._driver.finish(Kind.SESSION_SETTLE, session.session_id, deadline)
             else:
-                if pause and self._is_over(deadline):
+                if backoff.seconds and self._is_over(deadline):
                     return session
-                await asyncio.sleep(pause)
-                pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(backoff.seconds)
+                backoff.lengthen()
                 session, tx = await self._signed(session)
                 if tx is None:
                     continue

@@ -6,10 +6,11 @@ because the chain was unavailable or the process died, are due here as well.
 
 import asyncio
 import math
+from functools import partial
 from typing import Any, Final
 
 from agentpay_server.ledger.context import Context
-from agentpay_server.platform.tasks import all_ended
+from agentpay_server.platform.tasks import SingleFlight, all_ended
 from agentpay_server.sessions import store
 from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.closing import Closing
@@ -26,7 +27,7 @@ class SessionSchedule:
         self._context = context
         self._closing = closing
         self._channels = channels
-        self._closes: dict[str, asyncio.Task[Any]] = {}
+        self._closes: SingleFlight[str, None] = SingleFlight(context.tasks)
 
     async def resume(self) -> None:
         """Settle sessions that an earlier process has claimed but not signed, without waiting."""
@@ -60,7 +61,4 @@ class SessionSchedule:
             await self._closing.closed(session, math.inf)
 
     def _close(self, session_id: str) -> "asyncio.Task[Any]":
-        closing = self._context.tasks.start(self._closed(session_id))
-        self._closes[session_id] = closing
-        closing.add_done_callback(lambda _: self._closes.pop(session_id, None))
-        return closing
+        return self._closes.start(session_id, partial(self._closed, session_id))

@@ -6,7 +6,7 @@ import pytest
 
 from agentpay_server.platform import pace
 from agentpay_server.platform.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.pace import Backoff, Every
 
 
 @pytest.fixture
@@ -51,3 +51,14 @@ def test_advancing_a_manual_clock_makes_no_poll_due(at: list[float]) -> None:
     assert every.due_us(clock) is None
     at[0] += 4
     assert every.due_us(clock) == clock.now_us()
+
+
+@pytest.mark.parametrize(("at_once", "pauses"), [(False, [1, 2, 4, 5, 5]), (True, [0, 1, 2, 4, 5])])
+def test_pauses_double_up_to_the_longest(at_once: bool, pauses: list[float]) -> None:
+    backoff, found = Backoff(1, 5, at_once=at_once), []
+    for _ in pauses:
+        found.append(backoff.seconds)
+        backoff.lengthen()
+    assert found == pauses
+    backoff.restart()
+    assert backoff.seconds == 1

@@ -15,6 +15,8 @@ from attrs import Factory, frozen
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
+from agentpay_server.platform.pace import Backoff
+
 _FIRST_PAUSE_SECONDS: Final = 0.5
 _LONGEST_PAUSE_SECONDS: Final = 30.0
 _OPEN_SECONDS: Final = 10.0
@@ -72,13 +74,13 @@ class Notices:
             await asyncio.wait({self._task})
 
     async def _stay_connected(self, url: str) -> None:
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
         while True:
             try:
                 async with connect(
                     url, open_timeout=_OPEN_SECONDS, max_size=_MAX_MESSAGE_BYTES
                 ) as connection:
-                    pause_seconds = _FIRST_PAUSE_SECONDS
+                    backoff.restart()
                     self._connected = connected = _Connected(connection)
                     async for message in connection:
                         connected.hear(message)
@@ -87,8 +89,8 @@ class Notices:
                 logger.info("the WebSocket of the chain is not available: %s", type(error).__name__)
             finally:
                 self._connected = None
-            await asyncio.sleep(pause_seconds)
-            pause_seconds = min(pause_seconds * 2, _LONGEST_PAUSE_SECONDS)
+            await asyncio.sleep(backoff.seconds)
+            backoff.lengthen()
 
 
 @frozen
