@@ -371,7 +371,7 @@ class PaymentRefusedError(RefusedError):
 
     Attributes:
         idempotency_key: the key of the request.
-        transfer_id: the payment, `txn_…`.
+        transfer_id: the payment, `txn_…`; within a session, the voucher, `chg_…`.
         receipt: the receipt header of the response, a claim of the seller; None without one.
         reason: why the seller refused it, in the seller's words; None if the response does not say.
         headers: the headers of the response, with names in lower case.

@@ -11,16 +11,19 @@ decides under the policy, signs, and returns the header that presents the paymen
 - A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is retried here.
 - A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
 - An `Authorization` of the request is never replaced, and no redirect carries the payment.
+- With `session_cap`, sellers that sell by session are paid from a channel: the first request opens it, each
+  request is paid with one voucher, one at a time, and leaving `with PaymentAuth(…)` closes it.
 - The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read, before
   anything is signed. Where headers have a challenge, a body that is slow or truncated is left unread.
 """
 
 import contextlib
+import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from attrs import evolve, frozen
 
@@ -37,7 +40,7 @@ from agentpay._challenges import (
 from agentpay._http import cookie_of
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
-from agentpay.contract.payments import Payment
+from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
@@ -76,6 +79,8 @@ REFUSAL_SECONDS: Final = 5.0
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
 _RECEIPT_MAX_CHARACTERS: Final = 4_096
+_MAX_OPENINGS: Final = 3
+_MAX_PRESENTED: Final = 2
 
 
 @frozen(kw_only=True)
@@ -87,6 +92,7 @@ class PaymentRecord:
             request presents this payment and never pays twice.
         transfer_id: the payment, `txn_…`, for `client.payments.get`; None if none was authorized.
         payment: the payment as it was authorized; None if none was.
+        session: the voucher that was presented, within a session; None for a payment by itself.
         receipt: the receipt header of the response, a claim of the seller; None without one.
         declined: why nothing was paid, for a 402 that was returned unchanged; None otherwise.
     """
@@ -94,6 +100,7 @@ class PaymentRecord:
     idempotency_key: str | None
     transfer_id: str | None = None
     payment: Payment | None = None
+    session: SessionStep | None = None
     receipt: str | None = None
     declined: str | None = None
 
@@ -119,13 +126,27 @@ class _Report(NamedTuple):
     outcome: dict[str, Any]
 
 
+class _Lock(NamedTuple):
+    """Wait for the other requests to a seller: one voucher of a session is in flight."""
+
+    origin: str
+
+
+class _Opened(NamedTuple):
+    """Close the session when the auth is closed."""
+
+    session_id: str
+    url: str
+    library: Any
+
+
 class _Send(NamedTuple):
     """Send the request."""
 
     request: Any
 
 
-_Step: TypeAlias = _Peek | _Authorize | _Report | _Send
+_Step: TypeAlias = _Peek | _Authorize | _Report | _Send | _Lock | _Opened
 
 
 class PaymentAuth(Auth):
@@ -133,6 +154,10 @@ class PaymentAuth(Auth):
 
     For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. It
     stores no state of requests, so one auth can be used by any number of clients, threads and tasks.
+
+    With `session_cap`, it also pays sellers that sell by session, one request to a seller at a time. Leave
+    `with PaymentAuth(…)`, or call `close`, to close the sessions that it has used: otherwise they stay open
+    until they are idle.
 
     The response of a paid request has a `PaymentRecord` under `response.extensions["payment"]`. So has the
     request, before it is sent with its payment: if the reply is lost, the HTTP library raises its error, and
@@ -154,8 +179,10 @@ class PaymentAuth(Auth):
         account_id: str,
         max_amount: Decimal | int | str | None = None,
         memo: str | None = None,
+        session_cap: Decimal | int | str | None = None,
         read_timeout: float | None = READ_TIMEOUT_SECONDS,
         report: bool = False,
+        seller_client: Any = None,  # noqa: ANN401 - a client of either library
     ) -> None:
         """Create an auth. It sends nothing before the first 402.
 
@@ -165,14 +192,19 @@ class PaymentAuth(Auth):
             max_amount: the maximum USDC to pay for one request; by default only the policy decides. Floats
                 are refused.
             memo: the memo of each payment, at most 200 characters; it stays off chain.
+            session_cap: USDC to lock in a channel for each seller that sells by session; without it, sessions
+                are not paid. Floats are refused.
             read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
                 raised to it. None keeps the request's.
             report: whether to report the seller's response (`payments.report_outcome`), in an additional
-                request to the service. A failed report is logged and changes nothing.
+                request to the service. A failed report is logged and changes nothing. Those to vouchers are
+                always reported, because the next voucher waits for it.
+            seller_client: the HTTP client that presents the close of a session to its seller; by default a
+                new one. Pass one for a seller in this process.
 
         Raises:
             ConfigurationError: `client` is not a client of the service.
-            TypeError: `max_amount` is a float.
+            TypeError: `max_amount` or `session_cap` is a float.
         """
         from agentpay._arguments import usdc  # noqa: PLC0415 - it brings the models of policies
 
@@ -184,9 +216,61 @@ class PaymentAuth(Auth):
             )
         self._account_id = account_id
         self._max_amount = None if max_amount is None else usdc("max_amount", max_amount)
+        self._session_cap = None if session_cap is None else usdc("session_cap", session_cap)
         self._memo = memo
         self._read_timeout = read_timeout
         self._reports = report
+        self._seller_client = seller_client
+        # By seller, and by session.
+        self._locks: dict[str, Any] = {}
+        self._sessions: dict[str, _Opened] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def close(self) -> None:
+        """Close the sessions that this auth has used, and present each close to its seller.
+
+        A close that fails is logged: the service closes the session by force.
+        """
+        while self._sessions:
+            _, opened = self._sessions.popitem()
+            with _logged_close(opened):
+                session = self._client.sessions.close(opened.session_id)
+                if session.header is not None:
+                    headers = {session.header.name: session.header.value}
+                    with self._seller(opened, "Client") as http:
+                        http.get(opened.url, headers=headers, auth=None, follow_redirects=False)
+
+    async def aclose(self) -> None:
+        """Close the sessions that this auth has used; see `close`."""
+        while self._sessions:
+            _, opened = self._sessions.popitem()
+            with _logged_close(opened):
+                session = await self._client.sessions.close(opened.session_id)
+                if session.header is not None:
+                    headers = {session.header.name: session.header.value}
+                    async with self._seller(opened, "AsyncClient") as http:
+                        await http.get(opened.url, headers=headers, auth=None, follow_redirects=False)
+
+    def _async_lock(self, origin: str) -> Any:  # noqa: ANN401 - of whichever event loop runs
+        import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it
+
+        return self._locks.setdefault(origin, anyio.Lock())
+
+    def _seller(self, opened: _Opened, kind: str) -> Any:  # noqa: ANN401 - a client of either library
+        if self._seller_client is not None:
+            return contextlib.nullcontext(self._seller_client)
+        return getattr(opened.library, kind)(timeout=self._read_timeout)
 
     def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:  # noqa: ANN401 - of either library
         """Send a request of a sync client, and pay its 402."""
@@ -200,7 +284,7 @@ class PaymentAuth(Auth):
             return
         flow = self._pay(request, response)
         answer: Any = None
-        with contextlib.suppress(StopIteration):
+        with contextlib.ExitStack() as held, contextlib.suppress(StopIteration):
             while True:
                 step = flow.send(answer)
                 if isinstance(step, _Send):
@@ -209,6 +293,10 @@ class PaymentAuth(Auth):
                     answer = _messages.peek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
                     answer = self._client.payments.authorize(**self._order(step))
+                elif isinstance(step, _Lock):
+                    held.enter_context(self._locks.setdefault(step.origin, threading.Lock()))
+                elif isinstance(step, _Opened):
+                    self._sessions[step.session_id] = step
                 else:
                     with _logged(step):
                         self._client.payments.report_outcome(step.transfer_id, **step.outcome)
@@ -225,18 +313,23 @@ class PaymentAuth(Auth):
             return
         flow = self._pay(request, response)
         answer: Any = None
-        with contextlib.suppress(StopIteration):
-            while True:
-                step = flow.send(answer)
-                if isinstance(step, _Send):
-                    answer = yield step.request
-                elif isinstance(step, _Peek):
-                    answer = await _messages.apeek(step.response, step.seconds)
-                elif isinstance(step, _Authorize):
-                    answer = await self._client.payments.authorize(**self._order(step))
-                else:
-                    with _logged(step):
-                        await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+        async with contextlib.AsyncExitStack() as held:
+            with contextlib.suppress(StopIteration):
+                while True:
+                    step = flow.send(answer)
+                    if isinstance(step, _Send):
+                        answer = yield step.request
+                    elif isinstance(step, _Peek):
+                        answer = await _messages.apeek(step.response, step.seconds)
+                    elif isinstance(step, _Authorize):
+                        answer = await self._client.payments.authorize(**self._order(step))
+                    elif isinstance(step, _Lock):
+                        await held.enter_async_context(self._async_lock(step.origin))
+                    elif isinstance(step, _Opened):
+                        self._sessions[step.session_id] = step
+                    else:
+                        with _logged(step):
+                            await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
@@ -267,7 +360,13 @@ class PaymentAuth(Auth):
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
             return
         key = payment_key(request.extensions) or str(uuid.uuid4())
-        payment: Payment = yield _Authorize(challenge, key)
+        if self._session_cap is not None and _sells_by_session(challenge):
+            yield _Lock(challenge.origin)
+        answer: Payment | SessionStep = yield _Authorize(challenge, key)
+        if isinstance(answer, SessionStep):
+            yield from self._pay_in_session(request, response, challenge, key, answer)
+            return
+        payment = answer
         record = PaymentRecord(idempotency_key=key, transfer_id=payment.transfer_id, payment=payment)
         if payment.header is None:
             raise PaymentPendingApprovalError(
@@ -280,7 +379,7 @@ class PaymentAuth(Auth):
             _note(response, evolve(record, declined=_OWN_AUTHORIZATION))
             return
         _messages.drop(response)
-        self._present(request, record, response)
+        self._present(request, record, payment.header, response)
         started = time.monotonic()
         response = yield _Send(request)
         duration_ms = int((time.monotonic() - started) * 1000)
@@ -304,6 +403,89 @@ class PaymentAuth(Auth):
                 price_usdc=payment.amount_usdc,
                 max_amount_usdc=self._max_amount,
             )
+
+    def _pay_in_session(
+        self,
+        request: Any,  # noqa: ANN401 - a request of either library
+        response: Any,  # noqa: ANN401 - as above
+        challenge: Challenge,
+        key: str,
+        step: SessionStep,
+    ) -> Generator[_Step, Any, None]:
+        """Open the session if necessary, and present one voucher."""
+        yield _Opened(step.session_id, str(request.url), _messages.library_of(request))
+        _messages.drop(response)
+        for _ in range(_MAX_OPENINGS):
+            if step.step != "open":
+                break
+            response = yield from self._open(request, response, step, key)
+            if response.status_code == 402:
+                challenge = (yield from self._challenge(request, response)) or challenge
+            _messages.drop(response)
+            step = yield _Authorize(challenge, key)
+        if step.step == "open":
+            raise self._refused(key, step, response, _UNOPENED)
+        record = PaymentRecord(idempotency_key=key, session=step)
+        assert step.charge_id is not None  # noqa: S101 - a voucher has it
+        duration_ms = 0
+        for attempt in range(_MAX_PRESENTED):
+            self._present(request, record, step.header, response)
+            started = time.monotonic()
+            response = yield _Send(request)
+            duration_ms = int((time.monotonic() - started) * 1000)
+            if response.status_code != 402 or attempt == _MAX_PRESENTED - 1:
+                break
+            # The voucher may have been refused because its first reply was lost: the same one, once more.
+            _messages.drop(response)
+        receipt = _receipt_of(response)
+        _note(response, evolve(record, receipt=receipt))
+        outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
+        yield _Report(step.charge_id, outcome)
+        if response.status_code == 402:
+            peeked: _messages.Peeked = yield _Peek(response, REFUSAL_SECONDS)
+            reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
+            raise self._refused(key, step, response, reason, receipt=receipt, body=peeked.beginning)
+
+    def _open(
+        self,
+        request: Any,  # noqa: ANN401 - a request of either library
+        response: Any,  # noqa: ANN401 - as above
+        step: SessionStep,
+        key: str,
+    ) -> Generator[_Step, Any, Any]:
+        """Present an opening, and return the seller's response.
+
+        Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
+        """
+        record = PaymentRecord(idempotency_key=key, session=step)
+        if request.method != "GET":
+            probe = type(request)("GET", request.url)
+            self._present(probe, record, step.header, response)
+            opened = yield _Send(probe)
+            if _receipt_of(opened) is not None:
+                return opened
+            _messages.drop(opened)
+        self._present(request, record, step.header, response)
+        return (yield _Send(request))
+
+    @staticmethod
+    def _refused(
+        key: str,
+        step: SessionStep,
+        response: Any,  # noqa: ANN401 - a response of either library
+        reason: str | None,
+        *,
+        receipt: str | None = None,
+        body: bytes = b"",
+    ) -> PaymentRefusedError:
+        return PaymentRefusedError(
+            idempotency_key=key,
+            transfer_id=step.charge_id or step.session_id,
+            receipt=receipt,
+            reason=reason,
+            headers=dict(response.headers),
+            body=body,
+        )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
         """Return why a 402 must not be paid, whatever its challenge; None if it may be paid."""
@@ -343,14 +525,19 @@ class PaymentAuth(Auth):
             "headers": challenge.headers,
             "body": challenge.body,
             "max_amount": self._max_amount,
+            "session_cap": self._session_cap,
             "memo": self._memo,
         }
 
-    def _present(self, request: Any, record: PaymentRecord, response: Any) -> None:  # noqa: ANN401 - as above
+    def _present(
+        self,
+        request: Any,  # noqa: ANN401 - as above
+        record: PaymentRecord,
+        header: PaymentHeader | None,
+        response: Any,  # noqa: ANN401 - as above
+    ) -> None:
         """Add the payment to a request so that redirects do not carry it, and the cookies of its 402."""
-        assert record.payment is not None  # noqa: S101 - it was authorized
-        assert record.payment.header is not None  # noqa: S101 - and signed
-        header = record.payment.header
+        assert header is not None  # noqa: S101 - it was signed
         cookie = cookie_of(str(request.url), response.headers.multi_items(), request.headers.get("cookie"))
         headers = request.headers.copy()
         if cookie is not None:
@@ -365,9 +552,14 @@ class PaymentAuth(Auth):
         request.extensions = extensions
 
 
+_UNOPENED: Final = "the seller did not open the channel of its session"
 _OWN_AUTHORIZATION: Final = (
     "the seller expects the payment in the header Authorization, which the request uses already"
 )
+
+
+def _sells_by_session(challenge: Challenge) -> bool:
+    return any("session" in value for name, value in challenge.headers if name.lower() == "www-authenticate")
 
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library
@@ -395,3 +587,11 @@ def _logged(step: _Report) -> Generator[None]:
         yield
     except AgentPayError as error:
         logger.warning("the outcome of payment %s was not reported: %s", step.transfer_id, error)
+
+
+@contextlib.contextmanager
+def _logged_close(opened: _Opened) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - of either HTTP library, or the service's
+        logger.warning("the close of session %s was not presented: %s", opened.session_id, error)

@@ -512,9 +512,9 @@ REPORT_OUTCOME: Final = Endpoint(
     echoes={"transfer_id": "transfer_id"},
     summary="Report the seller's response to a payment.",
     description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "
-    "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402) close the "
-    "session.\n\nThe report is stored as the client's claim, and decides nothing: the outcome is read from "
-    "the chain. A later report replaces an earlier one.",
+    "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402, or a "
+    "server error) close the session.\n\nThe report is stored as the client's claim, and decides nothing: "
+    "the outcome is read from the chain. A later report replaces an earlier one.",
 )
 LIST_ORIGINS: Final = Endpoint(
     name="sellers.list",

@@ -49,8 +49,8 @@ from agentpay_server.sessions.rules import check_transition, closes_us
 from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
 from agentpay_server.transfers import store as transfer_store
 
-REFUSED: Final = 402
-"""The status with which a seller refuses a voucher."""
+_REFUSED: Final = 402
+_SERVER_ERROR: Final = 500
 
 
 @frozen(kw_only=True)
@@ -278,7 +278,9 @@ class ReportVoucher:
         return Paid(channel=channel, voucher=voucher)
 
     def _count(self, connection: Connection, channel: Channel, now_us: int) -> Channel:
-        is_refused = self._request.status_code == REFUSED
+        # A seller that keeps a voucher and serves nothing may as well claim to have failed.
+        status_code = self._request.status_code
+        is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
         refusals = channel.record.refusals + 1 if is_refused else 0
         record = CHANNELS.changed(
             connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals

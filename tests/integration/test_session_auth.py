@@ -1,0 +1,143 @@
+"""`PaymentAuth(session_cap=…)`: an ordinary client pays by session, with one opening and one close."""
+
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+
+import httpx
+import pytest
+import validators
+from server_world import Funded
+
+from agentpay import AgentPay
+from agentpay.contract.accounts import Account
+from agentpay.errors import SessionCapExceededError
+from agentpay.payments import PaymentAuth
+from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Paywall
+
+
+@pytest.fixture(autouse=True)
+def _embedded() -> None:
+    validators.embedded_only("the seller lives on its chain")
+
+
+@pytest.fixture
+def account(funded: Funded) -> Account:
+    return funded("10")
+
+
+@pytest.fixture
+def shop(server: AgentPayServer) -> Iterator[Paywall]:
+    with Paywall(server, {}) as paywall:
+        paywall.sell_by_session("/call", "0.001")
+        yield paywall
+
+
+@pytest.fixture
+def seller(shop: Paywall) -> Iterator[httpx.Client]:
+    with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
+        yield http
+
+
+@pytest.fixture
+def auth(client: AgentPay, account: Account, seller: httpx.Client) -> PaymentAuth:
+    return PaymentAuth(client, account_id=account.account_id, session_cap="1.00", seller_client=seller)
+
+
+def balance(client: AgentPay, account: Account) -> Decimal:
+    return client.accounts.balance(account.account_id).balance_usdc
+
+
+def test_a_loop_of_requests_opens_and_closes_one_session(
+    client: AgentPay, server: AgentPayServer, account: Account, seller: httpx.Client, auth: PaymentAuth
+) -> None:
+    with auth:
+        for number in range(20):
+            response = seller.get("/call", auth=auth)
+            assert response.status_code == 200
+            step = response.extensions["payment"].session
+            assert step.running_total_usdc == Decimal("0.001") * (number + 1)
+    server.sandbox.clock.advance(1)
+    (session,) = client.sessions.list(account_id=account.account_id)
+    assert (session.status, session.settled_usdc) == ("settled", Decimal("0.020000"))
+    assert balance(client, account) == Decimal("9.98")
+
+
+def test_a_post_opens_the_channel_with_a_get(
+    client: AgentPay, account: Account, seller: httpx.Client, auth: PaymentAuth
+) -> None:
+    response = seller.post("/call", auth=auth, json={"question": 1})
+    assert response.status_code == 200
+    assert response.extensions["payment"].session.running_total_usdc == Decimal("0.001")
+    assert response.request.method == "POST"
+
+
+def test_a_key_pays_once(seller: httpx.Client, auth: PaymentAuth) -> None:
+    seller.get("/call", auth=auth)
+    vouchers = [
+        seller.get("/call", auth=auth, extensions={"payment_key": "call-7"}).extensions["payment"].session
+        for _ in range(2)
+    ]
+    assert vouchers[0].charge_id == vouchers[1].charge_id
+    assert vouchers[1].is_replay
+
+
+def test_the_cap_raises_and_opens_no_second_channel(
+    client: AgentPay, account: Account, seller: httpx.Client
+) -> None:
+    auth = PaymentAuth(client, account_id=account.account_id, session_cap="0.01", seller_client=seller)
+    for _ in range(10):
+        assert seller.get("/call", auth=auth).status_code == 200
+    with pytest.raises(SessionCapExceededError):
+        seller.get("/call", auth=auth)
+    assert len(list(client.sessions.list(account_id=account.account_id))) == 1
+    auth.close()
+    assert seller.get("/call", auth=auth).status_code == 200
+    assert len(list(client.sessions.list(account_id=account.account_id))) == 2
+
+
+def test_threads_share_one_session(
+    client: AgentPay, account: Account, seller: httpx.Client, auth: PaymentAuth
+) -> None:
+    totals: list[Decimal] = []
+
+    def call() -> None:
+        for _ in range(3):
+            step = seller.get("/call", auth=auth).extensions["payment"].session
+            totals.append(step.running_total_usdc)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(totals) == [Decimal("0.001") * (number + 1) for number in range(12)]
+    assert len(list(client.sessions.list(account_id=account.account_id))) == 1
+
+
+def test_a_seller_that_steals_vouchers_gets_two(
+    client: AgentPay, account: Account, shop: Paywall, seller: httpx.Client, auth: PaymentAuth
+) -> None:
+    seller.get("/call", auth=auth)
+    shop.sell_by_session("/call", "0.001", mode="steal_voucher")
+    assert [seller.get("/call", auth=auth).status_code for _ in range(2)] == [503, 503]
+    (session,) = client.sessions.list(account_id=account.account_id)
+    assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
+    assert session.running_total_usdc == Decimal("0.003")
+
+
+@pytest.mark.anyio
+async def test_an_async_client_pays_by_session(
+    server: AgentPayServer, account: Account, shop: Paywall
+) -> None:
+    async with (
+        server.async_client() as client,
+        httpx.AsyncClient(transport=shop.async_transport(), base_url=shop.base_url) as http,
+    ):
+        auth = PaymentAuth(client, account_id=account.account_id, session_cap="1", seller_client=http)
+        async with auth:
+            for _ in range(3):
+                assert (await http.get("/call", auth=auth)).status_code == 200
+        (session,) = [each async for each in client.sessions.list(account_id=account.account_id)]
+        assert session.running_total_usdc == Decimal("0.003")
