@@ -222,7 +222,7 @@ const TABS = {
 	webhooks: {
 		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow, exports: "webhooks",
 		heads: ["Endpoint", "Last success", ["24 hours", ""], ["Latency", "number"], ["", "end"]],
-		cols: "minmax(0, 1fr) 9.5rem 9rem 5rem 23rem",
+		cols: "minmax(0, 1fr) 8.5rem 8.5rem 4.5rem minmax(11rem, .9fr)",
 		fields: () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map(checkbox))],
 		bodyOf: ({ url, ...events }) => ({ url, events: Object.keys(events) }),
 		none: ["No webhooks. Register one:", REGISTER],
@@ -230,7 +230,7 @@ const TABS = {
 	sellers: {
 		label: "Sellers", path: "/console/origins", exports: "sellers", row: sellerRow,
 		heads: ["Origin", "Category", "Paid at", ["At most", "number"], "", ["", "end"]],
-		cols: "minmax(0, 1.2fr) 7rem minmax(0, 1fr) 7rem 6rem 12rem",
+		cols: "minmax(0, 1.2fr) 6rem minmax(0, 1fr) 6rem 5rem 11rem",
 		none: ["No seller is pinned: their challenges say what they are. Pin one:", 'client.sellers.put("https://…", category="data")'],
 	},
 	audit: {

@@ -119,7 +119,7 @@ export const sessions = ({ id }) => (id ? one(`/sessions/${id}`, session) : [
 	...list({
 		path: "/sessions", exports: "sessions",
 		heads: ["Opened", "Status", "From → to", "Charged of cap", ["USDC", "number"], ["", "end"]],
-		cols: "9.5rem 7rem minmax(0, 1fr) 11rem 9rem 4rem",
+		cols: "8.5rem 6.5rem minmax(0, 1fr) minmax(0, .5fr) 9rem 3.5rem",
 		none: ["No sessions. An agent opens one with a cap:", 'client.sessions.open(account_id=…, to=…, cap_usdc="3")'],
 		row: (it) => [
 			moment(it.opened_at), badge(it.status), [party(it.account_id), quiet(" → "), party(it.to)], chargedMeter(it),
