@@ -100,23 +100,22 @@ async function revoke(key) {
 }
 
 /** Open tabs lend their key to a new one, and end together: the key is stored in tabs only, so they ask each other. */
-const tabs = new BroadcastChannel("agentpay.console"), BORROW_MS = 250;
+const tabs = new BroadcastChannel("agentpay.console");
+let isAsking = false;
 
 tabs.addEventListener("message", ({ data: { wants, key, ends } }) => {
 	if (wants && sessionStorage[KEY]) tabs.postMessage({ key: sessionStorage[KEY] });
 	if (ends && ends === sessionStorage[KEY]) signIn("Signed out in another tab.");
+	if (key && isAsking && !sessionStorage[KEY]) {
+		keep({ key });
+		begin();
+	}
 });
 
-async function borrow() {
-	const answered = new AbortController();
-	tabs.addEventListener("message", ({ data: { key } }) => {
-		if (!key || answered.signal.aborted) return;
-		keep({ key });
-		answered.abort();
-	}, { signal: answered.signal });
+/** Whoever has a key may answer at any time; the page to sign in is there at once. */
+function borrow() {
+	isAsking = true;
 	tabs.postMessage({ wants: true });
-	await pause(BORROW_MS, answered.signal);
-	answered.abort();
 }
 
 async function signOut() {
@@ -127,8 +126,12 @@ async function signOut() {
 }
 
 async function begin(problem = "") {
-	if (!sessionStorage[KEY] && !problem) await borrow();
-	if (!sessionStorage[KEY]) return signIn(problem);
+	if (!sessionStorage[KEY]) {
+		signIn(problem);
+		if (!problem) borrow();
+		return;
+	}
+	isAsking = false;
 	try {
 		// An agent's key may not read the summary.
 		const [, summary] = await Promise.all([meet(), read("/console/summary")]);
