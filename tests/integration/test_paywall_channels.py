@@ -22,6 +22,8 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels.codecs import Opening, Status
 from agentpay_server.paywall import Mode, Paywall, SessionMode, UptoMode
+from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
 
 PRICE = 1_000
 
@@ -457,6 +459,42 @@ def test_a_charge_is_asked_for_at_each_request(
     for total in ("0.001", "0.003"):
         shop.get("/ask", headers=payer.upto_header(entry_in(shop.get("/ask"))))
         assert spent() == total
+
+
+def test_a_request_that_fails_costs_nothing(
+    paywall: Paywall, shop: httpx.Client, payer: ChannelPayer, spent: Any
+) -> None:
+    def fail() -> str:
+        raise LookupError("the seller's own function")
+
+    paywall.sell_upto("/ask", "0.01", charge=fail)
+    header = payer.upto_header(entry_in(shop.get("/ask")))
+    with pytest.raises(LookupError):
+        shop.get("/ask", headers=header)
+    assert spent() == "0"
+    assert paywall.channels.one().status == "settled"
+
+
+def test_what_could_not_be_settled_and_was_not_served_returns(
+    server: AgentPayServer,
+    paywall: Paywall,
+    shop: httpx.Client,
+    payer: ChannelPayer,
+    spent: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    paywall.sell_upto("/ask", "0.01", charge="0.001")
+    header = payer.upto_header(entry_in(shop.get("/ask")))
+    with monkeypatch.context() as patched:
+
+        async def unavailable(_: ChannelDesk, __: object) -> str:
+            raise RpcError(-32000, "scripted: the node does not respond")
+
+        patched.setattr(ChannelDesk, "_send", unavailable)
+        assert refusal(shop.get("/ask", headers=header)) == "transaction_failed"
+    assert spent() == "0.01"
+    server.sandbox.clock.advance(5)
+    assert (spent(), paywall.channels.one().status) == ("0", "settled")
 
 
 def test_a_payment_up_to_a_maximum_is_good_once(

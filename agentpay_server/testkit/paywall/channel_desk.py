@@ -54,6 +54,7 @@ from agentpay_server.testkit.paywall.records import ChannelStatus, PaywallChanne
 
 TREASURY: Final = codecs.TREASURIES["devnet"]
 EXPIRY_MARGIN_SECONDS: Final = 60
+RETRY_SECONDS: Final = 5
 LOOKS_PER_GRACE: Final = 3
 """How often the seller looks at a channel within its grace period."""
 
@@ -211,9 +212,10 @@ class ChannelDesk:
 
     def _is_careless(self, account: _Account) -> bool:
         if account.protocol == "upto":
-            return True
-        product = self.sessions.get(account.path)
-        return product is not None and product.mode is SessionMode.NEVER_CLOSE
+            upto = self.uptos.get(account.path)
+            return upto is not None and upto.mode is UptoMode.NEVER_SETTLE
+        session = self.sessions.get(account.path)
+        return session is not None and session.mode is SessionMode.NEVER_CLOSE
 
     @staticmethod
     def _end_us(account: _Account) -> int | None:
@@ -233,7 +235,8 @@ class ChannelDesk:
     async def _look(self, account: _Account) -> None:
         """Settle a channel that its payer closes by force, that is idle, or whose voucher expires soon."""
         name, now_us, end_us = str(account.opening.address), self._now_us(), self._end_us(account)
-        is_over = end_us is not None and end_us <= now_us
+        # A payment by `upto` is settled at once, unless the chain did not respond then.
+        is_over = account.protocol == "upto" or (end_us is not None and end_us <= now_us)
         self._update(name, look_us=now_us + _pause_us(account.opening), has_failed=is_over)
         found = await self._channel(account.opening.address)
         if found is None or found.status in (Status.SEALED, Status.DISTRIBUTED):
@@ -520,12 +523,22 @@ class ChannelDesk:
             opening=checked.opening,
             at_us=now_us,
             used_us=now_us,
-            look_us=now_us,
+            look_us=now_us + RETRY_SECONDS * SECOND_US,
             tx_signature=signature,
         )
-        charged = self._charged(product)
+        self._on_work()
+        try:
+            charged = self._charged(product)
+        except Exception:
+            await self._take(name, 0, expires_at=0)
+            raise
         if product.mode is not UptoMode.NEVER_SETTLE:
-            await self._take(name, charged, expires_at=payment.whole("expiresAt"))
+            try:
+                await self._take(name, charged, expires_at=payment.whole("expiresAt"))
+            except PaymentRefusedError:
+                # Nothing is served, so a later settlement returns everything.
+                self._update(name, accepted_micro=0, signature=None, expires_at=0)
+                raise
         if product.mode is UptoMode.LOSE_REPLY:
             raise UnservedError(None)
         if product.mode in (UptoMode.CHARGE_MAXIMUM, UptoMode.FAIL):
@@ -619,15 +632,19 @@ class ChannelDesk:
         account = self._accounts[name]
         self._busy.add(name)
         try:
+            voucher = account.voucher
+            if voucher is not None and 0 < voucher.expires_at <= self._now_us() // SECOND_US:
+                voucher = None
             steps = codecs.close_instructions(
-                account.opening, treasury=TREASURY, voucher=account.voucher, signature=account.signature
+                account.opening, treasury=TREASURY, voucher=voucher, signature=account.signature
             )
             signature = await self._send(steps)
         except (FailedOnChainError, NotConfirmedError, RpcError) as error:
             raise PaymentRefusedError("transaction_failed", f"the channel was not settled: {error}") from None
         finally:
             self._busy.discard(name)
-        self._update(name, status=status, settled_micro=account.accepted_micro, settlement=signature)
+        settled_micro = 0 if voucher is None else voucher.cumulative_micro
+        self._update(name, status=status, settled_micro=settled_micro, settlement=signature)
 
     async def _send(self, steps: Sequence[Instruction]) -> str:
         latest = (await self._rpc("getLatestBlockhash"))["value"]["blockhash"]
