@@ -49,8 +49,7 @@ from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.outcomes import audited, rejection
-from agentpay_server.transfers.reporting import report
-from agentpay_server.transfers.responses import final_response, shown, shown_splits
+from agentpay_server.transfers.responses import final_response, report, shown, shown_splits
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
 

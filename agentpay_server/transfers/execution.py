@@ -12,7 +12,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import TransferIntent
-from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.responses import report
 
 
 class Execution:

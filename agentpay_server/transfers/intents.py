@@ -11,8 +11,10 @@ from attrs import evolve, frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
+from agentpay_server.chain import transactions
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import TransferRecord
+from agentpay_server.database.tables import AccountRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
@@ -28,7 +30,6 @@ from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.crash_points import Operation
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers.rules import Terms
-from agentpay_server.transfers.signing import signed_transfer
 
 
 @frozen(kw_only=True)
@@ -138,6 +139,29 @@ class TransferIntent(Intent[TransferRecord]):
             credits_account_id=preflight.recipient.account_id,
             now_us=unit.now_us,
         )
+
+
+def signed_transfer(
+    context: Context,
+    source: AccountRecord,
+    blockhash: Blockhash,
+    *,
+    transfer_id: str,
+    recipient: str,
+    amount_micro: int,
+    memo: str | None,
+) -> SignedTransaction:
+    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
+    return transactions.transfer(
+        context.signer,
+        blockhash,
+        usdc_mint=context.chain.usdc_mint,
+        account_index=source.key_index,
+        source=source.usdc_token_account,
+        recipient=recipient,
+        amount_micro=amount_micro,
+        memo=transactions.memo_text(transfer_id, memo, context.settings.onchain_memo.value),
+    )
 
 
 def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:

@@ -1,5 +1,6 @@
-"""Transfers as callers see them, and the response to a create request (interface T2, T4, T5, AP2)."""
+"""Transfers as callers, logs and metrics see them (interface T2, T4, T5, AP2)."""
 
+import logging
 from datetime import datetime
 from typing import Final
 
@@ -9,12 +10,16 @@ from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.protocol import Chain
 from agentpay_server.database.tables import TransferRecord
+from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.platform.logs import log
 from agentpay_server.transfers.store import splits_of
 
 _REASONS: Final = frozenset(RejectionReason)
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 
 def shown(record: TransferRecord, chain: Chain) -> Transfer:
@@ -87,3 +92,26 @@ def decided_at(record: TransferRecord) -> datetime | None:
 def _code(error: str | None) -> ErrorCode:
     # Callers see a rejection by an operator, or an expiry, as a policy violation (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)
+
+
+def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
+    """Count and log a transfer that this process has decided or ended.
+
+    `spent_us`, for an ended transfer, is the time at which it was spent.
+    """
+    context.metrics.transfers[transfer.status, transfer.error or ""] += 1
+    duration_us = None
+    if transfer.settled_us is not None and spent_us is not None:
+        duration_us = max(transfer.settled_us - spent_us, 0)
+        context.metrics.settlement_seconds.observe(duration_us / SECOND_US)
+    if logger.isEnabledFor(logging.INFO):
+        log(
+            logger,
+            logging.INFO,
+            f"transfer.{transfer.status}",
+            transfer_id=transfer.transfer_id,
+            account_id=transfer.account_id,
+            error=transfer.error,
+            tx_signature=transfer.tx_signature,
+            duration_ms=None if duration_us is None else duration_us / 1000,
+        )

@@ -21,6 +21,7 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Posting
 from agentpay_server.ledger.transactions import TRANSACTIONS, ChainTransaction, Kind
 from agentpay_server.transfers import store
+from agentpay_server.transfers.intents import signed_transfer
 from agentpay_server.transfers.outcomes import (
     audited,
     initiated,
@@ -29,8 +30,7 @@ from agentpay_server.transfers.outcomes import (
     reported,
     settled,
 )
-from agentpay_server.transfers.reporting import report
-from agentpay_server.transfers.signing import signed_transfer
+from agentpay_server.transfers.responses import report
 
 _OTHER: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
