@@ -518,6 +518,7 @@ class APIError(AgentPayError):
     """
 
     advice: str = "Report the request id to the operators of the service"
+    code: ErrorCode | None
 
     def __init__(
         self,

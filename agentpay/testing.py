@@ -306,7 +306,8 @@ def delivery(
     """Return a delivery of an event, signed as the service signs it.
 
     Args:
-        event: name of a type, or an event, such as an `UnknownEvent` of a type newer than your version.
+        event: name of a type, or an event, such as `make(UnknownEvent, type="coupon.issued")`, of a type
+            newer than your version.
         secret: the secret of the receiver's webhook.
         attempt: number of the attempt, from 1.
         next_secret: signs a second header, as while a rotation overlaps.

@@ -355,6 +355,8 @@ class UnknownEvent(Event):
     know that `event.type == "transfer.settled"` excludes this class.
     """
 
+    _example: ClassVar = {"type": "coupon.issued", "data": {"coupon_id": "coupon_7"}}
+
     if TYPE_CHECKING:
         type: Literal["<a type that this version does not know>"]
         created_at: datetime

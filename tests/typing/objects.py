@@ -12,18 +12,18 @@ import httpx2
 import agentpay
 from agentpay import (
     Account,
-    Accounts,
     AgentPay,
+    AgentPayError,
     AsyncAgentPay,
-    AsyncPage,
     ErrorBody,
     EventType,
     NotFoundError,
-    Page,
     Transfer,
-    TransferStatus,
+    TransferOutcomeUnknownError,
 )
 from agentpay.payments import PaymentAuth, PaymentRecord
+from agentpay.resources import Accounts, AsyncPage, Page
+from agentpay.types import TransferStatus
 from agentpay.webhooks import (
     AnyEvent,
     BalanceLowThreshold,
@@ -142,9 +142,24 @@ async def async_pages_have_names(client: AsyncAgentPay) -> AsyncPage[Account]:
 
 
 def errors_carry_their_body(error: NotFoundError) -> ErrorBody | None:
-    if error.code == "not_fuond":  # type: ignore[comparison-overlap]
+    if error.code == "not_fuond":  # type: ignore[comparison-overlap] # pyright: ignore[reportUnnecessaryComparison]
         return None
     return error.body
+
+
+def every_error_says_what_to_do(error: AgentPayError) -> str | None:
+    assert_type(error.retryable, bool)
+    if error.outcome == "unknwon":  # type: ignore[comparison-overlap] # pyright: ignore[reportUnnecessaryComparison]
+        return "never"
+    match error.outcome:
+        case "unknown" | "not_done" | "decided":
+            return assert_type(error.idempotency_key, str | None)
+        case _:
+            assert_never(error.outcome)
+
+
+def a_transfer_of_unknown_outcome_has_a_key(error: TransferOutcomeUnknownError) -> str:
+    return error.idempotency_key
 
 
 def an_auth_is_one_of_every_library(client: AgentPay, async_client: AsyncAgentPay) -> str | None:
