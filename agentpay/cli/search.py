@@ -40,7 +40,7 @@ _COLUMNS: Final = [
 )
 @takes_server
 def search(*, server: AgentPay, output: Output, text: str, limit: int) -> None:
-    """Find accounts, transfers, sessions and events by TEXT.
+    """Find accounts, transfers, sessions and events.
 
     TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature or idempotency
     key; an amount in USDC; or the name of an event type.

@@ -6,6 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import pytest
+from command_line import CommandLine
 from receivers import Receiver
 from server_world import START, Funded
 
@@ -251,3 +252,25 @@ def test_details_of_named_accounts_are_one_page(server: AgentPayServer, client: 
     theirs = other.accounts.create(name="Theirs").account_id
     pages = client.accounts.list_details(ids=[payer, theirs, payer, "acct_x"])
     assert [each.account_id for each in pages] == [payer]
+
+
+# --- Commands
+
+
+def test_commands_search_change_and_test_and_filter_the_audit_trail(
+    server: AgentPayServer, client: AgentPay, payer: str, commands: CommandLine
+) -> None:
+    assert "Travel desk" in commands.shown("search", "@travel")
+    assert commands.shown("search", "nothing like it") == "Nothing found.\n"
+    url = "https://example.com/hooks"
+    client.webhooks.create(url=url, events=["transfer.settled"])
+    changed = commands.json("webhooks", "update", url, "--account", "Travel desk", "--low-balance", "5")
+    assert (changed["account_ids"], changed["low_balance_threshold_usdc"]) == ([payer], 5)
+    changed = commands.json("webhooks", "update", url, "--all-accounts")
+    assert (changed["account_ids"], changed["low_balance_threshold_usdc"]) == ([], 5)
+    changed = commands.json("webhooks", "update", url, "--low-balance", "none")
+    assert changed["low_balance_threshold_usdc"] is None
+    assert commands.json("webhooks", "test", url)["event_type"] == "webhook.test"
+    about = commands.shown("audit", "list", "--account", "Travel desk")
+    assert "accounts.create" in about
+    assert "webhooks.test" not in about
