@@ -36,7 +36,7 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 
@@ -327,13 +327,13 @@ class Deposits:
             return await self._database.read(entries.newest_signatures, account.account_id, count)
 
         async for batch in self._chain.deposits(token_account, after=after, booked=newest):
-            fault_point(Operation.DEPOSIT, Step.BEGUN)
+            failpoint(Operation.DEPOSIT, Step.BEGUN)
             work.batches_left -= 1
             booked = await self._database.run(self._book, account.account_id, after, batch, work.also)
             if booked is None:
                 return
             work.also = None
-            fault_point(Operation.DEPOSIT, Step.BOOKED)
+            failpoint(Operation.DEPOSIT, Step.BOOKED)
             deposits, debits = booked
             for debit in debits:
                 await debit.report()

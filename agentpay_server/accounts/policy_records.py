@@ -36,7 +36,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.tasks import SingleFlight, all_ended
 
@@ -114,7 +114,7 @@ class PolicyRecords:
         now_us = self._context.clock.now_us()
         if record.due_us is None or record.due_us > now_us or not self._context.clock_check.agrees(now_us):
             return False
-        fault_point(Operation.POLICY_RECORD, Step.BEGUN)
+        failpoint(Operation.POLICY_RECORD, Step.BEGUN)
         signed = await self._sign(account, record)
         tx = await self._database.run(self._store, account, signed)
         # None: another server was first. Drive its stored transaction.

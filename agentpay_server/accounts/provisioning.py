@@ -20,7 +20,7 @@ from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.failpoints import Operation
 
 COLLECTING_SECONDS: Final = 0.02
 """How long the first request waits for others: little, compared to the landing of a transaction."""

@@ -44,8 +44,8 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import chain_unavailable
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
 _CUSTODIAL = "custodial"
@@ -70,14 +70,14 @@ class Accounts:
         """
         principal.require_operator("POST /v1/accounts")
         self._context.clock_check.require()
-        fault_point(Operation.ACCOUNT, Step.BEGUN)
+        failpoint(Operation.ACCOUNT, Step.BEGUN)
         key_index = await self._claimed_key_index(principal)
         try:
             watched = await self._provisioning.provision(key_index)
         except ChainUnavailableError:
             raise chain_unavailable() from None
         record = await self._context.database.run(self._insert, principal, request, key_index, watched)
-        fault_point(Operation.ACCOUNT, Step.BOOKED)
+        failpoint(Operation.ACCOUNT, Step.BOOKED)
         return _account(record, 0)
 
     async def get(self, principal: Principal, account_id: str) -> Account:

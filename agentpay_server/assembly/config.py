@@ -51,7 +51,7 @@ class ServerConfig:
         seeded_port_keys: all API keys are derived from the seed; False limits that to the first operator's,
             and requires data in memory.
         operator_key: a key of the first operator; None creates one at the first start on the data.
-        lend_key: create a key for this run if none is given and the first is no longer known.
+        temporary_key: create a key for this run if none is given and the first is no longer known.
         may_crash: the sandbox may kill the process, because it serves nothing else.
         mounts: transports for event receivers within the process, by URL prefix.
     """
@@ -99,7 +99,7 @@ class ServerConfig:
             is_secret=True,
         ),
     )
-    lend_key: bool = False
+    temporary_key: bool = False
     may_crash: bool = False
     mounts: "Mapping[str, httpx.AsyncBaseTransport]" = field(factory=dict)
     wrap_chain: Callable[[Any], WatchedChain] = _same

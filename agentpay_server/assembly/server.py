@@ -262,7 +262,9 @@ class Server:
             await services.book_arrivals()
         # The last step that can fail, so that a created key is never lost in a failed start.
         self.operator = await services.keys.first_operator(
-            key=config.operator_key, lend_key=config.lend_key, is_alone=self.storage.is_alone
+            key=config.operator_key,
+            temporary_key=config.temporary_key,
+            is_alone=self.storage.is_alone,
         )
         self._run_schedule()
         self.snapshots.mark_start()
@@ -277,7 +279,7 @@ class Server:
         await self.context.tasks.stop(within_seconds=within_seconds)
         await self.poster.close()
         try:
-            await self.services.keys.revoke_lent_key(self.operator)
+            await self.services.keys.revoke_temporary_key(self.operator)
         finally:
             await self.chain.close()
             await self.storage.close()

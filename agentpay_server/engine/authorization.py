@@ -32,8 +32,8 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Posting, Unit
 from agentpay_server.ledger.transactions import ChainTransaction
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
 R = TypeVar("R")
@@ -243,7 +243,7 @@ class Authorizer:
         is_last_look = asyncio.get_running_loop().time() >= deadline
         preflight = await self.preflight(intent.to, parties)
         funds = None if preflight is None else await self._funding.look()
-        fault_point(intent.operation, Step.BEGUN)
+        failpoint(intent.operation, Step.BEGUN)
         try:
             return await self._decided(intent, preflight, funds, is_last_look=is_last_look)
         except FundsChangedError:

@@ -35,7 +35,7 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
     UnprovenError,
 )
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 
@@ -143,7 +143,7 @@ class Broadcaster:
         Args:
             signed: the transaction.
             sent: called once, if the transaction was sent and is not final at the next check.
-            operation: its purpose, for fault points.
+            operation: its purpose, for failpoints.
             is_new: whether it was certainly never sent.
             patience_seconds: how long to wait.
             irreversibly: whether to wait until the outcome is irreversible.
@@ -199,16 +199,16 @@ class Broadcaster:
 
     async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
         """Send a transaction, then wait the usual time until it lands."""
-        fault_point(operation, Step.SIGNED)
+        failpoint(operation, Step.SIGNED)
         await self._chain.send(signed.raw)
-        fault_point(operation, Step.SENT)
+        failpoint(operation, Step.SENT)
         if self._chain.landing_seconds:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
     async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
         end, must_send = await self.look(signed)
         if end is not None:
-            fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
+            failpoint(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
     async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:

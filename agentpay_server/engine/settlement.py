@@ -31,7 +31,7 @@ from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import real_now_us
-from agentpay_server.platform.crash_points import Step, fault_point
+from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.tasks import SingleFlight
@@ -200,7 +200,7 @@ class Settlement:
             if end is None or _may_vanish(handler, end):
                 return None
             subject = await self._database.read(handler.load, tx.subject_id)
-            fault_point(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
+            failpoint(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
             following = await (
                 self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
             )
@@ -345,7 +345,7 @@ class Settlement:
         written = await self._database.run(self.outcomes.end, tx, subject, end)
         await self._after_commit(written)
         if isinstance(written.following, Ended):
-            fault_point(tx.operation, Step.BOOKED)
+            failpoint(tx.operation, Step.BOOKED)
         return written.following
 
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
@@ -359,7 +359,7 @@ class Settlement:
         if not handler.is_broadcast_by_us:
             written = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(written)
-            fault_point(tx.operation, Step.BOOKED)
+            failpoint(tx.operation, Step.BOOKED)
             return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         await self._compare_books(source.usdc_token_account)

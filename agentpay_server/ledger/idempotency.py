@@ -8,7 +8,7 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.ledger.held_keys import Held
+from agentpay_server.ledger.idempotency_keys import Held
 from agentpay_server.platform.clock import DAY_US, Clock
 from agentpay_server.platform.errors import Problem
 

@@ -28,7 +28,7 @@ from agentpay_server.database.tables import ChainTransactionRecord, sessions
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.failpoints import Operation
 
 COSIGNED: Final = frozenset({Kind.PAYMENT, Kind.CHANNEL_OPEN})
 """What sellers broadcast: the service neither sends it nor waits for it."""

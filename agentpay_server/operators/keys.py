@@ -56,13 +56,13 @@ class FirstOperator:
     Attributes:
         key_id: the key that in-process calls use.
         key: that key, if it was created or passed at this start.
-        is_lent: created for this run only, and revoked when it ends.
+        is_temporary: created for this run only, and revoked when it ends.
     """
 
     operator_id: str
     key_id: str
     key: str | None = field(repr=False)
-    is_lent: bool = False
+    is_temporary: bool = False
 
 
 class Keys:
@@ -113,25 +113,30 @@ class Keys:
         return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
     async def first_operator(
-        self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
+        self, *, key: str | None = None, temporary_key: bool = False, is_alone: bool = True
     ) -> FirstOperator:
         """Return the operator that the server was first started with; create it on the first start.
 
         Args:
             key: an operator key to use; added if the database does not have it. ValueError if it is not an
                 operator key, is revoked, or belongs to another operator.
-            lend_key: create a key for this run if `key` is None and the first key is no longer known.
+            temporary_key: create a key for this run if `key` is None and the first key is no longer known.
             is_alone: no other server can be using the database.
         """
         key = None if key is None else _operator_key(key)
         first_key = new_key(KeyKind.OPERATOR, self._context.randomness.randbytes(32))
         return await run_again_if_late(
-            self._context.database, self._first_operator, key, first_key, lend_key=lend_key, is_alone=is_alone
+            self._context.database,
+            self._first_operator,
+            key,
+            first_key,
+            temporary_key=temporary_key,
+            is_alone=is_alone,
         )
 
-    async def revoke_lent_key(self, operator: FirstOperator) -> None:
-        if operator.is_lent:
-            await self._context.database.run(self._revoke_lent, operator.operator_id)
+    async def revoke_temporary_key(self, operator: FirstOperator) -> None:
+        if operator.is_temporary:
+            await self._context.database.run(self._revoke_temporary, operator.operator_id)
 
     # --- Operator keys
 
@@ -200,7 +205,13 @@ class Keys:
         return self._context.identifiers.new(identifiers.KEY)
 
     def _first_operator(
-        self, connection: Connection, key: str | None, first_key: str, *, lend_key: bool, is_alone: bool
+        self,
+        connection: Connection,
+        key: str | None,
+        first_key: str,
+        *,
+        temporary_key: bool,
+        is_alone: bool,
     ) -> FirstOperator:
         operator_id = store.first_operator(connection)
         if operator_id is None:
@@ -211,16 +222,19 @@ class Keys:
             return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
         if is_alone:
             # A previous run may have been killed before it revoked its key.
-            self._revoke_lent(connection, operator_id)
+            self._revoke_temporary(connection, operator_id)
         # The first key may have been revoked, and in-process calls need a valid one.
         key_id = store.lasting_keys(connection, operator_id)[0]
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
-        elif lend_key:
+        elif temporary_key:
             key = first_key
             key_id = self._add_key(connection, operator_id, first_key, _LENT_NAME, kind=LENT)
         return FirstOperator(
-            operator_id=operator_id, key_id=key_id, key=key, is_lent=lend_key and key is first_key
+            operator_id=operator_id,
+            key_id=key_id,
+            key=key,
+            is_temporary=temporary_key and key is first_key,
         )
 
     def _known_key(self, connection: Connection, operator_id: str, key: str) -> str:
@@ -294,9 +308,9 @@ class Keys:
             # It may have created one of these, which would become a console key later.
             store.void_codes(connection, principal.operator_id)
 
-    def _revoke_lent(self, connection: Connection, operator_id: str) -> None:
+    def _revoke_temporary(self, connection: Connection, operator_id: str) -> None:
         now_us = self._context.clock.now_us()
-        for key_id, name in store.revoke_lent(connection, operator_id, now_us):
+        for key_id, name in store.revoke_temporary(connection, operator_id, now_us):
             audit.record(
                 connection,
                 audit.Server(operator_id),

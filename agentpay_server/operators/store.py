@@ -84,7 +84,7 @@ def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
     return KEYS.one(connection, _OPERATOR_KEY, digest=digest)
 
 
-def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
+def revoke_temporary(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
     """Revoke live keys that were created for one run; return their key_ids and names."""
     rows = connection.execute(_REVOKE_LENT, {"of_operator": operator_id, "now_us": now_us})
     return [(key_id, name) for key_id, name in rows]

@@ -30,7 +30,7 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
@@ -47,8 +47,8 @@ from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChannelTerms, Offer
 from agentpay_server.payments.terms import Terms as ChallengeTerms
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store

@@ -39,7 +39,7 @@ from agentpay_server.payments.channel_building import opening_of, pay_out, reque
 from agentpay_server.payments.channel_rules import SEAL_US, Act, Due, is_ended_by_seller, next_act, outcome_of
 from agentpay_server.payments.channel_store import CHANNELS, Channel
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
@@ -80,11 +80,11 @@ class ChannelClosing:
         Raises:
             Problem: `service_unavailable` while the clocks differ.
         """
-        fault_point(Operation.CHANNEL_CLOSE, Step.BEGUN)
+        failpoint(Operation.CHANNEL_CLOSE, Step.BEGUN)
         if session.status == SessionStatus.OPEN:
             await self._database.run(self._claim, session.session_id, principal)
             self._context.wakeup.set()
-            fault_point(Operation.CHANNEL_CLOSE, Step.CLAIMED)
+            failpoint(Operation.CHANNEL_CLOSE, Step.CLAIMED)
         channel = await self._database.read(channel_store.of_session, session.session_id)
         header = None
         if channel.session.status == SessionStatus.CLOSING and channel.session.running_total:
@@ -300,9 +300,9 @@ class ChannelClosing:
         payout = await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
         if payout is None:
             raise ChainUnavailableError("the payout of a channel is not irreversible yet")
-        fault_point(Operation.CHANNEL_CLOSE, Step.LANDED)
+        failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
         booked = await self._database.run(self._booked, session.session_id, payout)
-        fault_point(Operation.CHANNEL_CLOSE, Step.BOOKED)
+        failpoint(Operation.CHANNEL_CLOSE, Step.BOOKED)
         if booked is not None:
             self._context.wakeup.set()
             report(booked)

@@ -28,7 +28,7 @@ from agentpay_server.engine.policy import Purpose, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
@@ -42,7 +42,7 @@ from agentpay_server.payments.settling import cosigned_status, detail_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChannelTerms, Offer
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store

@@ -34,8 +34,8 @@ from agentpay_server.engine.authorization import Parties
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import is_in_force
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.payments import channel_store, rules, store
 from agentpay_server.payments.authorizing import (
     ApprovedPayment,
@@ -59,8 +59,8 @@ from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.clock import end_of_millisecond_us
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import Problem, not_found
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.execution import Execution
@@ -278,7 +278,7 @@ class Payments:
             return None
         transfer = decided.record
         if transfer.status == TransferStatus.SUBMITTED:
-            fault_point(Operation.PAYMENT, Step.SIGNED)
+            failpoint(Operation.PAYMENT, Step.SIGNED)
             self._watch.expect()
             payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
             return self._presented(transfer, payment, offer, is_replay=False)

@@ -30,7 +30,7 @@ from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments import channel_store, mpp, mpp_sessions
 from agentpay_server.payments.channel_building import opening_of
@@ -43,8 +43,8 @@ from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer
 from agentpay_server.payments.vouchers import Charge, Paid, PayByVoucher, ReportVoucher
 from agentpay_server.payments.watch import PaymentWatch
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store as session_store
 
@@ -185,7 +185,7 @@ class SessionPayments:
             url=request.url,
             pin=selected.pin,
         )
-        fault_point(Operation.VOUCHER, Step.BEGUN)
+        failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
             paid = await self._database.run(PayByVoucher(self._context, principal, charge))
         except ConflictError:
@@ -193,10 +193,10 @@ class SessionPayments:
             return None
         if paid is None:
             return None
-        fault_point(Operation.VOUCHER, Step.BOOKED)
+        failpoint(Operation.VOUCHER, Step.BOOKED)
         self._context.wakeup.set()
         step = self._voucher_step(paid, selected)
-        fault_point(Operation.VOUCHER, Step.SIGNED)
+        failpoint(Operation.VOUCHER, Step.SIGNED)
         return step
 
     def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
@@ -239,7 +239,7 @@ class SessionPayments:
         decided = await self._authorizer.authorize(intent, parties, deadline)
         if decided is None:
             return None
-        fault_point(Operation.CHANNEL_OPEN, Step.SIGNED)
+        failpoint(Operation.CHANNEL_OPEN, Step.SIGNED)
         self._watch.expect()
         channel = await self._database.read(channel_store.of_session, decided.record.session_id)
         return self._open_step(channel, selected, is_replay=False)

@@ -32,7 +32,7 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import RequestedKey
+from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.payments import channel_store
 from agentpay_server.payments.channel_rules import IN_FLIGHT_US, MAX_REFUSALS

@@ -56,25 +56,25 @@ class Tasks:
         """Run `work` to its end, even if the caller is cancelled."""
         return await asyncio.shield(self.start(work))
 
-    async def rest(self, *, within_seconds: float) -> bool:
+    async def drain(self, *, within_seconds: float) -> bool:
         """Wait until only loops are running; return False on a timeout. A task must not call it."""
-        return await self._rest(within_seconds, is_cut_off=False)
+        return await self._drain(within_seconds, cancels=False)
 
-    async def cut_off(self, *, within_seconds: float) -> bool:
+    async def cancel_all(self, *, within_seconds: float) -> bool:
         """Cancel all tasks except loops; return False if one has not ended in time.
 
         Their awaiting callers get a `CancelledError` without being cancelled.
         """
-        return await self._rest(within_seconds, is_cut_off=True)
+        return await self._drain(within_seconds, cancels=True)
 
-    async def _rest(self, within_seconds: float, *, is_cut_off: bool) -> bool:
+    async def _drain(self, within_seconds: float, *, cancels: bool) -> bool:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_seconds
         while self._tasks:
             remaining_seconds = deadline - loop.time()
             if remaining_seconds <= 0:
                 return False
-            for task in self._tasks if is_cut_off else ():
+            for task in self._tasks if cancels else ():
                 task.cancel()
             await asyncio.wait(self._tasks, timeout=remaining_seconds)
         return True

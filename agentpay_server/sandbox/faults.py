@@ -1,4 +1,4 @@
-"""The sandbox's faults, armed by name: faults of the chain, of requests, and crash points.
+"""The sandbox's faults, armed by name: faults of the chain, of requests, and failpoints.
 
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
@@ -10,7 +10,7 @@ from attrs import frozen
 
 from agentpay.contract.errors import FieldError
 from agentpay_server.contract.sandbox import HttpEffect, SetFault
-from agentpay_server.platform import crash_points as points
+from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.errors import Problem, invalid, shown
 from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
 from agentpay_server.sandbox.http_faults import OPERATIONS, HttpFault, HttpFaults
@@ -61,7 +61,7 @@ class Faults:
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:
             known = ", ".join(sorted(points.POINTS))
-            raise _bad_name(f"has an unknown fault point: {shown(point)!r}; available: {known}")
+            raise _bad_name(f"has an unknown failpoint: {shown(point)!r}; available: {known}")
         if not self._may_crash:
             raise _bad_name(
                 "would kill the process that this server shares with its caller; run the server as a "
@@ -86,7 +86,7 @@ class Faults:
             raise invalid(*wrong)
 
     def set(self, name: str, request: SetFault) -> ArmedFault:
-        """The fault has passed `check`. Only one crash point can be armed."""
+        """The fault has passed `check`. Only one failpoint can be armed."""
         times = request.times
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))

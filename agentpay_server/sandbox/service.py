@@ -53,8 +53,8 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import Scheduler
 from agentpay_server.sandbox import snapshots
@@ -140,7 +140,7 @@ class Sandbox:
         context = self._context
         account = await context.database.read(own_account, principal, account_id)
         chain, amount_micro = context.chain, to_micro(request.amount)
-        fault_point(Operation.FUND, Step.BEGUN)
+        failpoint(Operation.FUND, Step.BEGUN)
         try:
             signed = transactions.mint(
                 context.signer,
@@ -197,7 +197,7 @@ class Sandbox:
             outcome = end
             try:
                 await deposits.look(account.usdc_token_account, also=booked)
-                fault_point(Operation.FUND, Step.BOOKED)
+                failpoint(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnavailableError:
                 raise _maybe_minted("The money was minted, and then the chain did not respond") from None
@@ -222,7 +222,7 @@ class Sandbox:
         self._require_test_chain()
         context = self._context
         owner = request.owner or outside_address(context.randomness.randbytes(32))
-        fault_point(Operation.TOKEN_ACCOUNT, Step.BEGUN)
+        failpoint(Operation.TOKEN_ACCOUNT, Step.BEGUN)
         try:
             signed = transactions.create_token_account(
                 context.signer,
@@ -243,7 +243,7 @@ class Sandbox:
             after={"owner": owner},
             has_happened=True,
         )
-        fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
+        failpoint(Operation.TOKEN_ACCOUNT, Step.BOOKED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:

@@ -96,7 +96,7 @@ class Snapshots:
     async def take(self, principal: Principal) -> Snapshot:
         """Wait until the server is idle; `not_at_rest` if it stays busy."""
         self._require_parts()
-        if not await self._context.tasks.rest(within_seconds=_REST_SECONDS):
+        if not await self._context.tasks.drain(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
                 f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
@@ -141,7 +141,7 @@ class Snapshots:
         await self._record(principal, RESET, "server")
 
     async def _restore_all(self, restorers: Sequence[Restore]) -> None:
-        if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
+        if not await self._context.tasks.cancel_all(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
                 f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored. "

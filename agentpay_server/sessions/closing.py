@@ -36,7 +36,7 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
@@ -92,7 +92,7 @@ class Closing:
         """
         if principal is not None and session.status != SessionStatus.SETTLED:
             self._context.clock_check.require()
-        fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
+        failpoint(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session, principal)
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True)
         while session.status == SessionStatus.CLOSING and session.error is None:
@@ -125,7 +125,7 @@ class Closing:
         if session.status != SessionStatus.OPEN and not is_postponed:
             return session
         claimed = await self._database.run(self._claim, session.session_id, principal)
-        fault_point(Operation.SESSION_CLOSE, Step.CLAIMED)
+        failpoint(Operation.SESSION_CLOSE, Step.CLAIMED)
         return claimed
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:

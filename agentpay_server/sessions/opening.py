@@ -31,12 +31,12 @@ from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.responses import limits_of, refused, report

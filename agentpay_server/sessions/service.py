@@ -30,11 +30,11 @@ from agentpay_server.engine.authorization import Authorizer, Decided, Parties, o
 from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held
 from agentpay_server.ledger.idempotency import perform
+from agentpay_server.ledger.idempotency_keys import Held
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import chain_unavailable, invalid
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store
 from agentpay_server.sessions.access import own_session
@@ -108,7 +108,7 @@ class Sessions:
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
         unit = Charge(self._context, principal, session_id, request, self._limits)
         while True:
-            fault_point(Operation.SESSION_CHARGE, Step.BEGUN)
+            failpoint(Operation.SESSION_CHARGE, Step.BEGUN)
             try:
                 charged = await self._database.run(unit)
             except ConflictError:
@@ -116,7 +116,7 @@ class Sessions:
                 continue
             if charged is None:
                 continue
-            fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
+            failpoint(Operation.SESSION_CHARGE, Step.BOOKED)
             if charged.must_wake:
                 self._context.wakeup.set()
             return shown(charged.session)

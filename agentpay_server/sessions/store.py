@@ -9,7 +9,7 @@ from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
-from agentpay_server.ledger.held_keys import HeldKeys
+from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 
 
 @frozen(kw_only=True)
@@ -34,7 +34,7 @@ PAGES: Final = SESSIONS.pages(
     sessions.c.protocol != literal_column("'x402_upto'"),
     equal=("account_id", "status", "idempotency_key"),
 )
-KEYS: Final = HeldKeys(SESSIONS, "session_id")
+KEYS: Final = IdempotencyKeys(SESSIONS, "session_id")
 """The idempotency keys that sessions hold."""
 
 IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")

@@ -41,8 +41,8 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import terms_of_record
@@ -152,7 +152,7 @@ class Approvals:
             if decided is None:
                 continue
             transfer = await self._execution.driven(decided, deadline)
-            fault_point(Operation.APPROVE, Step.BOOKED)
+            failpoint(Operation.APPROVE, Step.BOOKED)
             return final_response(transfer, self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:

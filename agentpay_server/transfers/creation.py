@@ -10,8 +10,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KeyHolder
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store

@@ -27,7 +27,7 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers.rules import Terms
 

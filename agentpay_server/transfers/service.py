@@ -21,8 +21,8 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Parties, own_parties
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import perform
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal

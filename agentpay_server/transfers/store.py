@@ -10,11 +10,11 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import TransferRecord, transfers
-from agentpay_server.ledger.held_keys import HeldKeys
+from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 from agentpay_server.transfers.rules import Split
 
 TRANSFERS: Final = Rows(TransferRecord, "transfer_id")
-KEYS: Final = HeldKeys(TRANSFERS, "transfer_id")
+KEYS: Final = IdempotencyKeys(TRANSFERS, "transfer_id")
 """The idempotency keys that transfers hold."""
 
 # A literal in the SQL text, as in the partial index: with a parameter the index would not be used.

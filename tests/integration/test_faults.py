@@ -94,7 +94,7 @@ def test_an_unknown_fault_is_400_and_lists_the_available_ones(
     assert all(known in message for known in expected)
 
 
-def test_a_crash_point_is_refused_in_a_shared_process(shared_http: httpx.Client) -> None:
+def test_a_failpoint_is_refused_in_a_shared_process(shared_http: httpx.Client) -> None:
     message = faults(shared_http.put(f"{FAULTS}/crash_at:transfer.sent"))["name"]
     assert "agentpay-server serve" in message
     assert armed(shared_http) == []

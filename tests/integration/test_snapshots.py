@@ -621,7 +621,7 @@ def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
         for _ in range(3):  # It reads what is due, and starts a writer.
             await asyncio.sleep(0)
         assert context.tasks._tasks
-        assert await context.tasks.cut_off(within_seconds=120)
+        assert await context.tasks.cancel_all(within_seconds=120)
         return bool(await serving)
 
     assert money.on_owner(server, cut_off)

@@ -168,10 +168,10 @@ def prepared(place: Place) -> Prepared:
 _SERVE = """
 import sys
 from agentpay_server import cli
-from agentpay_server.platform import crash_points
+from agentpay_server.platform import failpoints
 
 if sys.argv[1]:
-    crash_points.arm(sys.argv[1])
+    failpoints.arm(sys.argv[1])
 cli.main(sys.argv[2:])
 """
 

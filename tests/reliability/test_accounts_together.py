@@ -87,7 +87,7 @@ async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> No
         asking = [asyncio.create_task(accounts.provision(number)) for number in range(50, 53)]
         await asyncio.sleep(turns * COLLECTING_SECONDS / 2)
         assert not any(each.done() for each in asking)
-        assert await tasks.cut_off(within_seconds=120)
+        assert await tasks.cancel_all(within_seconds=120)
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
     # Nor anybody who comes later.
@@ -102,7 +102,7 @@ async def test_cancelling_the_collection_fails_all_waiting_callers(
     asking = asyncio.create_task(world.runtime.services.accounts._provisioning.provision(50))
     for _ in range(turns):
         await asyncio.sleep(0)
-    assert await world.runtime.context.tasks.cut_off(within_seconds=120)
+    assert await world.runtime.context.tasks.cancel_all(within_seconds=120)
     with pytest.raises(ChainUnavailableError):
         async with asyncio.timeout(120):
             await asking

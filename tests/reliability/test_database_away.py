@@ -234,7 +234,7 @@ async def test_startup_voids_leases_only_on_a_database_with_a_single_server(is_a
         mounts = {RECEIVER: receiver}
         clock = SystemClock()
         runtime = await start_server(
-            ServerConfig(clock=clock, wrap_chain=wrap, mounts=mounts, lend_key=True), storage
+            ServerConfig(clock=clock, wrap_chain=wrap, mounts=mounts, temporary_key=True), storage
         )
         return World(runtime, made[0])
 

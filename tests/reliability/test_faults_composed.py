@@ -23,7 +23,7 @@ from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE
-from agentpay_server.platform.crash_points import POINTS
+from agentpay_server.platform.failpoints import POINTS
 from agentpay_server.sandbox.faulty_chain import ChainFault
 
 pytestmark = [

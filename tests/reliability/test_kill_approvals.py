@@ -16,7 +16,7 @@ from killing import Directory, Postgres, Prepared, Survey, catch_up, child, expi
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
 

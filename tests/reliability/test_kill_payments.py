@@ -24,7 +24,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.platform.clock import SECOND_US, SystemClock
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 from agentpay_server.testkit.facilitator.fee_payer import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS

@@ -13,7 +13,7 @@ import test_kill_sessions
 from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
 from agentpay_server.database import tables
-from agentpay_server.platform.crash_points import POINTS, Operation, points_of
+from agentpay_server.platform.failpoints import POINTS, Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
 
@@ -218,13 +218,13 @@ def test_killing_startup_while_the_chain_is_restored_changes_nothing(
     settled_after_restart(it, before)
 
 
-def test_every_crash_point_is_tested() -> None:
+def test_every_failpoint_is_tested() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
     tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.SERVER_POINTS, *test_kill_sessions.ALL}
     assert {point.partition("@")[0] for point in tried} == POINTS
 
 
-def test_a_child_without_an_armed_crash_point_survives(it: Prepared, before: set[str]) -> None:
+def test_a_child_without_an_armed_failpoint_survives(it: Prepared, before: set[str]) -> None:
     with child(it) as living:
         assert isinstance(living, Child)
         answer = living.request("POST", "/v1/transfers", it.key, it.transfer())

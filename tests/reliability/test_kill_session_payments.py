@@ -16,7 +16,7 @@ from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server.database import tables
 from agentpay_server.paywall import Paywall
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 from agentpay_server.testkit.facilitator.fee_payer import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
 

@@ -13,7 +13,7 @@ from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, chil
 
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
 

@@ -132,7 +132,7 @@ async def test_one_network_fault_moves_the_money_once(world: RpcWorld, proxy: Rp
     for moved, method in ((4, "sendTransaction"), (8, "getEpochInfo"), (12, "getSignatureStatuses")):
         signed = await world.transfer(1, recipient, 4, memo=method)
         # A height is used again for as long as a block takes, and the fault would meet no request.
-        world.chain._tips._reading.forget()
+        world.chain._head._reading.forget()
         proxy.next(method, FAULTS[fault])
         status = await settled(world, signed)
         assert not proxy.is_armed(method)

@@ -15,7 +15,7 @@ from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = [pytest.mark.validator, pytest.mark.unmeasured]
 

@@ -121,7 +121,7 @@ async def test_a_long_chain_outage_leaves_a_transfer_submitted(world: World) -> 
     assert world.balance(to) == 7_000_000
 
 
-def test_a_separate_server_process_dies_at_the_armed_crash_point(tmp_path: Path) -> None:
+def test_a_separate_server_process_dies_at_the_armed_failpoint(tmp_path: Path) -> None:
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
         put = [
@@ -151,7 +151,7 @@ def test_a_separate_server_process_dies_at_the_armed_crash_point(tmp_path: Path)
 
 
 @pytest.mark.parametrize("path", ["/ext/v1/sandbox/faults", "/ext/v1/sandbox/faults/crash_at:transfer.sent"])
-def test_a_disarmed_crash_point_does_not_kill(tmp_path: Path, path: str) -> None:
+def test_a_disarmed_failpoint_does_not_kill(tmp_path: Path, path: str) -> None:
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
         answered(living, "PUT", "/ext/v1/sandbox/faults/crash_at:transfer.sent", it.key)

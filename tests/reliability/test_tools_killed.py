@@ -25,7 +25,7 @@ from agentpay.mcp import server as mcp_server
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, Protocol
-from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
 

@@ -18,7 +18,7 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
 from worlds import Party
 
-from agentpay_server.chain.rpc.tips import Tips
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
@@ -142,9 +142,9 @@ async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and
     monkeypatch: pytest.MonkeyPatch, operation: str, by: int
 ) -> None:
     # A new server knows no pace: the numbers of a node fit each other, and 150 blocks seem to have passed.
-    monkeypatch.setattr(Tips, "blockhash_life_seconds", 0.0)
-    monkeypatch.setattr(Tips, "_is_new", lambda *_: True)
-    monkeypatch.setattr(Tips, "_do_slots_fit", lambda *_: True)
+    monkeypatch.setattr(ChainHead, "blockhash_life_seconds", 0.0)
+    monkeypatch.setattr(ChainHead, "_is_new", lambda *_: True)
+    monkeypatch.setattr(ChainHead, "_do_slots_fit", lambda *_: True)
     cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET)
 
     def tell() -> None:
@@ -158,8 +158,8 @@ async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and
 async def test_a_node_that_offers_the_expired_blockhash_again_only_delays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
-    monkeypatch.setattr(Tips, "_is_new", lambda *_: True)
-    monkeypatch.setattr(Tips, "_do_slots_fit", lambda *_: True)
+    monkeypatch.setattr(ChainHead, "_is_new", lambda *_: True)
+    monkeypatch.setattr(ChainHead, "_do_slots_fit", lambda *_: True)
     cluster = cluster_worlds.new_cluster()
     first: list[Any] = []
 

@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import heights, tips
+from agentpay_server.chain.rpc import chain_head, heights
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
@@ -139,14 +139,14 @@ def every_height_is_believed(patch: Patch) -> None:
     async def has_passed(self, signed):
         return await self._chain.block_height() > signed.last_valid_block_height
 
-    patch(heights.Line, "believed", lambda self, value, now: value)
-    patch(heights.Line, "is_plausible", lambda self, value, now: True)
+    patch(heights.SlotRate, "accepted", lambda self, value, now: value)
+    patch(heights.SlotRate, "is_plausible", lambda self, value, now: True)
 
     async def as_reported(self, blockhash, last_valid_height):
         return reported_landing_heights(last_valid_height)
 
-    patch(tips, "has_plausible_life", lambda *args, **kwargs: True)
-    patch(tips.Tips, "_do_slots_fit", lambda *_: True)
+    patch(chain_head, "has_plausible_life", lambda *args, **kwargs: True)
+    patch(chain_head.ChainHead, "_do_slots_fit", lambda *_: True)
     patch(RpcChain, "landing_heights", as_reported)
     patch(Broadcaster, "_may_have_expired", has_passed)
     _believe_a_missing_status(patch)
@@ -154,7 +154,7 @@ def every_height_is_believed(patch: Patch) -> None:
 
 @planted
 def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
-    patch(tips.Tips, "check_stands_at_tip", lambda self, slot: None)
+    patch(chain_head.ChainHead, "check_stands_at_tip", lambda self, slot: None)
     _believe_a_missing_status(patch)
 
 

@@ -5,6 +5,7 @@ its end: its streams, its signals, its exit code. What is loaded when is not: a 
 """
 
 import atexit
+import contextlib
 import json
 import os
 import select
@@ -75,7 +76,9 @@ class LoadedPython:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end meanwhile: its parent, the server of forks, does not keep its process id.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

@@ -121,7 +121,7 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
 
     async def read() -> tuple[bytes, int]:
         if validators.is_embedded():
-            assert await context.tasks.rest(within_seconds=120)
+            assert await context.tasks.drain(within_seconds=120)
         # Every transaction of the service costs its treasury a fee.
         treasury = await context.chain.inner.account_size(context.signer.address(TREASURY))
         return await stores.contents(context.database, left_out=watched), treasury[0]

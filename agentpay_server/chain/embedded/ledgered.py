@@ -47,7 +47,7 @@ from agentpay_server.chain.protocol import (
     Deposit,
     SignatureStatus,
 )
-from agentpay_server.platform.crash_points import ChainPoint, chain_fault_point
+from agentpay_server.platform.failpoints import ChainPoint, chain_failpoint
 from agentpay_server.platform.logs import log
 
 _REMEMBERED_STATUSES: Final = 4_096  # The ledger has all of them.
@@ -214,9 +214,9 @@ class LedgeredMachine:
 
     async def _write_page(self) -> None:
         page = self._draft.page(before=self._written, after=self._state())
-        chain_fault_point(ChainPoint.EXECUTED)
+        chain_failpoint(ChainPoint.EXECUTED)
         await self._ledger.write(page)
-        chain_fault_point(ChainPoint.WRITTEN)
+        chain_failpoint(ChainPoint.WRITTEN)
         self._written, self._draft = page.after, Draft()
         for executed in page.executed.values():
             self.history.add(executed)

@@ -6,8 +6,9 @@ The rules:
    may serve many nodes, and one that lags has not seen every landing.
 2. Callers that need heights, blockhashes or statuses at about the same time share a request. A height may be
    slightly old, which is safe; a status is never older than the call for it.
-3. Heights, slots and last valid heights are claims, whose plausibility is checked before use (`tips.py`).
-4. No outcome is believed without the transaction itself (`evidence.py`).
+3. Heights, slots and last valid heights are claims, whose plausibility is checked before use
+   (`chain_head.py`).
+4. No outcome is accepted without the transaction itself (`evidence.py`).
 5. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
    are ignored.
 
@@ -43,6 +44,7 @@ from agentpay_server.chain.protocol import (
     reported_landing_heights,
 )
 from agentpay_server.chain.rpc import blocks, replies
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
 from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.chain.rpc.evidence import Evidence
@@ -51,7 +53,6 @@ from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Landing, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.chain.rpc.websocket import Notices
 from agentpay_server.chain.signing import shape_of, transaction_of
 
@@ -78,15 +79,15 @@ class RpcChain:
         self._cluster = cluster
         self._is_emulator = is_emulator
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
-        self._tips = Tips(self._call, settings.blockhash_seconds, is_emulator=is_emulator)
+        self._head = ChainHead(self._call, settings.blockhash_seconds, is_emulator=is_emulator)
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
         self._history = AccountHistory(
-            self._call, self._tips, usdc_mint=cluster.usdc_mint, is_emulator=is_emulator
+            self._call, self._head, usdc_mint=cluster.usdc_mint, is_emulator=is_emulator
         )
-        self._evidence = Evidence(self._call, self._tips, self._history, is_emulator=is_emulator)
+        self._evidence = Evidence(self._call, self._head, self._history, is_emulator=is_emulator)
         self._cosigned = CosignedSearch(self._call)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
@@ -114,17 +115,17 @@ class RpcChain:
     def landing_seconds(self) -> float:
         """See `Chain`."""
         seconds = self._settings.landing_seconds
-        return self._tips.block_seconds if seconds is None else seconds
+        return self._head.block_seconds if seconds is None else seconds
 
     @property
     def blockhash_life_seconds(self) -> float:
         """See `Chain`: by the observed pace of the cluster."""
-        return self._tips.blockhash_life_seconds
+        return self._head.blockhash_life_seconds
 
     @property
     def usual_life_seconds(self) -> float:
         """See `Chain`: by the observed pace of the cluster."""
-        return (BLOCKHASH_LIFE_BLOCKS + 1) * self._tips.block_seconds
+        return (BLOCKHASH_LIFE_BLOCKS + 1) * self._head.block_seconds
 
     def explorer_url(self, signature: str) -> str:
         """See `Chain`."""
@@ -132,12 +133,12 @@ class RpcChain:
 
     async def latest_blockhash(self) -> Blockhash:
         """Return a confirmed blockhash for a new transaction, at most `blockhash_seconds` old."""
-        blockhash, budget = await self._tips.blockhash(), self._budgets.current()
+        blockhash, budget = await self._head.blockhash(), self._budgets.current()
         return blockhash if budget is None else evolve(blockhash, compute_budget=budget)
 
     async def block_height(self) -> int:
         """Return the height of a recent irreversible block."""
-        return (await self._tips.tip()).block_height
+        return (await self._head.tip()).block_height
 
     async def signature_status(
         self, signature: str, *, absence: Absence | None = None
@@ -151,7 +152,7 @@ class RpcChain:
             return None
         slot, status = await self._statuses.answer(signature)
         if status is None:
-            self._tips.check_stands_at_tip(slot)
+            self._head.check_stands_at_tip(slot)
             if absence is not None:
                 await self._evidence.check_absent(signature, absence)
             return None
@@ -188,7 +189,7 @@ class RpcChain:
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """See `Chain`."""
-        tip = await self._tips.tip()
+        tip = await self._head.tip()
         # With the finality of settlements, so that everything booked is on chain.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", [token_account], options)
@@ -211,7 +212,7 @@ class RpcChain:
         # Emulators count blocks differently, and are one honest node.
         if self._is_emulator:
             return reported_landing_heights(last_valid_height)
-        return await blocks.landing_heights(self._call, await self._tips.tip(), blockhash, last_valid_height)
+        return await blocks.landing_heights(self._call, await self._head.tip(), blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """See `Chain`."""
@@ -224,7 +225,7 @@ class RpcChain:
         if self._is_emulator:
             return True
         # Checked even for new blocks, because a node may report a wrong height.
-        return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
+        return await blocks.has_all_blocks(self._call, await self._head.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         """Wait until the status may have changed: until a notification, or for `seconds`."""
@@ -283,7 +284,7 @@ class RpcChain:
 
     async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
         """See `Chain`: from a node whose position is at least the last reported one."""
-        tip = await self._tips.tip()
+        tip = await self._head.tip()
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         if replies.read_position(reply) < tip.slot:
@@ -322,7 +323,7 @@ class RpcChain:
         self._statuses.close()
         self._account_reads.close()
         self._budgets.close()
-        self._tips.close()
+        self._head.close()
         self._history.close()
         recents: list[Recent[Any]] = [self._identity, *self._rents.values()]
         for recent in recents:

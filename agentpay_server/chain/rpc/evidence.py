@@ -1,6 +1,6 @@
 """Evidence of a transaction's outcome: the transaction itself. A status alone proves nothing.
 
-1. An outcome that a status claims is believed once `getTransaction` returns this very transaction, at the
+1. An outcome that a status claims is accepted once `getTransaction` returns this very transaction, at the
    commitment in force, with the same error or none, in the same slot, which the cluster has reached.
 2. No transaction in the response is no evidence: ask again. So is one that contradicts the status.
 3. That a transaction is irreversible may also be read from the history of the account that it debits. One
@@ -18,9 +18,9 @@ from attrs import frozen
 
 from agentpay_server.chain.protocol import Absence, UnprovenError
 from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.replies import Landing, Status
-from agentpay_server.chain.rpc.tips import Tips
 
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
@@ -31,7 +31,7 @@ Call = Callable[..., Awaitable[Any]]
 
 
 @frozen
-class _Believed:
+class _Accepted:
     """An outcome that was proved, and its commitment."""
 
     landing: Landing
@@ -41,13 +41,13 @@ class _Believed:
 class Evidence:
     """Proves what statuses claim. `call` calls a method of the node."""
 
-    def __init__(self, call: Call, tips: Tips, history: AccountHistory, *, is_emulator: bool) -> None:
+    def __init__(self, call: Call, head: ChainHead, history: AccountHistory, *, is_emulator: bool) -> None:
         self._call = call
-        self._tips = tips
+        self._head = head
         self._history = history
         self._is_emulator = is_emulator
         # Outcomes are checked again and again while they are watched.
-        self._believed: dict[str, _Believed] = {}
+        self._accepted: dict[str, _Accepted] = {}
 
     async def of_outcome(self, signature: str, status: Status) -> Landing:
         """Return the transaction that a status claims to have landed or failed.
@@ -56,21 +56,21 @@ class Evidence:
             UnprovenError: nothing proves it yet, or another response contradicts it.
             ChainUnavailableError: a node did not respond.
         """
-        believed = self._believed.get(signature)
-        if believed is not None and self._agree(status, believed.landing):
-            if believed.commitment in (status.commitment, _FINALIZED):
-                return believed.landing
+        accepted = self._accepted.get(signature)
+        if accepted is not None and self._agree(status, accepted.landing):
+            if accepted.commitment in (status.commitment, _FINALIZED):
+                return accepted.landing
             await self._check_slot(status)
-            if await self._is_listed_as_irreversible(signature, believed.landing):
-                self._remember(signature, _Believed(believed.landing, _FINALIZED))
-                return believed.landing
+            if await self._is_listed_as_irreversible(signature, accepted.landing):
+                self._remember(signature, _Accepted(accepted.landing, _FINALIZED))
+                return accepted.landing
         landing = await self._read(signature, status.commitment)
         if landing is None:
             raise UnprovenError("a node reports the status of a transaction that it does not return")
         if not self._agree(status, landing):
             raise UnprovenError("a node returns a transaction that contradicts its status")
         await self._check_slot(status)
-        self._remember(signature, _Believed(landing, status.commitment))
+        self._remember(signature, _Accepted(landing, status.commitment))
         return landing
 
     async def check_absent(self, signature: str, absence: Absence) -> None:
@@ -109,8 +109,8 @@ class Evidence:
         if self._is_emulator:
             return
         if status.commitment != _FINALIZED:
-            self._tips.check_is_reached(status.slot)
-        elif status.slot > (await self._tips.tip()).slot:
+            self._head.check_is_reached(status.slot)
+        elif status.slot > (await self._head.tip()).slot:
             raise UnprovenError("a transaction is reported as irreversible before its slot is")
 
     async def _is_listed_as_irreversible(self, signature: str, landing: Landing) -> bool:
@@ -119,10 +119,10 @@ class Evidence:
         line = (await self._history.irreversible(landing.debits)).get(signature)
         return line is not None and (line.slot, line.failed) == (landing.slot, landing.error is not None)
 
-    def _remember(self, signature: str, believed: _Believed) -> None:
-        self._believed[signature] = believed
-        if len(self._believed) > _REMEMBERED:
-            del self._believed[next(iter(self._believed))]
+    def _remember(self, signature: str, accepted: _Accepted) -> None:
+        self._accepted[signature] = accepted
+        if len(self._accepted) > _REMEMBERED:
+            del self._accepted[next(iter(self._accepted))]
 
 
 def is_same_outcome(status: Status, landing: Landing) -> bool:

@@ -42,7 +42,7 @@ class _Claim:
     value: int
 
 
-class Line:
+class SlotRate:
     """Claims about a number that rises at a steady pace, such as a block height.
 
     The pace is the average over intervals of some seconds, without the fastest and the slowest one: a node
@@ -102,7 +102,7 @@ class Line:
         highest = self.highest(now)
         return highest is None or value <= highest
 
-    def believed(self, value: int, now: float) -> int:
+    def accepted(self, value: int, now: float) -> int:
         """Return a number, at most the claim, that is safe to act on.
 
         While the pace is unknown, the lowest claim of the last half minute.

@@ -22,10 +22,10 @@ from agentpay_server.chain.protocol import (
     nothing_booked,
 )
 from agentpay_server.chain.rpc import blocks
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.deposits import read_movement, read_payout
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
-from agentpay_server.chain.rpc.tips import Tips
 
 _MAX_LINES: Final = 1_000
 """Maximum number of transactions that a node returns in one page."""
@@ -72,9 +72,9 @@ class _Newest:
 class AccountHistory:
     """Reads the transactions of token accounts and their deposits of one mint."""
 
-    def __init__(self, call: Call, tips: Tips, *, usdc_mint: str, is_emulator: bool) -> None:
+    def __init__(self, call: Call, head: ChainHead, *, usdc_mint: str, is_emulator: bool) -> None:
         self._call = call
-        self._tips = tips
+        self._head = head
         self._usdc_mint = usdc_mint
         self._is_emulator = is_emulator
         self._newest: dict[str, _Newest] = {}
@@ -92,7 +92,7 @@ class AccountHistory:
         if lines is None:
             if len(self._newest) >= _MAX_SHARED:
                 del self._newest[next(iter(self._newest))]
-            max_age_seconds = 0.0 if self._is_emulator else self._tips.block_seconds
+            max_age_seconds = 0.0 if self._is_emulator else self._head.block_seconds
             recent = Recent(partial(self._newest_page, token_account, after), max_age_seconds)
             self._newest[token_account] = _Newest(after, now + _SHARED_SECONDS, recent)
             lines = await recent.get()
@@ -115,7 +115,7 @@ class AccountHistory:
             if len(self._pages) >= _MAX_SHARED:
                 del self._pages[next(iter(self._pages))]
             fetch = partial(self._irreversible_page, token_account)
-            page = self._pages[token_account] = Recent(fetch, self._tips.block_seconds)
+            page = self._pages[token_account] = Recent(fetch, self._head.block_seconds)
         return await page.get()
 
     async def _irreversible_page(self, token_account: str) -> Mapping[str, HistoryLine]:
@@ -144,7 +144,7 @@ class AccountHistory:
             ChainUnavailableError: no node proves that it knows the whole history.
         """
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
-        tip = await self._tips.tip()
+        tip = await self._head.tip()
         slot = tip.slot
         at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its

@@ -69,7 +69,7 @@ class SessionRecord:
     # signed (again); NULL once signed.
     closes_us: int | None
     created_us: int
-    # Whether it holds the operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (ledger/idempotency_keys.py).
     claimed_by_operator: bool
     # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     recipient_owner: str | None

@@ -59,7 +59,7 @@ class TransferRecord:
     created_us: int
     # Until when an operator may approve it; NULL for a transfer that never needed approval.
     approval_expires_us: int | None
-    # Whether it holds the operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (ledger/idempotency_keys.py).
     claimed_by_operator: bool
     # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
     payment_digest: str | None = None

@@ -123,7 +123,7 @@ class AgentPayServer(Homes):
             seed=seed,
             seeded_port_keys=seeded_port_keys,
             operator_key=operator_key,
-            lend_key=True,
+            temporary_key=True,
             mounts={INBOX_URL: self._inboxes},
             wrap_chain=self._recorder.watch,
         )

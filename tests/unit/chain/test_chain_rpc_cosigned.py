@@ -23,8 +23,8 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Cosigned, FailureReason
 from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.payments.building import PreparedPayment, build_payment
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
 
@@ -236,7 +236,7 @@ async def test_searches_of_an_account_share_its_newest_history() -> None:
 
 
 async def test_a_shared_history_is_at_most_a_block_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Tips, "block_seconds", 0.0)
+    monkeypatch.setattr(ChainHead, "block_seconds", 0.0)
     node = Ledger(ANCHOR, NEWER[0])
     chain = rpc_chain(node, name="devnet")
     assert await chain.find_cosigned(sought()) is None

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,
-    Line,
+    SlotRate,
     has_plausible_life,
     life_seconds,
 )
@@ -33,9 +33,9 @@ def moments(gaps: list[float], start: float, end: float) -> Iterator[float]:
         number += 1
 
 
-def warm(pace: float, gaps: list[float]) -> Line:
+def warm(pace: float, gaps: list[float]) -> SlotRate:
     """Return the state after a minute of true claims."""
-    line = Line()
+    line = SlotRate()
     for now in moments(gaps, 0.0, WARM_SECONDS):
         line.note(truth(pace, now), now)
     return line
@@ -55,7 +55,7 @@ def test_a_height_that_rises_at_the_known_pace_is_accepted(
         value = truth(pace, now)
         assert line.is_plausible(value, now)
         line.note(value, now)
-        assert line.believed(value, now) == value
+        assert line.accepted(value, now) == value
 
 
 @given(
@@ -74,7 +74,7 @@ def test_a_wrong_height_is_rejected_for_ten_seconds_and_then_forgotten(
         is_wrong = start <= now <= start + lasts
         told = truth(pace, now) + (by if is_wrong else 0)
         line.note(told, now)
-        believed = line.believed(told, now)
+        believed = line.accepted(told, now)
         assert believed <= min(told, truth(pace, now) + tolerance(pace))
         if not is_wrong:
             assert believed == told
@@ -89,7 +89,7 @@ def test_a_height_reported_for_half_a_minute_is_accepted(pace: float, gaps: list
         told = truth(pace, now) + by
         line.note(told, now)
         if now > WARM_SECONDS + 35:
-            assert line.believed(told, now) == told
+            assert line.accepted(told, now) == told
 
 
 @given(first=PACES, second=PACES, gaps=GAPS)
@@ -98,22 +98,22 @@ def test_a_changed_pace_is_learned(first: float, second: float, gaps: list[float
     for now in moments(gaps, WARM_SECONDS, WARM_SECONDS + 90):
         told = changed + int(second * (now - WARM_SECONDS))
         line.note(told, now)
-        assert line.believed(told, now) <= told
+        assert line.accepted(told, now) <= told
     assert line.per_second == pytest.approx(second, rel=0.25, abs=0.5)
-    assert line.believed(told, now) == told
+    assert line.accepted(told, now) == told
 
 
 @given(claims=st.lists(st.integers(0, 2**60), min_size=1, max_size=9))
 def test_the_lowest_height_is_accepted_until_the_pace_is_known(claims: list[int]) -> None:
-    line = Line()
+    line = SlotRate()
     for number, told in enumerate(claims):
         line.note(told, number * 1.0)
-        assert line.believed(told, number * 1.0) == min(claims[: number + 1])
+        assert line.accepted(told, number * 1.0) == min(claims[: number + 1])
     assert line.per_second is None
 
 
 def test_the_pace_is_known_after_three_intervals_and_the_line_after_fifteen_seconds() -> None:
-    line, known = Line(), []
+    line, known = SlotRate(), []
     for number in range(40):
         now = number * 0.5
         line.note(truth(20, now), now)
@@ -123,7 +123,7 @@ def test_the_pace_is_known_after_three_intervals_and_the_line_after_fifteen_seco
 
 
 def test_a_stalled_chain_has_no_pace() -> None:
-    line = Line()
+    line = SlotRate()
     for number in range(60):
         line.note(7, number * 1.0)
     assert line.per_second is None
@@ -134,7 +134,7 @@ def test_after_an_hour_without_readings_the_line_restarts_and_keeps_its_pace() -
     told = truth(2.5, later)
     line.note(told, later)
     assert line.expected(later) is None
-    assert line.believed(told, later) == told
+    assert line.accepted(told, later) == told
     assert line.per_second == pytest.approx(2.5, rel=0.1)
 
 

@@ -13,7 +13,7 @@ import agentpay_server
 from agentpay_server.database.memory import _template
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import metadata
-from agentpay_server.ledger.held_keys import HeldKeys
+from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 
 ROWS = 8
 TEXTS = [f"v{number}" for number in range(ROWS)]
@@ -45,7 +45,7 @@ def all_statements() -> dict[str, Statement]:
 
 
 def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, Rows | Pages | HeldKeys):
+    if isinstance(value, Rows | Pages | IdempotencyKeys):
         return value.statements().items()
     return value.items() if isinstance(value, dict) else [("", value)]
 

@@ -20,7 +20,7 @@ from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavaila
 from agentpay_server.database.tables import AccountRecord, EventRecord, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, events, webhooks
 from agentpay_server.ledger.delivery_rules import LEASE_US
-from agentpay_server.ledger.held_keys import RequestedKey
+from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
 from agentpay_server.transfers import store as transfers
 

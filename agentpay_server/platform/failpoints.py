@@ -1,4 +1,4 @@
-"""Fault points: named places in money operations where a test can kill the process.
+"""Failpoints: named places in money operations where a test can kill the process.
 
 All operations pass the same steps, so that a test can enumerate the points. An unarmed point costs one
 comparison. The process dies by SIGKILL: nothing is flushed or released.
@@ -107,12 +107,12 @@ class _Armed:
     passes_left: int = 0
 
 
-def fault_point(operation: Operation, step: Step) -> None:
+def failpoint(operation: Operation, step: Step) -> None:
     if _Armed.point is not None:
         _pass(f"{operation}.{step}")
 
 
-def chain_fault_point(point: ChainPoint) -> None:
+def chain_failpoint(point: ChainPoint) -> None:
     if _Armed.point is not None:
         _pass(point)
 
@@ -121,7 +121,7 @@ def arm(point: str) -> None:
     """Arm `name` or `name@count`."""
     name, _, count = point.partition("@")
     if name not in POINTS:
-        raise ValueError(f"unknown fault point {name!r}; available: {', '.join(sorted(POINTS))}")
+        raise ValueError(f"unknown failpoint {name!r}; available: {', '.join(sorted(POINTS))}")
     if count and not (count.isascii() and count.isdigit() and int(count)):
         raise ValueError(f"{count!r} is not a count; write {name}@1 or more")
     _Armed.point, _Armed.passes_left = name, int(count or 1) - 1

@@ -1,20 +1,20 @@
-"""Fault points: named, enumerable, silent while none is armed."""
+"""Failpoints: named, enumerable, silent while none is armed."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from agentpay_server.platform import crash_points as faults
-from agentpay_server.platform.crash_points import (
+from agentpay_server.platform import failpoints as faults
+from agentpay_server.platform.failpoints import (
     POINTS,
     ChainPoint,
     Operation,
     Step,
     arm,
-    chain_fault_point,
+    chain_failpoint,
     disarm,
-    fault_point,
+    failpoint,
     points_of,
 )
 
@@ -31,31 +31,31 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 def test_unarmed_points_do_nothing(deaths: list[int]) -> None:
     for operation in Operation:
         for step in Step:
-            fault_point(operation, step)
+            failpoint(operation, step)
     for point in ChainPoint:
-        chain_fault_point(point)
+        chain_failpoint(point)
     assert deaths == []
 
 
 def test_the_process_dies_only_at_the_armed_point(deaths: list[int]) -> None:
     arm("transfer.sent")
-    fault_point(Operation.TRANSFER, Step.SIGNED)
-    fault_point(Operation.FUND, Step.SENT)
+    failpoint(Operation.TRANSFER, Step.SIGNED)
+    failpoint(Operation.FUND, Step.SENT)
     assert deaths == []
-    fault_point(Operation.TRANSFER, Step.SENT)
+    failpoint(Operation.TRANSFER, Step.SENT)
     assert deaths == [9]
 
 
 def test_a_count_arms_the_nth_pass_of_a_point(deaths: list[int]) -> None:
     arm("chain.written@3")
     for passed in (0, 0, 1):
-        chain_fault_point(ChainPoint.WRITTEN)
+        chain_failpoint(ChainPoint.WRITTEN)
         assert len(deaths) == passed
 
 
 @pytest.mark.parametrize("wrong", ["", "transfer", "transfer.lost", "@2"])
 def test_an_unknown_point_is_refused(wrong: str) -> None:
-    with pytest.raises(ValueError, match="unknown fault point"):
+    with pytest.raises(ValueError, match="unknown failpoint"):
         arm(wrong)
 
 
@@ -78,4 +78,4 @@ def test_point_names_are_operation_and_step() -> None:
 
 def test_the_readme_states_the_number_of_points() -> None:
     readme = Path(__file__).parents[2] / "README.md"
-    assert f"the server is killed at each of {len(POINTS)} fault points" in readme.read_text("utf-8")
+    assert f"the server is killed at each of {len(POINTS)} failpoints" in readme.read_text("utf-8")

@@ -22,7 +22,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,
-    Line,
+    SlotRate,
     has_plausible_life,
     life_seconds,
 )
@@ -53,11 +53,11 @@ Call = Callable[..., Awaitable[object]]
 class Reading:
     """The position that a node reported, and the plausible one."""
 
-    told: Epoch
-    believed: Epoch
+    reported: Epoch
+    accepted: Epoch
 
 
-class Tips:
+class ChainHead:
     """Reads the cluster's position, once for all callers at about the same time.
 
     Args:
@@ -71,8 +71,8 @@ class Tips:
         self._call = call
         self._is_emulator = is_emulator
         self._blockhash_seconds = blockhash_seconds
-        self._heights = Line()
-        self._slots = Line()
+        self._heights = SlotRate()
+        self._slots = SlotRate()
         self._doubted_at = -math.inf
         self._reading = Recent(self._read, _DEFAULT_BLOCK_SECONDS)
         self._blockhash = Recent(self._fetch_blockhash, 0.0)
@@ -92,7 +92,7 @@ class Tips:
 
     async def tip(self) -> Epoch:
         """Return the newest plausible finalized block, which may be slightly old."""
-        return (await self._reading.get()).believed
+        return (await self._reading.get()).accepted
 
     async def blockhash(self) -> Blockhash:
         """Return a confirmed blockhash for a new transaction, no older than some blocks.
@@ -135,22 +135,22 @@ class Tips:
     async def _read(self) -> Reading:
         tries_left = _TRIES
         while True:
-            told = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
+            reported = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
             tries_left -= 1
             now = asyncio.get_running_loop().time()
-            if self._is_plausible(told, now) or not tries_left:
+            if self._is_plausible(reported, now) or not tries_left:
                 break
-        self._heights.note(told.block_height, now)
-        self._slots.note(told.slot, now)
+        self._heights.note(reported.block_height, now)
+        self._slots.note(reported.slot, now)
         self._set_ages()
-        believed = Epoch(
-            block_height=self._heights.believed(told.block_height, now),
-            slot=self._slots.believed(told.slot, now),
+        accepted = Epoch(
+            block_height=self._heights.accepted(reported.block_height, now),
+            slot=self._slots.accepted(reported.slot, now),
         )
-        return Reading(told=told, believed=believed)
+        return Reading(reported=reported, accepted=accepted)
 
-    def _is_plausible(self, told: Epoch, now: float) -> bool:
-        for line, value in ((self._heights, told.block_height), (self._slots, told.slot)):
+    def _is_plausible(self, reported: Epoch, now: float) -> bool:
+        for line, value in ((self._heights, reported.block_height), (self._slots, reported.slot)):
             if not line.is_plausible(value, now):
                 self._doubt("getEpochInfo", value, line.expected(now))
                 return False
@@ -165,10 +165,12 @@ class Tips:
             reading = await self._reading.get()
             reply = await self._call("getLatestBlockhash", _CONFIRMED)
             value, last_valid_height = replies.read_blockhash(reply)
-            is_new = self._is_new(last_valid_height, reading.told.block_height)
-            if is_new and self._do_slots_fit(reading.told, replies.read_position(reply), last_valid_height):
+            is_new = self._is_new(last_valid_height, reading.reported.block_height)
+            if is_new and self._do_slots_fit(
+                reading.reported, replies.read_position(reply), last_valid_height
+            ):
                 return Blockhash(value=value, last_valid_block_height=last_valid_height)
-            self._doubt("getLatestBlockhash", last_valid_height, reading.told.block_height)
+            self._doubt("getLatestBlockhash", last_valid_height, reading.reported.block_height)
             # Either number may be wrong.
             self._reading.forget()
         raise ChainUnavailableError("the last valid height of the blockhash does not fit the block height")
@@ -178,13 +180,13 @@ class Tips:
         lowest = self._heights.lowest(asyncio.get_running_loop().time())
         return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
 
-    def _do_slots_fit(self, told: Epoch, slot: int, last_valid_height: int) -> bool:
+    def _do_slots_fit(self, reported: Epoch, slot: int, last_valid_height: int) -> bool:
         """Return whether the blocks between two positions fit the slots between them, of which few are empty.
 
         A node that reports all its heights wrong by the same amount is revealed by its slots.
         """
-        slots = slot - told.slot
-        empty = slots - (last_valid_height - BLOCKHASH_LIFE_BLOCKS - told.block_height)
+        slots = slot - reported.slot
+        empty = slots - (last_valid_height - BLOCKHASH_LIFE_BLOCKS - reported.block_height)
         return self._is_emulator or 0 <= empty <= slots // 4 + _MOST_EMPTY_SLOTS
 
     def _set_ages(self) -> None:
@@ -194,9 +196,9 @@ class Tips:
             self.block_seconds * _BLOCKHASH_BLOCKS if seconds is None else seconds
         )
 
-    def _doubt(self, method: str, told: int, expected: int | None) -> None:
+    def _doubt(self, method: str, reported: int, expected: int | None) -> None:
         """Log an implausible number, at most once a second."""
         now = asyncio.get_running_loop().time()
         if now >= self._doubted_at + _QUIET_SECONDS:
             self._doubted_at = now
-            logger.warning("%s returned %d, which does not fit %s: ignored", method, told, expected)
+            logger.warning("%s returned %d, which does not fit %s: ignored", method, reported, expected)

@@ -70,7 +70,7 @@ class RequestedKey:
     by_operator: bool
 
 
-class HeldKeys(Generic[Row]):
+class IdempotencyKeys(Generic[Row]):
     """The idempotency keys that the rows of one table hold; `identifier` is the column of its key."""
 
     def __init__(self, rows: Rows[Row], identifier: str) -> None:
