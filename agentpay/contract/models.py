@@ -16,8 +16,13 @@ from agentpay.contract.responses import RawResponse
 
 M = TypeVar("M", bound="Model")
 
-_HOMES: Final = {"agentpay.contract.events": "agentpay.webhooks"}
-"""The public module of a contract module's models, if it is not `agentpay`."""
+_HOMES: Final = {
+    "agentpay.contract.events": "agentpay.webhooks",
+    "SessionStep": "agentpay.types",
+    "SpendEntry": "agentpay.types",
+    "WebhookHealth": "agentpay.types",
+}
+"""The public module of a contract module's models, or of one model, if it is not `agentpay`."""
 
 _NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -38,7 +43,7 @@ class Model:
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if cls.__module__.startswith("agentpay.contract."):
-            cls.__module__ = _HOMES.get(cls.__module__, "agentpay")
+            cls.__module__ = _HOMES.get(cls.__name__) or _HOMES.get(cls.__module__, "agentpay")
 
     @property
     def extra(self) -> Mapping[str, Any]:
