@@ -45,6 +45,12 @@ def test_an_honest_agent_pays_each_order_once_much_faster_than_real_time() -> No
     result.check()
 
 
+@pytest.mark.deep
+def test_a_hundred_seeds_of_an_honest_agent_raise_no_alarm() -> None:
+    result = simulate(honest, seeds=100, minutes=2)
+    assert (result.failure, result.runs) == (None, 100)
+
+
 def test_a_new_key_on_each_retry_is_found_and_told_as_a_short_story() -> None:
     result = simulate(naive, seeds=30, minutes=2)
     assert result.failure is not None
