@@ -336,7 +336,7 @@ def validator(session: nox.Session) -> None:
 def peers(session: nox.Session) -> None:
     """Run the tests of sellers that are built with the packages of others, all of which must install."""
     install(session, "test")
-    session.install("anthropic==2.13.0", "openai==3.57.0", "stripe==16.1.0")  # of the table of habits
+    pinned(session, "anthropic==2.13.0", "openai", "stripe")  # the columns of the table of habits
     session.run(
         *("pytest", "--timeout=900", *(session.posargs or ["tests/peers"])),
         env={"AGENTPAY_PEERS_REQUIRED": "1"},
