@@ -207,14 +207,19 @@ def docs(session: nox.Session) -> None:
     session.run("python", "scripts/build_site.py")
 
 
+def may_install_packages() -> bool:
+    """Return whether packages of the system may be installed: asked for, as root, where there is apt."""
+    is_asked_for = bool(os.environ.get("CI") or os.environ.get("AGENTPAY_APT"))
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    return is_asked_for and is_root and shutil.which("apt-get") is not None
+
+
 def install_browser(session: nox.Session) -> None:
     """Install Chromium if AGENTPAY_APT asks for it, or in CI, which then requires it."""
     is_there = any(
         map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))
     )
-    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
-    may_install = bool(os.environ.get("CI") or os.environ.get("AGENTPAY_APT"))
-    if not is_there and may_install and is_root and shutil.which("apt-get"):
+    if not is_there and may_install_packages():
         session.run("apt-get", "update", "-qq", external=True, silent=True)
         packages = ("install", "-qq", "--yes", "--no-install-recommends", "chromium")
         session.run("apt-get", *packages, external=True, silent=True)
@@ -227,8 +232,7 @@ def install_browser(session: nox.Session) -> None:
 
 def install_compiler(session: nox.Session) -> None:
     """Install the compiler of the channel program where the tests may do so: they then build it again."""
-    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
-    if shutil.which("clang-14") is None and is_root and shutil.which("apt-get"):
+    if shutil.which("clang-14") is None and may_install_packages():
         # Other releases than Debian's may not have this version.
         packages = ("install", "-qq", "--yes", "--no-install-recommends", "clang-14")
         session.run("apt-get", "update", "-qq", external=True, silent=True)

@@ -203,7 +203,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         """Schedule another write for later."""
         return _outcome(ending, _postponed(ending.subject, ending.now_us))
 
-    def sign_replacement(self, _: Resigning[store.PolicyRecord]) -> None:
+    def sign_replacement(self, resigning: Resigning[store.PolicyRecord]) -> None:
         """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
 
     def dropped(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:

@@ -129,7 +129,7 @@ _BUCKET: Final[BindParameter[int]] = bindparam("bucket_us", type_=BigInteger)
 _PERIOD: Final = (events.c.created_us // _BUCKET).label("period")
 
 
-def _by_period(total: Any, kind: str) -> Select[Any]:  # noqa: ANN401 - an aggregate
+def _by_period(total: Any, kind: str) -> Any:  # noqa: ANN401 - an aggregate, and its statement
     statement = select(_PERIOD, total).where(
         events.c.operator_id == _OPERATOR,
         events.c.created_us >= bindparam("start_us", type_=BigInteger),

@@ -251,7 +251,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
         is_short = ending.failure.reason is FailureReason.INSUFFICIENT_FUNDS
         return failed(ending, _SHORT if is_short else _FAILED)
 
-    async def prepare(self, _: SessionRecord) -> int:
+    async def prepare(self, subject: SessionRecord) -> int:  # noqa: ARG002
         """Return the rent exemption of an escrow in lamports."""
         return await self._context.chain.rent_exemption(escrow.ESCROW_BYTES)
 

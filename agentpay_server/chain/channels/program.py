@@ -10,4 +10,4 @@ _BUILT: Final = "channels.so"
 @cache
 def built_program() -> bytes:
     """Return the ELF file that `scripts/channel_program.py` builds from `channels.c`."""
-    return files(__package__).joinpath(_BUILT).read_bytes()
+    return files("agentpay_server.chain.channels").joinpath(_BUILT).read_bytes()
