@@ -201,7 +201,11 @@ const keyOf = ({ name, ...given }) => ({ ...given, name: name || undefined });
 const remove = (label, title, effect, path) => change(label, effect, () => call("DELETE", path).then(() => "Done."), { title, action: label });
 
 const keyRow = (it, path) => [
-	[it.name ? said(it.name) : quiet("no name"), it.expires_at && quiet(` · ${it.kind} key until `, moment(it.expires_at))],
+	[
+		it.name ? said(it.name) : quiet("no name"),
+		it.expires_at && quiet(` · ${it.kind ?? "agent"} key until `, moment(it.expires_at)),
+		it.max_total_usdc && quiet(` · ${usdc(it.spent_total_usdc)} of ${usdc(it.max_total_usdc)} spent`),
+	],
 	it.account_id ? party(it.account_id) : quiet(it.kind ?? ""), code(it.key_id), moment(it.created_at),
 	path === "/console/operator-keys" && me.isConsole ? ""
 		: remove("Revoke", `Revoke the key ${plain(it.name ?? it.key_id)}?`, "It is refused from now on.", `${path}/${it.key_id}`),
@@ -212,8 +216,13 @@ const KEYS = { heads: ["Name", "For", "Key", "Created", ["", "end"]], cols: "min
 const TABS = {
 	agents: {
 		label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow, exports: "agent-keys", ...KEYS,
-		fields: () => [accountField(), nameField()],
+		fields: () => [accountField(), nameField(),
+			field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
+			field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
 		none: ["No agent has a key. Create one:", "client.agent_keys.create(account_id)"],
+		bodyOf: ({ expires_in, max_total_usdc, ...given }) => ({
+			...keyOf(given), expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined,
+		}),
 	},
 	operators: {
 		label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow, exports: "operator-keys", ...KEYS,
