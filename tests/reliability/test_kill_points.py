@@ -223,7 +223,7 @@ def test_every_failpoint_is_tested() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
     tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.SERVER_POINTS, *test_kill_sessions.ALL}
     tried |= {*test_kill_session_payments.POINTS}
-    # A channel's transaction that expires is re-signed, or given up, as that of a session in escrow.
+    # No test kills a server when a channel's transaction has expired.
     not_tried = {"channel_open.expired", "channel_close.expired"}
     assert {point.partition("@")[0] for point in tried} == POINTS - not_tried
 
