@@ -26,7 +26,7 @@ PROMISED_SECONDS = 600
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SAVE = re.compile(r"Save this\s+as\s+`([\w.]+)`")
 _RUN = re.compile(r"and\s+run\s+`([^`]+)`")
-_COPIED = ("agentpay", "agentpay_server", "pyproject.toml", "README.md", "LICENSE")
+_COPIED = ("agentpay", "agentpay_server", "agentpay_lab", "pyproject.toml", "README.md", "LICENSE")
 
 
 def steps(page: str) -> list[str]:
