@@ -13,7 +13,7 @@ from agentpay_server.payments.mpp_fields import USDC
 from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
 from agentpay_server.platform.clock import from_us
 
-_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
+_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
 
 MAX_GRACE_SECONDS: Final = 3_600
 """The longest grace period of a channel: for so long a forced close keeps the money locked."""

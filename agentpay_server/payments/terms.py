@@ -22,7 +22,6 @@ class Protocol(StrEnum):
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
-    X402_UPTO = "x402_upto"
 
 
 class Network(StrEnum):

@@ -1,6 +1,7 @@
 """The audit trail: who changed what, before, after and when, in the commit that makes the change."""
 
 import re
+from functools import partial
 from typing import Any
 
 import httpx
@@ -396,7 +397,8 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
     session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
     stopped = client.accounts.create(name="Stopped").account_id
     database = server._running.server.context.database
-    server._running.call(database.run(account_store.stop, stopped, 1))
+    stop = partial(account_store.ACCOUNTS.changed, stopped_us=1)
+    server._running.call(database.run(stop, stopped))
     webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
     server.sandbox.set_fault("chain_slow", 1)
     ids = {
