@@ -220,8 +220,8 @@ const TABS = {
 			field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
 			field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
 		none: ["No agent has a key. Create one:", "client.agent_keys.create(account_id)"],
-		bodyOf: ({ expires_in, max_total_usdc, ...given }) => ({
-			...keyOf(given), expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined,
+		bodyOf: ({ expires_in, max_total_usdc, name, ...given }) => ({
+			...keyOf({ name, ...given }), expires_in: expires_in ? Number(expires_in) : undefined, max_total_usdc: max_total_usdc || undefined,
 		}),
 	},
 	operators: {

@@ -45,11 +45,12 @@ async def come_to_rest(world: "World") -> None:
     """Stop all faults, and wait until nothing is in flight, up to a limit."""
     world.faults.are_on, world.is_healing = False, True
     world.nodes.heal()
+    # An upgrade has also begun if its first server has stopped, and not yet started again.
+    is_upgrading = NEXT_RELEASE in (world.database.release, *(server.release for server in world.servers))
     for server in world.servers:
         server.rpc.down_until = 0.0
         server.clock.correct()
-        if world.database.release is NEXT_RELEASE:
-            # Complete an upgrade that has begun.
+        if is_upgrading:
             server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
