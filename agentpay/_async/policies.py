@@ -81,12 +81,13 @@ class AsyncPolicies(AsyncResource):
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
         change = request_of(PolicyChange, locals())
+        call = self._caller.begin(options)  # first: it names a misspelt argument
         if change == PolicyChange():
             raise TypeError(
                 "policies.update needs at least one field to change; policies.get reads the policy"
             )
         check_body(change)  # before the policy is read
-        return await self._change(account_id, change, options)
+        return await self._change(account_id, change, call)
 
     async def replace(
         self,
@@ -149,7 +150,7 @@ class AsyncPolicies(AsyncResource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=True), options)
+        return await self._change(account_id, PolicyChange(paused=True), self._caller.begin(options))
 
     async def resume(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Allow transfers of an account again, within its limits. Raises as `update` does.
@@ -158,10 +159,9 @@ class AsyncPolicies(AsyncResource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=False), options)
+        return await self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
 
-    async def _change(self, account_id: str, change: PolicyChange, options: CallOptions) -> AccountPolicy:
-        call = self._caller.begin(options)
+    async def _change(self, account_id: str, change: PolicyChange, call: Call) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1

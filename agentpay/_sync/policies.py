@@ -82,12 +82,13 @@ class Policies(Resource):
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
         change = request_of(PolicyChange, locals())
+        call = self._caller.begin(options)  # first: it names a misspelt argument
         if change == PolicyChange():
             raise TypeError(
                 "policies.update needs at least one field to change; policies.get reads the policy"
             )
         check_body(change)  # before the policy is read
-        return self._change(account_id, change, options)
+        return self._change(account_id, change, call)
 
     def replace(
         self,
@@ -150,7 +151,7 @@ class Policies(Resource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._change(account_id, PolicyChange(paused=True), options)
+        return self._change(account_id, PolicyChange(paused=True), self._caller.begin(options))
 
     def resume(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Allow transfers of an account again, within its limits. Raises as `update` does.
@@ -159,10 +160,9 @@ class Policies(Resource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._change(account_id, PolicyChange(paused=False), options)
+        return self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
 
-    def _change(self, account_id: str, change: PolicyChange, options: CallOptions) -> AccountPolicy:
-        call = self._caller.begin(options)
+    def _change(self, account_id: str, change: PolicyChange, call: Call) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
