@@ -163,6 +163,9 @@ def other_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "account_id": None,
         "cluster": "embedded",
         "is_test_money": True,
+        "expires_at": None,
+        "max_total_usdc": None,
+        "spent_total_usdc": None,
     }
     monkeypatch.setattr(_OtherService, "identity", identity)
     with ThreadingHTTPServer(("127.0.0.1", 0), _OtherService) as service:

@@ -642,6 +642,9 @@ IDENTITY = {
     "account_id": "acct_1",
     "cluster": "devnet",
     "is_test_money": True,
+    "expires_at": None,
+    "max_total_usdc": None,
+    "spent_total_usdc": None,
 }
 
 

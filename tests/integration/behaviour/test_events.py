@@ -204,9 +204,9 @@ class CutOffError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("table", "store"), [("events", "event_store"), ("deliveries", "delivery_store")])
+@pytest.mark.parametrize("rows", ["events.EVENTS", "deliveries.DELIVERIES"])
 def test_a_change_without_its_event_is_rolled_back(
-    server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch, table, store
+    server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch, rows
 ):
     validators.embedded_only("on a cluster the record of the policy is still being written")
     payer, payee = funded("100"), funded("1")
@@ -219,7 +219,7 @@ def test_a_change_without_its_event_is_rolled_back(
     def cut_off(*_):
         raise CutOffError
 
-    monkeypatch.setattr(f"agentpay_server.webhooks.{store}.{table.upper()}.insert", cut_off)
+    monkeypatch.setattr(f"agentpay_server.ledger.{rows}.insert", cut_off)
     with pytest.raises(AgentPayError):
         client.with_options(max_retries=0).transfers.create(
             from_=payer.account_id, to=payee.account_id, amount="31"
