@@ -305,7 +305,13 @@ class SessionSettleHandler(Handler[SessionRecord]):
         """Read the escrow and the accounts to pay."""
         context = self._context
         account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
-        return await look(context, subject, account)
+        try:
+            return await look(context, subject, account)
+        except EscrowMissingError:
+            # In a restored database, a replacement that it does not know may have paid out the escrow.
+            with suppress(ChainUnavailableError):
+                await lost_escrow.compare(context, subject)
+            raise
 
     def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
         """Sign a replacement, whatever the current policy is."""

@@ -47,9 +47,10 @@ def _stop(connection: Connection, context: Context, session_id: str, debit: Debi
     account_id = store.SESSIONS.existing(connection, session_id).account_id
     account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     session = store.SESSIONS.existing(connection, session_id, lock=True)
-    if session.status != SessionStatus.CLOSING or session.closes_us is None:
-        # Another server was faster: its settlement is in flight or has landed.
+    if session.status != SessionStatus.CLOSING:
+        # Another server was faster: its settlement has landed.
         return False
+    # A settlement in flight is stored before it is sent, so it explains its payout.
     if unknown_debits.is_explained(connection, debit, account.account_id):
         return False
     now_us = context.clock.now_us()
