@@ -24,8 +24,8 @@ def test_the_402_of_a_transfer_has_exactly_four_fields():
 
 
 def test_every_other_error_body_has_the_request_id():
-    assert body_of(not_found("account"))["request_id"] == "req_a"
-    assert set(body_of(not_found("account"))) == {"error", "message", "request_id"}
+    assert body_of(not_found("account", "acct_1"))["request_id"] == "req_a"
+    assert set(body_of(not_found("account", "acct_1"))) == {"error", "message", "request_id"}
 
 
 def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():

@@ -451,6 +451,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
             },
         ],
         "next_attempt_at": "2026-01-01T00:05:30.000Z",
+        "redelivered_at": None,
     }
 
 

@@ -336,7 +336,8 @@ def test_webhooks_are_listed_without_the_secret(http: httpx.Client):
     listed = http.get("/ext/v1/console/webhooks").json()
 
     del made["secret"]
-    assert listed == {"data": [made], "cursor": "", "has_more": False}
+    health = {"last_success_at": None, "attempts_24h": 0, "failures_24h": 0, "latency_ms": None}
+    assert listed == {"data": [{**made, "health": health}], "cursor": "", "has_more": False}
 
 
 def test_the_list_is_paged_newest_first(server: AgentPayServer, client: AgentPay):
