@@ -197,7 +197,8 @@ async def asked_again(base_url: str, key: str, tool: str, order: dict[str, str])
     ],
 )
 def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answered: str, held: str) -> None:
-    with AgentPayServer() as server, Paywall(server, {"/forecast": "7"}) as paywall:
+    # The killed process may have presented the payment: this seller serves it again, and sells it once.
+    with AgentPayServer() as server, Paywall(server, {"/forecast": "7"}, serves_again=True) as paywall:
         server.listen()
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
