@@ -30,6 +30,7 @@ MODULES = (
     "webhooks",
     "window",
     "stores",
+    "throughput",
     "memory",
 )
 

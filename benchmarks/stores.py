@@ -208,7 +208,7 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
     transactions: list[Transaction] = []
     # By session, because the workers' connections are active too.
     current: dict[Session, Transaction] = {}
-    kept = {name: getattr(Session, name) for name in ("in_transaction", "alone", "fetch", "run_each")}
+    kept = {name: getattr(Session, name) for name in ("in_transaction", "single_select", "fetch", "run_each")}
 
     async def in_transaction(session, begin, unit, committing):
         current[session] = Transaction(begin)
@@ -216,9 +216,9 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
         transactions.append(current.pop(session))
         return result
 
-    async def alone(session, unit):
+    async def single_select(session, unit):
         current[session] = Transaction(None)
-        result = await kept["alone"](session, unit)
+        result = await kept["single_select"](session, unit)
         transactions.append(current.pop(session))
         return result
 
@@ -231,7 +231,7 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
         return await kept["run_each"](session, text, values)
 
     transfers.create(from_=payer, to=payee, amount="0.01")
-    for replacement in (in_transaction, alone, fetch, run_each):
+    for replacement in (in_transaction, single_select, fetch, run_each):
         setattr(Session, replacement.__name__, replacement)
     transfers.create(from_=payer, to=payee, amount="0.01", idempotency_key=RECORDED_KEY)
     for name, method in kept.items():

@@ -1,0 +1,319 @@
+"""Transfers on PostgreSQL by the whole path: what each costs in CPU time, and how many settle in a second.
+
+The server, PostgreSQL, the cluster and the callers are separate processes. CPU time is read from the kernel,
+so that other work on the machine changes it little; rates are only comparable within one run. Round trips are
+counted by a proxy between the server and PostgreSQL: each time that the server sends after it has received.
+The background work of the server counts in all figures.
+
+PostgreSQL waits for the disk, as in production. pgbench, if it is installed, runs TPC-B on the same server.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+import postgres
+import rpc_world
+from attrs import frozen
+from harness import Result, print_table
+from sqlalchemy import make_url
+
+from agentpay_server.assembly.storage import KEY_VARIABLE
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.platform.credentials import KeyKind, new_key
+
+KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
+CALLERS = 64
+TRANSFERS = int(os.environ.get("TRANSFERS", "2000"))
+TRANSFERS_ALONE = TRANSFERS // 5
+COUNTED = 200
+PGBENCH_SECONDS = 5
+TICKS = os.sysconf("SC_CLK_TCK")
+SOCKET = ".s.PGSQL.5432"
+
+_keys = itertools.count()
+
+Pair = tuple[str, str]
+"""Payer and payee."""
+
+
+@frozen
+class Measured:
+    """One load: seconds for a transfer, of the wall and of two kinds of processes."""
+
+    name: str
+    wall: float
+    server: float
+    postgres: float
+    p50: float
+
+    def line(self) -> str:
+        """Return it as a line of the table."""
+        return (
+            f"{self.name:44}  {1 / self.wall:>7.0f}/s  {self.server * 1e3:>7.2f} ms  "
+            f"{self.postgres * 1e3:>7.2f} ms  {self.p50 * 1e3:>7.1f} ms"
+        )
+
+
+def run() -> list[Result]:
+    """Print the table, and return what is compared within the run."""
+    print(f"load of the machine before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")
+    print(f"{'':44}  {'settled':>9}  {'server CPU':>10}  {'PostgreSQL':>10}  {'p50':>10}")
+    results = []
+    with postgres.server() as url:
+        names = (f"throughput_{number}" for number in itertools.count())
+        for world in ("embedded", "cluster"):
+            with cluster(needed=world == "cluster") as options:
+                _, spread, hot = asyncio.run(_loads(url, next(names), world, options))
+                trips = asyncio.run(_round_trips(url, next(names), options))
+            print(f"{world}, 1 caller: {trips:.1f} round trips to PostgreSQL for each transfer")
+            name = f"{world}, {CALLERS} callers: one payer, against many"
+            results.append(Result(name, hot.wall * 1e6, spread.wall * 1e6, hot.wall / spread.wall, 1.25))
+        tpcb = pgbench(url)
+        if tpcb is not None:
+            name = f"cluster, {CALLERS} callers: a transfer, against TPC-B by pgbench"
+            results.append(Result(name, spread.wall * 1e6, tpcb * 1e6, spread.wall / tpcb, 1 / 0.12))
+    return results
+
+
+# --- Processes --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def cluster(*, needed: bool) -> Iterator[list[str]]:
+    """Return the options of a server for a cluster that runs meanwhile, or for its embedded chain."""
+    if not needed:
+        yield []
+        return
+    path = Path(__file__).with_name("cluster_process.py")
+    process = subprocess.Popen(
+        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+    try:
+        told = json.loads(process.stdout.readline())
+        yield ["--rpc-url", told["url"], "--rpc-websocket-url", told["websocket_url"]]
+    finally:
+        process.stdin.close()
+        process.wait()
+
+
+@asynccontextmanager
+async def served(database_url: str, options: list[str]) -> AsyncIterator[tuple[int, int]]:
+    """Return the process and the port of a server that runs meanwhile."""
+    environment = {KEY_VARIABLE: bytes(range(32)).hex()}
+    if options:
+        environment[FEE_PAYER_VARIABLE] = json.dumps(list(rpc_world.GIVEN[TREASURY]))
+        environment[MINT_AUTHORITY_VARIABLE] = json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY]))
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--log-level", "error"),
+        *("--database-url", database_url, "--operator-key", KEY, *options),
+        env={**os.environ, **environment},
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    try:
+        told = json.loads(await process.stdout.readline())
+        yield process.pid, int(told["base_url"].rpartition(":")[2])
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+def cpu_seconds(root: int) -> float:
+    """Return the CPU time of a process and its children, those that have ended included."""
+    total = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        own, ended = sum(map(int, fields[11:13])), sum(map(int, fields[13:15]))
+        if path.parent.name == str(root):
+            total += own + ended
+        elif fields[1] == str(root):
+            total += own
+    return total / TICKS
+
+
+def postmaster(server_url: str) -> int:
+    """Return the main process of PostgreSQL."""
+    directory = Path(str(make_url(server_url).query["host"]))
+    return int((directory / "data" / "postmaster.pid").read_text().split()[0])
+
+
+def pgbench(server_url: str) -> float | None:
+    """Return the seconds of one TPC-B transaction with as many clients; None without pgbench."""
+    command = shutil.which("pgbench")
+    if command is None:
+        return None
+    url = make_url(postgres.new_database(server_url, "pgbench"))
+    connection = ["-h", str(url.query["host"]), "-U", str(url.username), str(url.database)]
+    subprocess.run([command, "-i", "-q", "-s", "50", *connection], check=True, capture_output=True)
+    load = ["-n", "-c", str(CALLERS), "-j", "2", "-T", str(PGBENCH_SECONDS), *connection]
+    told = subprocess.run([command, *load], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"tps = ([\d.]+)", told)
+    assert found is not None, told
+    print(f"{f'pgbench TPC-B, {CALLERS} clients':44}  {float(found[1]):>7.0f}/s")
+    return 1 / float(found[1])
+
+
+# --- Callers ----------------------------------------------------------------------------------------------
+
+
+class Caller:
+    """One connection to the server: far cheaper than a client, because callers share the machine."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+
+    async def post(self, path: str, body: object) -> dict[str, str]:
+        """Return the response, which must be a success."""
+        content = json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+        self._writer.write(head.encode() + content)
+        answered = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+        length = re.search(r"content-length: (\d+)", answered)
+        assert length is not None, answered
+        content = await self._reader.readexactly(int(length[1]))
+        assert answered.split()[1].startswith("2"), content
+        found: dict[str, str] = json.loads(content)
+        return found
+
+    async def pair(self) -> Pair:
+        """Return a new payer with money, and a new payee."""
+        payer = (await self.post("/v1/accounts", {"name": "payer"}))["account_id"]
+        payee = (await self.post("/v1/accounts", {"name": "payee"}))["account_id"]
+        await self.post(f"/ext/v1/sandbox/accounts/{payer}/fund", {"amount": "10000"})
+        return payer, payee
+
+    async def pay(self, pair: Pair) -> float:
+        """Make one transfer, and return how long it took."""
+        body = {"from": pair[0], "to": pair[1], "amount": "0.01", "idempotency_key": f"key-{next(_keys)}"}
+        start = time.perf_counter()
+        transfer = await self.post("/v1/transfers", body)
+        assert transfer["status"] == "settled", transfer
+        return time.perf_counter() - start
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+
+
+@asynccontextmanager
+async def connected(port: int, count: int) -> AsyncIterator[list[Caller]]:
+    """Return callers with a connection each. The server closes those that are idle for long."""
+    callers = [Caller(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(count)]
+    try:
+        yield callers
+    finally:
+        for caller in callers:
+            caller.close()
+
+
+async def _loads(url: str, name: str, world: str, options: list[str]) -> list[Measured]:
+    postgres_process = postmaster(url)
+    database_url = await asyncio.to_thread(postgres.new_database, url, name)
+    async with served(database_url, options) as (process, port):
+        async with connected(port, CALLERS) as callers:
+            pairs = await asyncio.gather(*(caller.pair() for caller in callers))
+
+        async def load(name: str, count: int, pairs: list[Pair]) -> Measured:
+            async with connected(port, len(pairs)) as callers:
+                await _settled(callers, pairs, len(pairs) * 3)
+                before = cpu_seconds(process), cpu_seconds(postgres_process)
+                start = time.perf_counter()
+                seconds = await _settled(callers, pairs, count)
+                wall = (time.perf_counter() - start) / count
+                server = (cpu_seconds(process) - before[0]) / count
+                database = (cpu_seconds(postgres_process) - before[1]) / count
+            found = Measured(f"{world}, {name}", wall, server, database, statistics.median(seconds))
+            print(found.line(), flush=True)
+            return found
+
+        return [
+            await load("1 caller", TRANSFERS_ALONE, pairs[:1]),
+            await load(f"{CALLERS} callers, a payer each", TRANSFERS, pairs),
+            await load(f"{CALLERS} callers, one payer", TRANSFERS, pairs[:1] * CALLERS),
+        ]
+
+
+async def _settled(callers: list[Caller], pairs: list[Pair], count: int) -> list[float]:
+    """Return how long each of `count` transfers took, each caller's one after the other."""
+    left, seconds = iter(range(count)), []
+
+    async def repeated(caller: Caller, pair: Pair) -> None:
+        for _ in left:
+            seconds.append(await caller.pay(pair))  # noqa: PERF401 - of all callers
+
+    await asyncio.gather(*map(repeated, callers, pairs))
+    return seconds
+
+
+# --- Round trips ------------------------------------------------------------------------------------------
+
+
+class Turns:
+    """Forwards connections to PostgreSQL, and counts how often the server sends after it has received."""
+
+    def __init__(self, target: Path) -> None:
+        self._target = target
+        self.count = 0
+
+    async def forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forward one connection until either side closes it."""
+        there = await asyncio.open_unix_connection(str(self._target))
+        is_answered = True
+
+        async def sent() -> None:
+            nonlocal is_answered
+            while data := await reader.read(65536):
+                self.count += is_answered
+                is_answered = False
+                there[1].write(data)
+            there[1].close()
+
+        async def received() -> None:
+            nonlocal is_answered
+            while data := await there[0].read(65536):
+                is_answered = True
+                writer.write(data)
+            writer.close()
+
+        await asyncio.gather(sent(), received(), return_exceptions=True)
+
+
+async def _round_trips(url: str, name: str, options: list[str]) -> float:
+    """Return the round trips to PostgreSQL for a transfer by one caller."""
+    database_url = make_url(await asyncio.to_thread(postgres.new_database, url, name))
+    with tempfile.TemporaryDirectory(prefix="agentpay-turns-") as directory:
+        turns = Turns(Path(str(make_url(url).query["host"])) / SOCKET)
+        listening = await asyncio.start_unix_server(turns.forward, str(Path(directory) / SOCKET))
+        by_proxy = database_url.set(query={"host": directory}).render_as_string(hide_password=False)
+        async with served(by_proxy, options) as (_, port), connected(port, 1) as callers:
+            pairs = [await callers[0].pair()]
+            await _settled(callers, pairs, 20)
+            before = turns.count
+            await _settled(callers, pairs, COUNTED)
+            counted = (turns.count - before) / COUNTED
+        listening.close()
+    return counted
+
+
+if __name__ == "__main__":
+    print_table(run())
