@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentpay_lab.cli import main
-from agentpay_lab.receiver_test.run import Plan, ReceiverError, ReceiverTest, Report
+from agentpay_lab.receiver_test.run import ReceiverError, ReceiverTest, ReceiverTestPlan, Report
 
 HERE = Path(__file__).parent
 RECEIVERS = HERE.parents[1] / "examples/receivers"
@@ -44,7 +44,7 @@ def free_port() -> int:
 def report_of(tmp_path: Path, fault: str, kills: int = 0) -> Report:
     port, acted = free_port(), tmp_path / "acted"
     command = (sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), str(acted), fault)
-    plan = Plan(
+    plan = ReceiverTestPlan(
         url=f"http://127.0.0.1:{port}/",
         acted=str(acted),
         command=command,
@@ -81,7 +81,9 @@ def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pyt
     command = (sys.executable, str(RECEIVERS / "durable_app.py"))
     monkeypatch.setenv("PORT", str(port))
     base = f"http://127.0.0.1:{port}"
-    plan = Plan(url=f"{base}/webhooks", acted=f"{base}/acted", command=command, kills=4, **SECRETS)
+    plan = ReceiverTestPlan(
+        url=f"{base}/webhooks", acted=f"{base}/acted", command=command, kills=4, **SECRETS
+    )
     report = asyncio.run(ReceiverTest(plan, lambda _: None).run())
     assert sentences(report) == []
 
@@ -111,7 +113,9 @@ def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> Non
 
 
 def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None:
-    plan = Plan(url=f"http://127.0.0.1:{free_port()}/", acted="x", secret="whsec_x", command=("false",))
+    plan = ReceiverTestPlan(
+        url=f"http://127.0.0.1:{free_port()}/", acted="x", secret="whsec_x", command=("false",)
+    )
     with pytest.raises(ReceiverError, match="exit code 1"):
         asyncio.run(ReceiverTest(plan, lambda _: None).run())
 

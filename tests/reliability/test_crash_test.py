@@ -18,12 +18,12 @@ from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.cli import main
 from agentpay_lab.crash_test.comparison import Books, differences
-from agentpay_lab.crash_test.node import Landed, LandedPayment
-from agentpay_lab.crash_test.run import PRICE_USDC, Line, Verdict, lines_of
+from agentpay_lab.crash_test.node import LandedPayment, LandedPayments
+from agentpay_lab.crash_test.run import PRICE_USDC, CrashTestVerdict, Line, lines_of
 from agentpay_server.paywall import Mode
 
 PRICE_MICRO = to_micro(PRICE_USDC)
-HARMLESS = Verdict(
+HARMLESS = CrashTestVerdict(
     lines=(),
     cap_usdc=Decimal(1),
     settled_usdc=Decimal(1),
@@ -69,7 +69,7 @@ def postgres_database() -> str:
 
 
 def test_the_verdict_counts_double_payments_overspending_and_unbooked_payments() -> None:
-    landed = Landed([payment("a", "1"), payment("b", "2"), payment("b", "3")])
+    landed = LandedPayments([payment("a", "1"), payment("b", "2"), payment("b", "3")])
     modes = {"a": Mode.HONEST, "b": Mode.HONEST, "c": Mode.HOLD, "d": Mode.HOLD}
     honest, hold = lines_of(modes, {"a": ("served", 1), "c": ("refused", 2)}, landed)
     assert honest == Line(mode="honest", purchases=2, asked=1, served=1, refused=0, settled=2, twice=1)
@@ -133,7 +133,7 @@ BOOKS = Books(
 def compared(
     landed: list[LandedPayment] = LANDED, books: Books = BOOKS, outcomes: dict[str, str] = OUTCOMES
 ) -> list[str]:
-    return list(differences(ORDERS, outcomes, Landed(landed), books, price_micro=PRICE_MICRO))
+    return list(differences(ORDERS, outcomes, LandedPayments(landed), books, price_micro=PRICE_MICRO))
 
 
 def test_books_that_agree_for_every_purchase_have_no_difference() -> None:

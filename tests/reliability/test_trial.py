@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from agentpay_lab.cli import main
 from agentpay_lab.crash_test import trial
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
-from agentpay_lab.crash_test.trial import Bought, Kill, Moment, Order, TrialReport
+from agentpay_lab.crash_test.trial import Bought, Kill, TimelineEntry, TrialOrder, TrialReport
 from agentpay_server.paywall import Mode, Protocol
 
 ADAPTERS = Path(trial.__file__).with_name("adapters")
@@ -109,7 +109,7 @@ PAID_TWICE = evolve(
     order="order-<1>",
     landed=2,
     paid_usdc=Decimal("0.02"),
-    timeline=(Moment(seconds=Decimal("0.500"), what="a payment lands"),),
+    timeline=(TimelineEntry(seconds=Decimal("0.500"), what="a payment lands"),),
 )
 CLEAN = TrialReport(
     seed=7, orders=(PAID_ONCE,), kills=1, first_wrong=None, shortest=None, stray_usdc=Decimal(0), seconds=3
@@ -151,7 +151,9 @@ def test_a_price_above_the_order_is_wrong_too() -> None:
 
 
 def test_simpler_orders_have_less_going_wrong() -> None:
-    order = Order(name="x", mode=Mode.LOSE_REPLY, protocol=Protocol.MPP, kill=Kill.RANDOM, loses_reply=True)
+    order = TrialOrder(
+        name="x", mode=Mode.LOSE_REPLY, protocol=Protocol.MPP, kill=Kill.RANDOM, loses_reply=True
+    )
     simpler = list(trial._simpler(order))
     assert not any(each.loses_reply for each in simpler)
     assert evolve(order, kill=None, loses_reply=False) in simpler

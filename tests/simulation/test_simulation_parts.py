@@ -12,15 +12,15 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
 from agentpay_lab.simulation import ending
-from agentpay_lab.simulation.agents import Operator
-from agentpay_lab.simulation.chance import ACTOR, Actor, Chance
-from agentpay_lab.simulation.cluster import Cluster, Described, Landed
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.agents import OperatorWorker
+from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
+from agentpay_lab.simulation.cluster import Described, LandedTransaction, SimulatedCluster
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import SimulatedLoop, StuckError
 from agentpay_lab.simulation.plan import Plan, Skew
 from agentpay_lab.simulation.sellers import second_signature
 from agentpay_lab.simulation.timeline import Timeline
-from agentpay_lab.simulation.world import WebhookSecrets, World
+from agentpay_lab.simulation.world import KnownSecrets, SimulatedWorld
 
 
 def new_loop() -> SimulatedLoop:
@@ -79,7 +79,7 @@ def orders(names: str, seed: int) -> list[str]:
     chance, loop, ran = Chance(seed), new_loop(), []
     for name in names:
         context = contextvars.Context()
-        context.run(ACTOR.set, Actor(name, chance))
+        context.run(ACTOR.set, CodeOwner(name, chance))
         loop.call_soon(ran.append, name, context=context)
 
     async def rest() -> None:
@@ -98,7 +98,7 @@ def test_a_seed_decides_the_order_and_removing_an_actor_keeps_it() -> None:
 
 
 def test_tasks_of_a_killed_actor_do_not_run() -> None:
-    loop, actor, ran = new_loop(), Actor("server", Chance(1)), []
+    loop, actor, ran = new_loop(), CodeOwner("server", Chance(1)), []
     context = contextvars.Context()
     context.run(ACTOR.set, actor)
 
@@ -129,7 +129,7 @@ def test_a_random_stream_is_determined_by_seed_and_name() -> None:
 def test_removing_a_fault_does_not_move_the_others() -> None:
     def struck(*without: str) -> list[tuple[int, str]]:
         plan = Plan(seed=3, odds={"rpc.slow": 0.2, "db.slow": 0.2}, without=frozenset(without))
-        faults = Faults(plan, Chance(3), Timeline(lambda: 0.0))
+        faults = FaultInjector(plan, Chance(3), Timeline(lambda: 0.0))
         faults.are_on = True
         return [
             (turn, kind)
@@ -147,15 +147,15 @@ def test_removing_a_fault_does_not_move_the_others() -> None:
 
 class Seen:
     def __init__(self) -> None:
-        self.landed: list[Landed] = []
+        self.landed: list[LandedTransaction] = []
 
     def handed_over(self, about: Described, by: str) -> None:
         raise AssertionError("no transaction is handed over here")
 
-    def in_block(self, landing: Landed) -> None:
+    def in_block(self, landing: LandedTransaction) -> None:
         self.landed.append(landing)
 
-    def undone(self, landing: Landed) -> None:
+    def undone(self, landing: LandedTransaction) -> None:
         self.landed.remove(landing)
 
 
@@ -163,8 +163,8 @@ class Seen:
 def cluster():
     plan, chance, loop = Plan(seed=1), Chance(1), new_loop()
     timeline = Timeline(loop.time)
-    made = Cluster(
-        plan, chance, loop, Faults(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
+    made = SimulatedCluster(
+        plan, chance, loop, FaultInjector(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
     )
     made.furnish(treasury=str(Keypair().pubkey()), mint_authority=str(Keypair().pubkey()))
     yield made, loop
@@ -233,8 +233,8 @@ def test_a_message_lands_once_whichever_signature_its_fee_payer_makes(cluster) -
 def test_slots_may_be_empty_and_heights_count_blocks() -> None:
     plan, chance, loop = Plan(seed=1, skew=Skew(skips_every=5)), Chance(1), new_loop()
     timeline = Timeline(loop.time)
-    made = Cluster(
-        plan, chance, loop, Faults(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
+    made = SimulatedCluster(
+        plan, chance, loop, FaultInjector(plan, chance, timeline), timeline, wall_us=10**15, watcher=Seen()
     )
     first = made.first_slot + 100
     blocks = [slot for slot in range(first, first + 100) if made.has_block(slot)]
@@ -248,9 +248,9 @@ def test_slots_may_be_empty_and_heights_count_blocks() -> None:
 @pytest.mark.parametrize(("status", "is_lost"), [(409, False), (503, True)])
 def test_after_a_503_a_rotation_may_have_happened(status: int, is_lost: bool) -> None:
     """The judge took it for a refusal, and posts under the new secret for unsigned ones."""
-    world = World(Plan(seed=1, servers=1))
-    world.secrets["wh_1"] = WebhookSecrets(["whsec_first"])
-    operator = Operator(world, 1)
+    world = SimulatedWorld(Plan(seed=1, servers=1))
+    world.secrets["wh_1"] = KnownSecrets(["whsec_first"])
+    operator = OperatorWorker(world, 1)
 
     async def refuse(webhook_id: str, *, overlap_seconds: int) -> str:
         raise APIError(f"no answer about {webhook_id} and {overlap_seconds} s", status_code=status)
@@ -276,7 +276,7 @@ def violations_of_coming_to_rest(
         closing: from when to when, in seconds after the faults have stopped.
         asks_for: how long it takes to ask about every key.
     """
-    world = World(Plan(seed=1, servers=1))
+    world = SimulatedWorld(Plan(seed=1, servers=1))
     world.servers.clear()
 
     async def under_way(*_: object, **__: object) -> list[tuple[str, str]]:

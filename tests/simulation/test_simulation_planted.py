@@ -6,7 +6,7 @@ import pytest
 from planted import BUGS
 
 from agentpay_lab.simulation.plan import Plan, Skew, drawn
-from agentpay_lab.simulation.world import Outcome, simulate
+from agentpay_lab.simulation.world import RunResult, simulate
 
 BUDGET_SECONDS = 180.0  # A minute on an idle machine.
 FIRST_SEED = 999
@@ -74,7 +74,7 @@ def plan_of(seed: int) -> Plan:
             )
 
 
-def found(budget_seconds: float, first_seed: int = FIRST_SEED) -> Outcome | None:
+def found(budget_seconds: float, first_seed: int = FIRST_SEED) -> RunResult | None:
     seed, spent = first_seed, 0.0
     while spent < budget_seconds:
         outcome = simulate(plan_of(seed))

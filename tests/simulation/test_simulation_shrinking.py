@@ -4,12 +4,12 @@ import pytest
 
 from agentpay_lab.simulation.plan import drawn
 from agentpay_lab.simulation.shrinking import Shrinker
-from agentpay_lab.simulation.world import Outcome, simulate
+from agentpay_lab.simulation.world import RunResult, simulate
 
 pytestmark = pytest.mark.unmeasured
 
 
-def first_failing() -> Outcome:
+def first_failing() -> RunResult:
     """Return the first run that breaks a rule after several calls."""
     runs = (simulate(drawn(seed, minutes=0.1, servers=2, agents=2)) for seed in range(1_071, 1_200))
     return next(run for run in runs if run.violations and len(run.calls) > 10)

@@ -16,7 +16,7 @@ from agentpay.cli.variables import IS_VISIBLE
 
 if TYPE_CHECKING:
     from agentpay_lab.crash_test.peers import PeerLine
-    from agentpay_lab.crash_test.run import Plan, Verdict
+    from agentpay_lab.crash_test.run import CrashTestPlan, CrashTestVerdict
 
 _SEEDS: Final = 1_000_000
 _PURCHASES_PER_SECOND: Final = 4
@@ -117,10 +117,10 @@ def crash_test(
     if count > 1 and database_url is None:
         raise click.UsageError("several servers need one PostgreSQL database: pass --database-url.")
     # Imported late: loading the server takes longer than reporting a usage error.
-    from agentpay_lab.crash_test.run import CrashTest, Plan  # noqa: PLC0415
+    from agentpay_lab.crash_test.run import CrashTest, CrashTestPlan  # noqa: PLC0415
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
 
-    plan = Plan(
+    plan = CrashTestPlan(
         seed=seed,
         seconds=seconds,
         agents=agents,
@@ -179,7 +179,7 @@ def _try_payer(
         raise SystemExit(1)
 
 
-def _peers(plan: "Plan", say: "Callable[[str], None]") -> "list[PeerLine]":
+def _peers(plan: "CrashTestPlan", say: "Callable[[str], None]") -> "list[PeerLine]":
     from agentpay_lab.crash_test.peers import run_peers  # noqa: PLC0415 - as above
 
     with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
@@ -190,7 +190,7 @@ def _peers(plan: "Plan", say: "Callable[[str], None]") -> "list[PeerLine]":
         return list(run)
 
 
-def _report(output: Output, verdict: "Verdict", seed: int, peers: "Sequence[PeerLine]") -> None:
+def _report(output: Output, verdict: "CrashTestVerdict", seed: int, peers: "Sequence[PeerLine]") -> None:
     if output.is_json:
         document = {"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict}
         output.document({**document, "peers": peers} if peers else document)

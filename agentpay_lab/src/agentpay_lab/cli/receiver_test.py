@@ -75,9 +75,9 @@ def receiver_test(
     if secret is None and not command:
         raise click.UsageError("pass the receiver's --secret, or the COMMAND that starts it.")
     # Imported late, as by the other commands.
-    from agentpay_lab.receiver_test.run import Plan, ReceiverError, ReceiverTest, shown_lines  # noqa: PLC0415
+    from agentpay_lab.receiver_test.run import ReceiverError, ReceiverTest, ReceiverTestPlan, shown_lines  # noqa: PLC0415
 
-    plan = Plan(
+    plan = ReceiverTestPlan(
         url=url,
         acted=acted,
         secret=secret or f"whsec_{secrets.token_hex(20)}",

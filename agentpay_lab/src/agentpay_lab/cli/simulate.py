@@ -11,7 +11,7 @@ from agentpay.cli.output import Output, takes_json
 from agentpay.cli.values import Seconds
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.world import Outcome, World
+    from agentpay_lab.simulation.world import RunResult, SimulatedWorld
 
 _SEEDS: Final = 10**9
 _SHOWN_LINES: Final = 400
@@ -137,14 +137,14 @@ class _Progress:
         self._drawn_at = 0.0
         self._is_terminal = sys.stderr.isatty()
 
-    def __call__(self, world: "World") -> None:
+    def __call__(self, world: "SimulatedWorld") -> None:
         seconds, calls, faults, crashes, landed = self._ended
         self.seconds, self.calls = seconds + world.loop.time(), calls + len(world.calls)
         self.faults, self.crashes = faults + len(world.faults.struck), crashes + world.crashes
         self.landed = landed + world.cluster.executed
         self._draw()
 
-    def ended(self, outcome: "Outcome") -> None:
+    def ended(self, outcome: "RunResult") -> None:
         seconds, calls, faults, crashes, landed = self._ended
         self._ended = (
             seconds + outcome.seconds,
@@ -173,7 +173,7 @@ class _Progress:
             click.echo(f"\r\x1b[2K{self.line()}", nl=False, err=True)
 
 
-def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -> None:
+def _report(output: Output, outcome: "RunResult", shrink_for: float, again: str) -> None:
     from agentpay_lab.simulation.shrinking import Shrinker  # noqa: PLC0415
 
     click.echo(f"VIOLATION {outcome.violations[0]}", err=True)

@@ -25,7 +25,7 @@ _PAUSE_SECONDS: Final = 0.1
 _AGAIN_SHARE: Final = 0.1
 
 
-class Agent:
+class PlannedBuyer:
     """Makes the purchases of a plan.
 
     `plan` holds `services` and `shop`, URLs; `api_key`; `account_id`; `purchases`, names and paths; `done`,
@@ -90,4 +90,4 @@ class Agent:
 
 
 if __name__ == "__main__":
-    Agent(json.loads(Path(sys.argv[1]).read_text("utf-8"))).run()
+    PlannedBuyer(json.loads(Path(sys.argv[1]).read_text("utf-8"))).run()

@@ -13,7 +13,7 @@ from attrs import frozen
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_lab.crash_test.node import Landed, LandedPayment
+from agentpay_lab.crash_test.node import LandedPayment, LandedPayments
 from agentpay_server.paywall import Mode
 
 _SERVED_IF_PAID: Final = frozenset({Mode.HONEST, Mode.INJECTED_INSTRUCTION})
@@ -44,7 +44,7 @@ class Books:
 def differences(
     orders: Mapping[str, Mode],
     outcomes: Mapping[str, str],
-    landed: Landed,
+    landed: LandedPayments,
     books: Books,
     *,
     price_micro: int,
@@ -73,7 +73,7 @@ def differences(
     yield from _of_account(orders, landed, books)
 
 
-def _of_account(orders: Mapping[str, Mode], landed: Landed, books: Books) -> Iterator[str]:
+def _of_account(orders: Mapping[str, Mode], landed: LandedPayments, books: Books) -> Iterator[str]:
     taken = [payment for payment in landed.payments if books.token_account in payment.taken_micro]
     for payment in taken:
         if orders.keys().isdisjoint(payment.memos):

@@ -61,7 +61,7 @@ class LandedPayment:
         return sum(self.taken_micro.values())
 
 
-def _by_memo(landed: "Landed") -> dict[str, list[LandedPayment]]:
+def _by_memo(landed: "LandedPayments") -> dict[str, list[LandedPayment]]:
     found: defaultdict[str, list[LandedPayment]] = defaultdict(list)
     for payment in landed.payments:
         for text in dict.fromkeys(payment.memos):
@@ -70,7 +70,7 @@ def _by_memo(landed: "Landed") -> dict[str, list[LandedPayment]]:
 
 
 @frozen
-class Landed:
+class LandedPayments:
     """The payments that landed, oldest first. A purchase is identified by its memo."""
 
     payments: Sequence[LandedPayment]
@@ -106,9 +106,9 @@ class ChainNode:
             "AGENTPAY_SERVER_MINT_AUTHORITY_KEY": json.dumps(list(bytes(self._mint_authority))),
         }
 
-    def landed(self) -> Landed:
+    def landed(self) -> LandedPayments:
         with self._lock:
-            return Landed(tuple(self._payments))
+            return LandedPayments(tuple(self._payments))
 
     @property
     def usdc_mint(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_lab.crash_test.node import ChainNode, Landed
+from agentpay_lab.crash_test.node import ChainNode, LandedPayments
 from agentpay_lab.crash_test.run import KILL_EVERY_SECONDS, PRICE_USDC, SPEED
 from agentpay_lab.crash_test.servers import CannotStartError
 from agentpay_server.paywall import Mode, Paywall, Protocol
@@ -37,7 +37,7 @@ _LATEST_SECONDS: Final = 30.0
 
 
 @frozen(kw_only=True)
-class Peer:
+class PeerClient:
     """A client: its packages, the program that buys with it, and its payment protocol."""
 
     name: str
@@ -47,19 +47,19 @@ class Peer:
 
 
 PEERS: Final = (
-    Peer(
+    PeerClient(
         name="@x402/fetch 2.27.0",
         packages=("@x402/fetch@2.27.0", "@x402/core@2.27.0", "@x402/svm@2.27.0", "@solana/kit@5.5.1"),
         program="x402_fetch.mjs",
         protocol=Protocol.X402_V2,
     ),
-    Peer(
+    PeerClient(
         name="x402 2.25.0 (PyPI)",
         packages=("x402[svm,httpx]==2.25.0",),
         program="x402_python.py",
         protocol=Protocol.X402_V2,
     ),
-    Peer(
+    PeerClient(
         name="pympp 0.16.0",
         packages=("pympp==0.16.0", "solders==0.29.0"),
         program="pympp_client.py",
@@ -103,7 +103,7 @@ def run_peers(
 
 
 def _run(
-    peer: Peer,
+    peer: PeerClient,
     command: Sequence[str],
     names: Sequence[str],
     *,
@@ -158,7 +158,9 @@ def _disturbed(command: Sequence[str], log: Any, chance: random.Random, seconds:
             return kills
 
 
-def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kills: int) -> PeerLine:
+def line_of(
+    peer: PeerClient, names: Sequence[str], done: Path, landed: LandedPayments, *, kills: int
+) -> PeerLine:
     noted = done.read_text("utf-8").splitlines() if done.exists() else []
     asked = {name: noted.count(f"{name} asked") for name in names}
     tried = [name for name in names if asked[name]]
@@ -178,7 +180,7 @@ def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kil
 # --- Environments
 
 
-def _installed(peer: Peer) -> list[str]:
+def _installed(peer: PeerClient) -> list[str]:
     """Return the command that runs a peer's program; installs its packages at the first use."""
     digest = hashlib.sha256("\n".join((*peer.packages, sys.version)).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentpay" / "crash-test"

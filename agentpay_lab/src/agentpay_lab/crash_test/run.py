@@ -19,7 +19,7 @@ from agentpay.contract.identity import KeyKind
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.crash_test.comparison import Books, differences
-from agentpay_lab.crash_test.node import ChainNode, Landed
+from agentpay_lab.crash_test.node import ChainNode, LandedPayments
 from agentpay_lab.crash_test.servers import AgentProcess, ServerProcess
 from agentpay_server.clients import Sandbox
 from agentpay_server.paywall import Mode, Paywall, Protocol
@@ -40,7 +40,7 @@ _FUND_TRIES: Final = 50
 
 
 @frozen(kw_only=True)
-class Plan:
+class CrashTestPlan:
     """The plan of a crash test.
 
     Attributes:
@@ -76,7 +76,7 @@ class Line:
 
 
 @frozen(kw_only=True)
-class Verdict:
+class CrashTestVerdict:
     """The verdict of a crash test.
 
     Attributes:
@@ -104,14 +104,14 @@ class Verdict:
 
 
 class CrashTest:
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: CrashTestPlan, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._say = say
         self._random = random.Random(plan.seed)  # noqa: S311 - no secret depends on it
         self._key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
         self._kills = 0
 
-    def run(self) -> Verdict:
+    def run(self) -> CrashTestVerdict:
         started = time.monotonic()
         with (
             self._directory() as scratch,
@@ -123,7 +123,7 @@ class CrashTest:
 
     def _run(
         self, node: ChainNode, servers: list[ServerProcess], shop: Paywall, scratch: Path, started: float
-    ) -> Verdict:
+    ) -> CrashTestVerdict:
         plan = self._plan
         names = [
             f"purchase-{agent}-{number}" for agent in range(plan.agents) for number in range(plan.purchases)
@@ -143,7 +143,7 @@ class CrashTest:
         settled_usdc = from_micro(sum(landed.micro(name) for name in names))
         words = {name: word for name, (word, _) in outcomes.items()}
         books = self._books(servers, account_id)
-        return Verdict(
+        return CrashTestVerdict(
             lines=tuple(lines_of(modes, outcomes, landed)),
             cap_usdc=cap_usdc,
             settled_usdc=settled_usdc,
@@ -298,7 +298,7 @@ def _signed_micro(entry: Transaction) -> int:
 
 
 def lines_of(
-    modes: Mapping[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed
+    modes: Mapping[str, Mode], outcomes: dict[str, tuple[str, int]], landed: LandedPayments
 ) -> Iterator[Line]:
     for mode in Mode:
         names = [

@@ -60,7 +60,7 @@ class Kill(StrEnum):
 
 
 @frozen(kw_only=True)
-class Order:
+class TrialOrder:
     """An order, and what goes wrong with it.
 
     Attributes:
@@ -90,7 +90,7 @@ class Order:
 
 
 @frozen(kw_only=True)
-class Moment:
+class TimelineEntry:
     """Something that happened to an order: seconds since the order was first sent, and what."""
 
     seconds: Decimal
@@ -116,7 +116,7 @@ class Bought:
     result: str
     landed: int
     paid_usdc: Decimal
-    timeline: tuple[Moment, ...]
+    timeline: tuple[TimelineEntry, ...]
 
     @property
     def is_wrong(self) -> bool:
@@ -254,15 +254,15 @@ def _read(process: "subprocess.Popen[bytes]", lines: "queue.SimpleQueue[str]") -
 
 @define
 class _Tried:
-    order: Order
+    order: TrialOrder
     asked: int = 0
     result: str = ""
     began: float = field(factory=time.monotonic)
-    timeline: list[Moment] = field(factory=list)
+    timeline: list[TimelineEntry] = field(factory=list)
 
     def note(self, what: str) -> None:
         milliseconds = round((time.monotonic() - self.began) * 1000)
-        self.timeline.append(Moment(seconds=Decimal(milliseconds).scaleb(-3), what=what))
+        self.timeline.append(TimelineEntry(seconds=Decimal(milliseconds).scaleb(-3), what=what))
 
 
 @frozen
@@ -380,9 +380,9 @@ class Trial:
                 break
         return tried
 
-    def _order(self, name: str, mode: Mode) -> Order:
+    def _order(self, name: str, mode: Mode) -> TrialOrder:
         chance = self._random
-        return Order(
+        return TrialOrder(
             name=name,
             mode=mode,
             protocol=chance.choice(self._plan.protocols),
@@ -391,7 +391,7 @@ class Trial:
             loses_reply=chance.random() < 0.3,
         )
 
-    def _try(self, world: _World, payer: Payer, order: Order) -> _Tried:
+    def _try(self, world: _World, payer: Payer, order: TrialOrder) -> _Tried:
         tried = _Tried(order)
         protocols = [order.protocol]
         world.shop.sell(
@@ -462,7 +462,7 @@ class Trial:
 
     # --- A shorter failure
 
-    def _shortest(self, world: _World, scratch: Path, order: Order) -> Bought | None:
+    def _shortest(self, world: _World, scratch: Path, order: TrialOrder) -> Bought | None:
         """Repeat the order alone, then with less going wrong, as long as it still fails."""
         deadline = time.monotonic() + _SHRINK_SECONDS
         found = self._again(world, scratch, order)
@@ -476,7 +476,7 @@ class Trial:
                 return fails
         return found
 
-    def _again(self, world: _World, scratch: Path, order: Order) -> Bought | None:
+    def _again(self, world: _World, scratch: Path, order: TrialOrder) -> Bought | None:
         self._say(f"repeating alone: {order.story}")
         again = evolve(order, name=f"again-{secrets.token_hex(4)}")
         payer = self._payer(world, scratch, again.name)
@@ -490,7 +490,7 @@ class Trial:
         return counted if counted.is_wrong else None
 
 
-def _simpler(order: Order) -> Iterator[Order]:
+def _simpler(order: TrialOrder) -> Iterator[TrialOrder]:
     """Yield orders with less going wrong, the simplest first."""
     honest = evolve(order, mode=Mode.HONEST)
     for kill in dict.fromkeys((None, order.kill, Kill.LANDED)):
@@ -532,7 +532,7 @@ class _Seen:
             self.tried.note("a payment lands")
         self._landed = times
 
-    def is_time_for(self, kill: Kill, waited: float, order: Order) -> bool:
+    def is_time_for(self, kill: Kill, waited: float, order: TrialOrder) -> bool:
         if kill is Kill.ASKED:
             return self._requests > 0
         if kill is Kill.PAID:

@@ -11,9 +11,9 @@ from typing import Final, Protocol
 
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_lab.receiver_test.deliveries import (
-    Delivery,
-    Event,
+    DeliveryRequest,
     Events,
+    SampleEvent,
     delivery,
     rotating,
     signed,
@@ -32,19 +32,19 @@ class Desk(Protocol):
     secret: str
     old_secret: str | None
 
-    async def deliver(self, sent: Delivery) -> int | None:
+    async def deliver(self, sent: DeliveryRequest) -> int | None:
         """Make a delivery; return the status, or None without a response in 10 seconds."""
         ...
 
-    def miss(self, sentence: str, sent: Delivery) -> None:
+    def miss(self, sentence: str, sent: DeliveryRequest) -> None:
         """Note what the receiver did wrong, and the request that shows it."""
         ...
 
-    def acts_once(self, event: Event, sent: Delivery, cause: str) -> None:
+    def acts_once(self, event: SampleEvent, sent: DeliveryRequest, cause: str) -> None:
         """Expect that the event is acted on exactly once."""
         ...
 
-    def never_acts(self, event: Event, sent: Delivery, cause: str) -> None:
+    def never_acts(self, event: SampleEvent, sent: DeliveryRequest, cause: str) -> None:
         """Expect that the event is never acted on."""
         ...
 
@@ -56,14 +56,14 @@ def _said(status: int | None) -> str:
     return "did not respond within 10 seconds" if status is None else f"responded {status}"
 
 
-async def _accepted(desk: Desk, event: Event, sent: Delivery, what: str) -> None:
+async def _accepted(desk: Desk, event: SampleEvent, sent: DeliveryRequest, what: str) -> None:
     status = await desk.deliver(sent)
     if status is None or not 200 <= status < 300:
         desk.miss(f"It {_said(status)} to {what}: the service gives up after 4 retries.", sent)
     desk.acts_once(event, sent, what)
 
 
-async def _refused(desk: Desk, event: Event, sent: Delivery, what: str) -> None:
+async def _refused(desk: Desk, event: SampleEvent, sent: DeliveryRequest, what: str) -> None:
     status = await desk.deliver(sent)
     if status is None or not 400 <= status < 500:
         desk.miss(f"It {_said(status)} to {what}, instead of 401.", sent)
@@ -93,7 +93,7 @@ async def altered(desk: Desk) -> None:
     """Refuses a body that was changed after it was signed."""
     event = desk.events.settled()
     genuine = delivery(event, desk.secret)
-    sent = Delivery(event.body.replace(b"25.000000", b"95.000000"), genuine.headers)
+    sent = DeliveryRequest(event.body.replace(b"25.000000", b"95.000000"), genuine.headers)
     await _refused(desk, event, sent, "a body that was changed after it was signed")
 
 
@@ -102,7 +102,7 @@ async def raw_bytes(desk: Desk) -> None:
     event = desk.events.settled()
     genuine = delivery(event, desk.secret)
     # The same JSON in other bytes. A receiver that compares parsed JSON cannot tell them apart.
-    sent = Delivery(event.body.replace(b" , ", b",").replace(b" : ", b":"), genuine.headers)
+    sent = DeliveryRequest(event.body.replace(b" , ", b",").replace(b" : ", b":"), genuine.headers)
     await _refused(desk, event, sent, "the signed JSON in other bytes")
 
 
@@ -117,7 +117,7 @@ async def malformed_signatures(desk: Desk) -> None:
 async def malformed_bodies(desk: Desk) -> None:
     """Refuses signed bodies that are no events, without failing."""
     for body in (b"", b"{", b"[]", b"null", b'{"id": 7}', b"\xff\xfe", b"[" * 5_000):
-        event = Event(desk.events.identifier("evt_"), body)
+        event = SampleEvent(desk.events.identifier("evt_"), body)
         sent = signed(body, desk.secret, event_id=event.id)
         status = await desk.deliver(sent)
         if status is None or status >= 500:
@@ -128,7 +128,7 @@ async def malformed_bodies(desk: Desk) -> None:
 async def huge(desk: Desk) -> None:
     """Refuses a huge body, and still works."""
     event = desk.events.settled()
-    sent = Delivery(b" " * _HUGE_BYTES, delivery(event, _OTHER_SECRET).headers)
+    sent = DeliveryRequest(b" " * _HUGE_BYTES, delivery(event, _OTHER_SECRET).headers)
     status = await desk.deliver(sent)
     # It may also close the connection.
     if status is not None and not 400 <= status < 500:

@@ -19,7 +19,7 @@ _ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
 
 
 @frozen
-class Event:
+class SampleEvent:
     """An event: its identifier, and its body as the service sends it, byte for byte, at each attempt."""
 
     id: str
@@ -27,13 +27,13 @@ class Event:
 
 
 @frozen
-class Delivery:
+class DeliveryRequest:
     """One HTTP request to the receiver."""
 
     body: bytes
     headers: Mapping[str, str | bytes]
 
-    def with_headers(self, **headers: str | bytes | None) -> "Delivery":
+    def with_headers(self, **headers: str | bytes | None) -> "DeliveryRequest":
         """Return it with other headers, whose names have `_` for `-`; None removes one."""
         changed = {name.replace("_", "-"): value for name, value in headers.items()}
         kept = {name: value for name, value in self.headers.items() if name not in changed}
@@ -64,7 +64,7 @@ class Events:
         """Return a new identifier."""
         return prefix + "".join(self._random.choices(_ALPHABET, k=26))
 
-    def settled(self, *, age: timedelta = timedelta(0), transfer_id: str | None = None) -> Event:
+    def settled(self, *, age: timedelta = timedelta(0), transfer_id: str | None = None) -> SampleEvent:
         """Return a `transfer.settled` that was created some time ago."""
         created = format_timestamp(self._now - age)
         data = {
@@ -76,7 +76,7 @@ class Events:
         }
         return self._event("transfer.settled", created, data)
 
-    def initiated(self, transfer_id: str) -> Event:
+    def initiated(self, transfer_id: str) -> SampleEvent:
         """Return the `transfer.initiated` of a transfer."""
         data = {
             "transfer_id": transfer_id,
@@ -87,26 +87,26 @@ class Events:
         }
         return self._event("transfer.initiated", format_timestamp(self._now), data)
 
-    def unknown(self) -> Event:
+    def unknown(self) -> SampleEvent:
         """Return an event of a type that a later version may add."""
         return self._event("transfer.teleported", format_timestamp(self._now), {"speed": 1})
 
-    def _event(self, kind: str, created: str, data: Mapping[str, object]) -> Event:
+    def _event(self, kind: str, created: str, data: Mapping[str, object]) -> SampleEvent:
         event_id = self.identifier("evt_")
         envelope = {"type": kind, "data": data, "created_at": created, "id": event_id}
         # Neither the separators nor the escapes that serializers choose by default.
         text = json.dumps(envelope, separators=(" , ", " : ")).replace("transfer", "\\u0074ransfer", 1)
-        return Event(event_id, text.encode())
+        return SampleEvent(event_id, text.encode())
 
 
-def delivery(event: Event, secret: str, *, attempt: int = 1) -> Delivery:
+def delivery(event: SampleEvent, secret: str, *, attempt: int = 1) -> DeliveryRequest:
     """Return an attempt to deliver an event, signed with a secret."""
     return signed(event.body, secret, event_id=event.id, attempt=attempt)
 
 
-def signed(body: bytes, secret: str, *, event_id: str, attempt: int = 1) -> Delivery:
+def signed(body: bytes, secret: str, *, event_id: str, attempt: int = 1) -> DeliveryRequest:
     """Return a delivery of any body, signed with a secret."""
-    return Delivery(
+    return DeliveryRequest(
         body,
         {
             "Content-Type": "application/json",
@@ -118,10 +118,10 @@ def signed(body: bytes, secret: str, *, event_id: str, attempt: int = 1) -> Deli
     )
 
 
-def rotating(event: Event, *, old: str, new: str) -> Delivery:
+def rotating(event: SampleEvent, *, old: str, new: str) -> DeliveryRequest:
     """Return a delivery during a rotation, signed with both secrets."""
     both = dict(delivery(event, old).headers) | {NEXT_SIGNATURE_HEADER: sign(event.body, new)}
-    return Delivery(event.body, both)
+    return DeliveryRequest(event.body, both)
 
 
 def now() -> datetime:

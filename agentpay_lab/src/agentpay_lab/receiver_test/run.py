@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from agentpay_lab.receiver_test import deliveries
 from agentpay_lab.receiver_test.checks import CHECKS, title_of
-from agentpay_lab.receiver_test.deliveries import Delivery, Event, Events, delivery
+from agentpay_lab.receiver_test.deliveries import DeliveryRequest, Events, SampleEvent, delivery
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 _TIMEOUT_SECONDS: Final = 10.0
@@ -34,7 +34,7 @@ class ReceiverError(Exception):
 
 
 @frozen(kw_only=True)
-class Plan:
+class ReceiverTestPlan:
     """The plan of a receiver test.
 
     Attributes:
@@ -67,7 +67,7 @@ class Miss:
 
 
 @frozen(kw_only=True)
-class CheckResult:
+class ReceiverCheck:
     """The result of one check; it has passed without misses."""
 
     check: str
@@ -79,7 +79,7 @@ class Report:
     """The results of all checks."""
 
     seed: int
-    results: tuple[CheckResult, ...]
+    results: tuple[ReceiverCheck, ...]
 
     @property
     def has_passed(self) -> bool:
@@ -90,8 +90,8 @@ class Report:
 @frozen
 class _Expectation:
     check: str
-    event: Event
-    sent: Delivery
+    event: SampleEvent
+    sent: DeliveryRequest
     cause: str
     times: int
 
@@ -99,7 +99,7 @@ class _Expectation:
 class ReceiverTest:
     """One test of a receiver."""
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, plan: ReceiverTestPlan, say: Callable[[str], None]) -> None:
         self.events = Events(plan.seed, deliveries.now())
         self.secret = plan.secret
         self.old_secret = plan.old_secret
@@ -132,7 +132,9 @@ class ReceiverTest:
                 await self._judge(before)
             finally:
                 self._stop()
-        results = tuple(CheckResult(check=name, misses=tuple(found)) for name, found in self._misses.items())
+        results = tuple(
+            ReceiverCheck(check=name, misses=tuple(found)) for name, found in self._misses.items()
+        )
         return Report(seed=self._plan.seed, results=results)
 
     def _begin(self, check: str) -> None:
@@ -142,7 +144,7 @@ class ReceiverTest:
 
     # --- For the checks
 
-    async def deliver(self, sent: Delivery) -> int | None:
+    async def deliver(self, sent: DeliveryRequest) -> int | None:
         """Make a delivery; return the status, or None without a response in 10 seconds."""
         headers = [
             (name.encode(), value if isinstance(value, bytes) else value.encode())
@@ -154,17 +156,17 @@ class ReceiverTest:
             return None
         return response.status_code
 
-    def miss(self, sentence: str, sent: Delivery) -> None:
+    def miss(self, sentence: str, sent: DeliveryRequest) -> None:
         """Note what the receiver did wrong, once for each sentence of a check."""
         found = self._misses[self._check]
         if sentence not in [each.sentence for each in found]:
             found.append(Miss(sentence=sentence, request=sent.shown))
 
-    def acts_once(self, event: Event, sent: Delivery, cause: str) -> None:
+    def acts_once(self, event: SampleEvent, sent: DeliveryRequest, cause: str) -> None:
         """Expect that the event is acted on exactly once."""
         self._expected[event.id] = _Expectation(self._check, event, sent, cause, 1)
 
-    def never_acts(self, event: Event, sent: Delivery, cause: str) -> None:
+    def never_acts(self, event: SampleEvent, sent: DeliveryRequest, cause: str) -> None:
         """Expect that the event is never acted on."""
         self._expected[event.id] = _Expectation(self._check, event, sent, cause, 0)
 

@@ -17,13 +17,13 @@ from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError, ResponseValidationError
-from agentpay_lab.simulation.chance import ACTOR, Actor
+from agentpay_lab.simulation.chance import ACTOR, CodeOwner
 from agentpay_lab.simulation.network import AgentTransport
-from agentpay_lab.simulation.sellers import Purchase, buy
+from agentpay_lab.simulation.sellers import SellerPurchase, buy
 from agentpay_server.clients import AsyncSandbox
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 SMALLEST_CAP_MICRO: Final = 10_000
 _RECENT_SESSIONS: Final = 6
@@ -35,7 +35,7 @@ _UNKNOWN_FROM_STATUS: Final = 500
 
 
 class SimulatedClient(AsyncAgentPay):
-    def __init__(self, world: "World", name: str, api_key: str) -> None:
+    def __init__(self, world: "SimulatedWorld", name: str, api_key: str) -> None:
         self._world, self._name = world, name
         super().__init__(
             api_key=api_key, base_url="http://service.invalid", transport=AgentTransport(world, name)
@@ -49,10 +49,10 @@ class SimulatedClient(AsyncAgentPay):
         super()._bind(settings, http)
 
 
-class Worker(Actor):
+class Worker(CodeOwner):
     """Makes calls until the work is over, `think_seconds` apart on average."""
 
-    def __init__(self, world: "World", name: str, think_seconds: float) -> None:
+    def __init__(self, world: "SimulatedWorld", name: str, think_seconds: float) -> None:
         super().__init__(name, world.chance)
         self.world = world
         self._think_seconds = think_seconds
@@ -88,12 +88,12 @@ class Worker(Actor):
 
 
 class Agent(Worker):
-    def __init__(self, world: "World", number: int, api_key: str, own: Account | None) -> None:
+    def __init__(self, world: "SimulatedWorld", number: int, api_key: str, own: Account | None) -> None:
         super().__init__(world, f"a{number}", world.plan.skew.think_seconds)
         self._clients = [SimulatedClient(world, f"{self.name}{twin}", api_key) for twin in ("", "'")]
         self._own = own
         self._keys: list[tuple[str, str, str, int]] = []
-        self._purchases: list[Purchase] = []
+        self._purchases: list[SellerPurchase] = []
         self._sessions: list[str] = []
 
     async def act(self, chance: random.Random) -> None:
@@ -146,7 +146,7 @@ class Agent(Worker):
                 purchase = evolve(purchase, account_id=chance.choice(world.accounts).account_id)
         else:
             seller, (source, _) = chance.choice(world.sellers), self._parties(chance)
-            purchase = Purchase(
+            purchase = SellerPurchase(
                 key=f"{self.name}-p{len(self._purchases)}",
                 account_id=source,
                 seller=seller,
@@ -205,7 +205,7 @@ class Agent(Worker):
 
 
 async def pay(
-    world: "World", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
+    world: "SimulatedWorld", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
 ) -> None:
     judges, asked_at = world.judges, world.loop.time()
     is_new, pause = key not in judges.asked, judges.paused_since.get(source)
@@ -226,8 +226,8 @@ async def pay(
     world.timeline.note("answer", who, key, transfer.transfer_id, transfer.status)
 
 
-class Operator(Worker):
-    def __init__(self, world: "World", number: int) -> None:
+class OperatorWorker(Worker):
+    def __init__(self, world: "SimulatedWorld", number: int) -> None:
         super().__init__(world, f"op{number}", _OPERATORS_PAUSES * world.plan.skew.think_seconds)
         self._client = SimulatedClient(world, self.name, world.operator_key)
         self._webhooks: list[str] = []
@@ -295,7 +295,7 @@ class Operator(Worker):
 class Stranger(Worker):
     """Sends USDC to accounts, and occasionally to a session's escrow."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         super().__init__(world, "stranger", _STRANGERS_PAUSES * world.plan.skew.think_seconds)
 
     async def act(self, chance: random.Random) -> None:

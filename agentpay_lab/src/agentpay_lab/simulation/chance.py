@@ -17,7 +17,7 @@ class Chance:
         return random.Random(" ".join(map(str, (self._seed, *names))))  # noqa: S311 - repeatable on purpose
 
 
-class Actor:
+class CodeOwner:
     """The owner of running code: one life of a server, an agent, an operator.
 
     `order` orders its callbacks among those of others. None of a dead actor's code may run.
@@ -29,5 +29,5 @@ class Actor:
         self.is_dead = False
 
 
-ACTOR: Final[ContextVar[Actor | None]] = ContextVar("ACTOR", default=None)
+ACTOR: Final[ContextVar[CodeOwner | None]] = ContextVar("ACTOR", default=None)
 """The actor of the running code, inherited by the tasks and callbacks it creates."""

@@ -23,7 +23,7 @@ from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
 from agentpay_lab.simulation.chance import Chance
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import SimulatedLoop
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
@@ -73,7 +73,7 @@ class Described:
 
 
 @frozen(kw_only=True)
-class Landed:
+class LandedTransaction:
     """A transaction in a block; `error` is in JSON-RPC form.
 
     `before` and `after` are balances of its USDC accounts, `undo` its writable accounts before it.
@@ -95,9 +95,9 @@ class Watcher(Protocol):
         """Called only for the first time."""
         ...
 
-    def in_block(self, landing: Landed) -> None: ...
+    def in_block(self, landing: LandedTransaction) -> None: ...
 
-    def undone(self, landing: Landed) -> None: ...
+    def undone(self, landing: LandedTransaction) -> None: ...
 
 
 @define
@@ -107,7 +107,7 @@ class _History:
     places: dict[str, int] = Factory(dict)
 
 
-class Cluster:
+class SimulatedCluster:
     """Executes transactions; `wall_us` is the true time at the start, in microseconds since 1970."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Cluster:
         plan: Plan,
         chance: Chance,
         loop: SimulatedLoop,
-        faults: Faults,
+        faults: FaultInjector,
         timeline: Timeline,
         *,
         wall_us: int,
@@ -136,11 +136,13 @@ class Cluster:
         self._known: dict[str, Described] = {}
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
         self._histories: defaultdict[str, _History] = defaultdict(_History)
-        self._order: list[Landed] = []
+        self._order: list[LandedTransaction] = []
         self._messages: dict[str, str] = {}  # By message: the signature under which it landed first.
         self._payments: dict[str, str] = {}
-        self._rolled_back: dict[str, Landed] = {}  # Rolled back and not landed again, oldest first.
-        self.landings: dict[str, Landed] = {}
+        self._rolled_back: dict[
+            str, LandedTransaction
+        ] = {}  # Rolled back and not landed again, oldest first.
+        self.landings: dict[str, LandedTransaction] = {}
         self.executed = 0
         self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
         self.strangers_account = instructions.associated_token_address(str(self.stranger.pubkey()), USDC_MINT)
@@ -317,7 +319,7 @@ class Cluster:
             if self._machine.get_transaction(transaction.signatures[0]) is None:
                 return  # Its fee payer has no SOL, or similar: no block accepts it.
             error, logs = _json_error(result), list(result.meta().logs())
-        landing = Landed(
+        landing = LandedTransaction(
             about=about,
             slot=slot,
             error=error,
@@ -352,7 +354,7 @@ class Cluster:
         """
         height = self.height(self.slot())
         fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())
-        vanished: list[Landed] = []
+        vanished: list[LandedTransaction] = []
         while self._order and self._order[-1].slot > fork:
             made = self._made(self._order[-1])
             if made > self.height(fork) or not _has_time(made, height):
@@ -385,7 +387,7 @@ class Cluster:
         height = self.height(self.slot())
         return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._rolled_back.values())
 
-    def _made(self, landing: Landed) -> int:
+    def _made(self, landing: LandedTransaction) -> int:
         return self._heights[str(landing.transaction.message.recent_blockhash)]
 
     def _kept_for_owed(self) -> int:
@@ -403,12 +405,12 @@ class Cluster:
             slot -= 1
         return slot if owed else 0
 
-    def _land_again(self, landing: Landed, fork: int) -> None:
+    def _land_again(self, landing: LandedTransaction, fork: int) -> None:
         # A later fork reschedules these landings, in another order.
         if fork == self._fork:
             self._land(landing.transaction)
 
-    def _undo_newest(self) -> Landed:
+    def _undo_newest(self) -> LandedTransaction:
         landing = self._order.pop()
         signature = landing.about.signature
         del self.landings[signature]

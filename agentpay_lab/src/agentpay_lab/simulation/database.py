@@ -13,8 +13,8 @@ from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 from sqlalchemy import Executable, MetaData
 
-from agentpay_lab.simulation.chance import Actor, Chance
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.chance import Chance, CodeOwner
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import never
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.database import migrations
@@ -45,7 +45,7 @@ class SharedDatabase:
         self._database = MemoryDatabase()
         _finished(self._database.with_driver(_note_release))
         self.release = THIS_RELEASE
-        self.changes: Actor | None = None
+        self.changes: CodeOwner | None = None
         self.signatures: set[str] = set()
         self.units = 0
         self._copy: Callable[[], None] | None = None
@@ -121,10 +121,10 @@ class DatabaseLink:
         server: str,
         *,
         chance: Chance,
-        faults: Faults,
+        faults: FaultInjector,
         timeline: Timeline,
         may_die: Callable[[str], bool],
-        life: Actor,
+        life: CodeOwner,
         true_us: Callable[[], int],
     ) -> None:
         self._shared, self._server = shared, server

@@ -22,8 +22,8 @@ from agentpay_lab.simulation.judges import Asked, Judges
 from agentpay_server.testkit.embedded.transports import exchange
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.servers import Server
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.servers import SimulatedServer
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 LIVENESS_SECONDS: Final = 180.0
 """How long after the last fault anything may be in flight."""
@@ -41,7 +41,7 @@ _SWEPT: Final = 3
 _IN_FLIGHT: Final = re.compile(rb'^agentpay_queue_depth\{queue="transfers_submitted"\} (\S+)', re.MULTILINE)
 
 
-async def come_to_rest(world: "World") -> None:
+async def come_to_rest(world: "SimulatedWorld") -> None:
     """Stop all faults, and wait until nothing is in flight, up to a limit."""
     world.faults.are_on, world.is_healing = False, True
     world.nodes.heal()
@@ -80,7 +80,7 @@ async def come_to_rest(world: "World") -> None:
     world.settled_seconds = world.loop.time() - began
 
 
-async def judge(world: "World") -> None:
+async def judge(world: "SimulatedWorld") -> None:
     if world.violations:
         return
     client = world.client("auditor")
@@ -99,7 +99,7 @@ async def judge(world: "World") -> None:
         await server.stop(forever=True)
 
 
-async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
+async def _resolve_keys(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Repeat every transfer request whose outcome is unknown."""
     wanted = [
         (key, asked)
@@ -119,7 +119,7 @@ async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
 
 
 async def _under_way(
-    world: "World", client: SimulatedClient, done: set[str], *, counts: bool
+    world: "SimulatedWorld", client: SimulatedClient, done: set[str], *, counts: bool
 ) -> list[tuple[str, str]]:
     """Return what is in flight; add ended subjects to `done`.
 
@@ -149,13 +149,13 @@ async def _under_way(
     return found
 
 
-async def _transfers_in_flight(server: "Server") -> int:
+async def _transfers_in_flight(server: "SimulatedServer") -> int:
     _, text = await _operations(server, "/metrics")
     found = _IN_FLIGHT.search(text)
     return int(float(found.group(1))) if found else -1  # Unreadable metrics do not prove that it is idle.
 
 
-async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
+async def _operations(server: "SimulatedServer", path: str) -> tuple[int, bytes]:
     life = server.life
     if life is None or life.app is None:
         return 503, b"it is not up"
@@ -164,7 +164,7 @@ async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
     return status, text
 
 
-async def _status(world: "World", client: SimulatedClient, name: str) -> str:
+async def _status(world: "SimulatedWorld", client: SimulatedClient, name: str) -> str:
     if name.startswith("sess"):
         return str((await client.sessions.get(name)).status)
     asked_at = world.loop.time()
@@ -173,7 +173,7 @@ async def _status(world: "World", client: SimulatedClient, name: str) -> str:
     return str(transfer.status)
 
 
-async def _close_sessions(world: "World", client: SimulatedClient) -> None:
+async def _close_sessions(world: "SimulatedWorld", client: SimulatedClient) -> None:
     names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
     for name in sorted(names):
         began = world.loop.time()
@@ -191,7 +191,7 @@ async def _close_sessions(world: "World", client: SimulatedClient) -> None:
             world.violate("one key, two sessions", key, *(each.session_id for each in found))
 
 
-def _judge_session(world: "World", session: Session) -> None:
+def _judge_session(world: "SimulatedWorld", session: Session) -> None:
     name, landings = session.session_id, world.cluster.landings
     if session.status == "failed":
         return
@@ -213,7 +213,7 @@ def _judge_session(world: "World", session: Session) -> None:
         world.violate("what was paid is not what was charged", name, charged, settled, tried)
 
 
-async def _judge_payments(world: "World", client: SimulatedClient) -> None:
+async def _judge_payments(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Check that every payment on chain was requested, and is reported correctly."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
@@ -239,7 +239,7 @@ def _was_requested(judges: Judges, transfer: Transfer, *, is_payment: bool) -> b
     return asked is not None and (transfer.to, micro) in asked.terms
 
 
-async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
+async def _spend_the_rest(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Spend exactly what a limit still allows, then everything that an account holds."""
     for account in world.accounts[:_SWEPT]:
         await client.policies.update(
@@ -262,7 +262,9 @@ async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
             await _must_be_paid(world, client, account, "all", held)
 
 
-async def _must_be_refused(world: "World", client: SimulatedClient, account: Account, micro: int) -> None:
+async def _must_be_refused(
+    world: "SimulatedWorld", client: SimulatedClient, account: Account, micro: int
+) -> None:
     try:
         await _spend(world, client, account, "more", micro)
     except PolicyViolationError:
@@ -274,7 +276,7 @@ async def _must_be_refused(world: "World", client: SimulatedClient, account: Acc
 
 
 async def _must_be_paid(
-    world: "World", client: SimulatedClient, account: Account, what: str, micro: int
+    world: "SimulatedWorld", client: SimulatedClient, account: Account, what: str, micro: int
 ) -> None:
     try:
         await _spend(world, client, account, what, micro)
@@ -282,16 +284,18 @@ async def _must_be_paid(
         world.violate("the remainder could not be spent", account.account_id, what, micro, error)
 
 
-async def _spend(world: "World", client: SimulatedClient, account: Account, what: str, micro: int) -> None:
+async def _spend(
+    world: "SimulatedWorld", client: SimulatedClient, account: Account, what: str, micro: int
+) -> None:
     key = f"the end of {account.account_id} {what}"
     await pay(world, client, "auditor", key=key, source=account.account_id, to=world.outside[0], micro=micro)
 
 
-def has_lied(world: "World") -> bool:
+def has_lied(world: "SimulatedWorld") -> bool:
     return any(kind.startswith("lie.") for kind in world.faults.counts)
 
 
-async def _await_left_out_deposits(world: "World", client: SimulatedClient) -> None:
+async def _await_left_out_deposits(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Wait until the histories that a node has left deposits out of have been read again."""
     began = world.loop.time()
     while world.loop.time() < began + _READ_AGAIN_SECONDS:
@@ -306,7 +310,7 @@ async def _await_left_out_deposits(world: "World", client: SimulatedClient) -> N
         await asyncio.sleep(_LOOK_EVERY_SECONDS)
 
 
-async def _judge_account(world: "World", client: SimulatedClient, account: Account) -> None:
+async def _judge_account(world: "SimulatedWorld", client: SimulatedClient, account: Account) -> None:
     name, address = account.account_id, account.usdc_token_account
     held = world.cluster.held_by([address]).get(address, 0)
     told = to_micro((await client.accounts.balance(name)).balance_usdc)
@@ -329,7 +333,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
         world.violate("counted against the limit, and not what was paid", name, detail.spent_usdc, spent)
 
 
-async def _judge_events(world: "World", client: SimulatedClient) -> None:
+async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Check that each change has its event, and each event was received or has a listed delivery."""
     world.mail.judge()
     events = [event async for event in client.events.list(limit=100)]
@@ -362,14 +366,14 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
                 world.violate("an event neither came nor is listed", path, event.type, event.id)
 
 
-async def _judge_audit(world: "World", client: SimulatedClient) -> None:
+async def _judge_audit(world: "SimulatedWorld", client: SimulatedClient) -> None:
     subjects = {entry.subject async for entry in client.audit_log.list(limit=100)}
     wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
     for subject in sorted(wanted - subjects):
         world.violate("not in the audit trail", subject)
 
 
-async def _judge_health(world: "World") -> None:
+async def _judge_health(world: "SimulatedWorld") -> None:
     for server in world.servers:
         status, text = await _operations(server, "/readyz")
         if status != 200:

@@ -9,7 +9,7 @@ from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
 
 
-class Faults:
+class FaultInjector:
     """`struck` names each strike in order, as in `Plan.without`."""
 
     def __init__(self, plan: Plan, chance: Chance, timeline: Timeline) -> None:

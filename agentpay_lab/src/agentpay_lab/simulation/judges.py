@@ -16,7 +16,7 @@ from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError
-from agentpay_lab.simulation.cluster import Cluster, Described, Landed
+from agentpay_lab.simulation.cluster import Described, LandedTransaction, SimulatedCluster
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0
@@ -26,7 +26,7 @@ _FINAL: Final = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, Tran
 
 
 @define
-class Limits:
+class AccountLimits:
     """The limits of an account, in micro-USDC; None means no limit."""
 
     single_micro: int | None = None
@@ -75,12 +75,12 @@ class Judges:
         self.escrows: list[str] = []
         self.session_keys: set[str] = set()
         self.paused_since: dict[str, float] = {}
-        self.cluster: Cluster
+        self.cluster: SimulatedCluster
         self.asked: dict[str, Asked] = {}
         self.told: dict[str, Transfer] = {}
         self.subjects: defaultdict[tuple[str, str], list[Described]] = defaultdict(list)
         self.landed: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
-        self.limits: dict[str, Limits] = {}
+        self.limits: dict[str, AccountLimits] = {}
         self.spent: defaultdict[str, deque[tuple[float, int]]] = defaultdict(deque)
         self.total_spent: Counter[str] = Counter()
 
@@ -110,7 +110,7 @@ class Judges:
         elif landed is not None and landed.error is None:
             self._violate("signed again after it had landed", about.subject, about.kind, *signatures)
 
-    def in_block(self, landing: Landed) -> None:
+    def in_block(self, landing: LandedTransaction) -> None:
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -124,7 +124,7 @@ class Judges:
         if about.kind in ("transfer", "payment"):
             self._judge_key(about.subject)
 
-    def undone(self, landing: Landed) -> None:
+    def undone(self, landing: LandedTransaction) -> None:
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -135,7 +135,7 @@ class Judges:
             self.total_spent[source] -= taken
             self.spent[source].append((self._now(), -taken))
 
-    def _spent_by(self, landing: Landed) -> tuple[str, int]:
+    def _spent_by(self, landing: LandedTransaction) -> tuple[str, int]:
         source = landing.about.source
         assert source is not None  # noqa: S101 - it moves USDC
         taken = landing.before.get(source, 0) - landing.after.get(source, 0)
@@ -144,13 +144,13 @@ class Judges:
             taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
         return source, taken
 
-    def _judge_spend(self, landing: Landed) -> None:
+    def _judge_spend(self, landing: LandedTransaction) -> None:
         about, now = landing.about, self._now()
         if about.kind == "opening":
             self._sources[str(about.subject)] = str(about.source)
             return
         source, taken = self._spent_by(landing)
-        limits, spent = self.limits.get(source, Limits()), self.spent[source]
+        limits, spent = self.limits.get(source, AccountLimits()), self.spent[source]
         spent.append((now, taken))
         self.total_spent[source] += taken
         is_transfer = about.kind in ("transfer", "payment")

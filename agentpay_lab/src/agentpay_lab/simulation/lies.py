@@ -17,8 +17,8 @@ from attrs import define
 from solders.hash import Hash
 from solders.signature import Signature
 
-from agentpay_lab.simulation.cluster import FINALIZED_SLOTS, Cluster
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.cluster import FINALIZED_SLOTS, SimulatedCluster
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 KIND_OF: Final[Mapping[str, str]] = {
@@ -75,7 +75,11 @@ class Lies:
     """`longest_seconds` is how long a method may keep lying."""
 
     def __init__(
-        self, cluster: Cluster, faults: Faults, now: Callable[[], float], longest_seconds: float
+        self,
+        cluster: SimulatedCluster,
+        faults: FaultInjector,
+        now: Callable[[], float],
+        longest_seconds: float,
     ) -> None:
         self._cluster, self._faults, self._now = cluster, faults, now
         self._longest_seconds = longest_seconds

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextvars import Context, copy_context
 from typing import Any, Final, NoReturn, TypeVar, TypeVarTuple
 
-from agentpay_lab.simulation.chance import ACTOR, Actor
+from agentpay_lab.simulation.chance import ACTOR, CodeOwner
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -67,7 +67,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     def __init__(self, order: random.Random) -> None:
         self.turns = self._turns_before = 0
-        self.on_task: Callable[[asyncio.Task[Any], Actor | None], None] = lambda *_: None
+        self.on_task: Callable[[asyncio.Task[Any], CodeOwner | None], None] = lambda *_: None
         self.on_exception: ExceptionHandler = lambda _: None
         self._order = order
         self._now = 0.0

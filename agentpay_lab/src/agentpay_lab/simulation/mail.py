@@ -11,13 +11,13 @@ from agentpay.errors import WebhookError
 from agentpay.webhooks import unwrap
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 
 class Mail:
     """`webhooks` are identifiers and subscribed event types, `received` accepted events, by path."""
 
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         self._world = world
         self._digests: dict[str, bytes] = {}
         self._unsure: list[tuple[str, dict[str, str], bytes]] = []

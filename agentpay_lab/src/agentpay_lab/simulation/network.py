@@ -18,8 +18,8 @@ from agentpay_lab.simulation.loop import never
 from agentpay_server.testkit.embedded.transports import exchange
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.servers import Life, Server
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.servers import Life, SimulatedServer
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 _Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 _KEYED: Final = (CREATE_TRANSFER.path, OPEN_SESSION.path)
@@ -29,7 +29,7 @@ _DOCUMENTED_5XX: Final = 503
 
 
 class AgentTransport(httpx.AsyncBaseTransport):
-    def __init__(self, world: "World", agent: str) -> None:
+    def __init__(self, world: "SimulatedWorld", agent: str) -> None:
         self._world, self._agent = world, agent
         self._latency = world.chance.stream("http latency", agent)
         self._choice = world.chance.stream("http server", agent)
@@ -67,7 +67,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
         return httpx.Response(status, headers=headers, content=content, request=request)
 
     def _start(
-        self, server: "Server", life: "Life", request: httpx.Request, body: bytes
+        self, server: "SimulatedServer", life: "Life", request: httpx.Request, body: bytes
     ) -> tuple[asyncio.Task[None], asyncio.Future[_Answer]]:
         """Pass a request to a life of a server; return the task and the future response."""
         loop = self._world.loop
@@ -80,7 +80,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
 
     async def _run(
         self,
-        server: "Server",
+        server: "SimulatedServer",
         life: "Life",
         request: httpx.Request,
         body: bytes,
@@ -107,7 +107,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
 
 
 class Receivers:
-    def __init__(self, world: "World") -> None:
+    def __init__(self, world: "SimulatedWorld") -> None:
         self._world = world
         self._latency = world.chance.stream("receiver latency")
         self._posting: defaultdict[tuple[str, str, str], list[Life]] = defaultdict(list)

@@ -10,8 +10,14 @@ from typing import Any, Final
 from attrs import define
 from solders.account import Account
 
-from agentpay_lab.simulation.cluster import FINALIZED_SLOTS, GENESIS, USDC_MINT, Cluster, Landed
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.cluster import (
+    FINALIZED_SLOTS,
+    GENESIS,
+    USDC_MINT,
+    LandedTransaction,
+    SimulatedCluster,
+)
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.lies import NUMBERS, Lies
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.rpc.client import RpcRefusalError
@@ -29,7 +35,7 @@ Options = Mapping[str, Any]
 
 
 @define
-class Node:
+class SimulatedNode:
     """`behind` the newest slot, or `stuck_at` one; reports numbers wrong by `lie` until `lies_until`."""
 
     name: str
@@ -41,20 +47,25 @@ class Node:
 
 class Nodes:
     def __init__(
-        self, cluster: Cluster, faults: Faults, now: Callable[[], float], *, lie_seconds: float
+        self,
+        cluster: SimulatedCluster,
+        faults: FaultInjector,
+        now: Callable[[], float],
+        *,
+        lie_seconds: float,
     ) -> None:
         self._cluster, self._faults, self._now = cluster, faults, now
         self._lies = Lies(cluster, faults, now, lie_seconds)
-        self.all: list[Node] = [Node(f"n{number}", behind=number) for number in range(3)]
+        self.all: list[SimulatedNode] = [SimulatedNode(f"n{number}", behind=number) for number in range(3)]
 
-    def answer(self, node: Node, by: str, method: str, params: Sequence[Any]) -> object:
+    def answer(self, node: SimulatedNode, by: str, method: str, params: Sequence[Any]) -> object:
         answer = getattr(self, f"_{method}", None)
         if answer is None:
             raise RpcRefusalError(method, _UNKNOWN_METHOD, "Method not found", None)
         who = (node, by) if method == "sendTransaction" else (node,)
         return self._lies.told(node.name, self.view(node), method, params, lambda: answer(*who, *params))
 
-    def view(self, node: Node) -> int:
+    def view(self, node: SimulatedNode) -> int:
         """Return the newest slot that a node has seen."""
         return self._cluster.slot() - node.behind if node.stuck_at is None else node.stuck_at
 
@@ -64,7 +75,7 @@ class Nodes:
 
     # --- The position of a node
 
-    def _at(self, node: Node, options: Options | None) -> int:
+    def _at(self, node: SimulatedNode, options: Options | None) -> int:
         view = self.view(node)
         match (options or {}).get("commitment", "finalized"):
             case "processed":
@@ -74,7 +85,7 @@ class Nodes:
             case _:
                 return view - FINALIZED_SLOTS
 
-    def _reported(self, node: Node, kind: str, number: int) -> int:
+    def _reported(self, node: SimulatedNode, kind: str, number: int) -> int:
         """Return a number, possibly a lie."""
         strike = self._faults.strike(kind, node.name) if self._lies.may(NUMBERS) else None
         if strike is not None:
@@ -87,22 +98,22 @@ class Nodes:
         return number + node.lie if self._now() < node.lies_until else number
 
     # ruff: noqa: N802 - methods have the names of JSON-RPC
-    def _getGenesisHash(self, _: Node) -> str:
+    def _getGenesisHash(self, _: SimulatedNode) -> str:
         return GENESIS
 
-    def _getHealth(self, _: Node) -> str:
+    def _getHealth(self, _: SimulatedNode) -> str:
         return "ok"
 
-    def _getVersion(self, _: Node) -> object:
+    def _getVersion(self, _: SimulatedNode) -> object:
         return {"solana-core": "2.3.0", "feature-set": 1}
 
-    def _getSlot(self, node: Node, options: Options | None = None) -> int:
+    def _getSlot(self, node: SimulatedNode, options: Options | None = None) -> int:
         return self._reported(node, "lie.slot", self._at(node, options))
 
-    def _getBlockHeight(self, node: Node, options: Options | None = None) -> int:
+    def _getBlockHeight(self, node: SimulatedNode, options: Options | None = None) -> int:
         return self._reported(node, "lie.height", self._cluster.height(self._at(node, options)))
 
-    def _getEpochInfo(self, node: Node, options: Options | None = None) -> object:
+    def _getEpochInfo(self, node: SimulatedNode, options: Options | None = None) -> object:
         slot = self._cluster.newest_block(self._at(node, options))
         height = self._cluster.height(slot)
         reported = self._reported(node, "lie.height", height)
@@ -114,18 +125,18 @@ class Nodes:
             "slotsInEpoch": 432_000,
         }
 
-    def _getRecentPerformanceSamples(self, node: Node, limit: int = 1) -> object:
+    def _getRecentPerformanceSamples(self, node: SimulatedNode, limit: int = 1) -> object:
         slots = round(60 / self._cluster.slot_seconds)
         sample = {"numSlots": slots, "samplePeriodSecs": 60, "numTransactions": 1_000}
         return [{"slot": self.view(node) - slots * number, **sample} for number in range(limit)]
 
-    def _getFirstAvailableBlock(self, _: Node) -> int:
+    def _getFirstAvailableBlock(self, _: SimulatedNode) -> int:
         return self._cluster.first_slot
 
-    def _minimumLedgerSlot(self, _: Node) -> int:
+    def _minimumLedgerSlot(self, _: SimulatedNode) -> int:
         return self._cluster.first_slot
 
-    def _getBlock(self, node: Node, slot: int, options: Options | None = None) -> object:
+    def _getBlock(self, node: SimulatedNode, slot: int, options: Options | None = None) -> object:
         if slot > self._at(node, options) or not self._cluster.has_block(slot):
             raise RpcRefusalError("getBlock", _NO_BLOCK, f"Slot {slot} was skipped, or missing", None)
         return {
@@ -136,13 +147,15 @@ class Nodes:
         }
 
     def _getBlocks(
-        self, node: Node, first: int, last: int | None = None, options: Options | None = None
+        self, node: SimulatedNode, first: int, last: int | None = None, options: Options | None = None
     ) -> object:
         newest = self._at(node, options)
         last = newest if last is None else min(last, newest)
         return [slot for slot in range(first, last + 1) if self._cluster.has_block(slot)]
 
-    def _getBlocksWithLimit(self, node: Node, slot: int, most: int, options: Options | None = None) -> object:
+    def _getBlocksWithLimit(
+        self, node: SimulatedNode, slot: int, most: int, options: Options | None = None
+    ) -> object:
         newest = self._at(node, options)
         found: list[int] = []
         while slot <= newest and len(found) < most:
@@ -153,20 +166,22 @@ class Nodes:
 
     # --- Transactions
 
-    def _getLatestBlockhash(self, node: Node, options: Options | None = None) -> object:
+    def _getLatestBlockhash(self, node: SimulatedNode, options: Options | None = None) -> object:
         slot = self._cluster.newest_block(self._at(node, options))
         last = self._cluster.height(slot) + BLOCKHASH_LIFE_BLOCKS
         reported = self._reported(node, "lie.last valid height", last)
         value = {"blockhash": self._cluster.blockhash(slot), "lastValidBlockHeight": reported}
         return {"context": {"slot": slot}, "value": value}
 
-    def _isBlockhashValid(self, node: Node, blockhash: str, options: Options | None = None) -> object:
+    def _isBlockhashValid(
+        self, node: SimulatedNode, blockhash: str, options: Options | None = None
+    ) -> object:
         slot = self._at(node, options)
         is_valid = self._cluster.is_valid(blockhash, self._cluster.height(slot))
         return {"context": {"slot": slot}, "value": is_valid}
 
     def _getSignatureStatuses(
-        self, node: Node, signatures: Sequence[str], _: Options | None = None
+        self, node: SimulatedNode, signatures: Sequence[str], _: Options | None = None
     ) -> object:
         view = self.view(node)
         slot = self._reported(node, "lie.slot", view)
@@ -185,13 +200,15 @@ class Nodes:
             "confirmationStatus": self._commitment(landed, view),
         }
 
-    def _commitment(self, landed: Landed, view: int) -> str:
+    def _commitment(self, landed: LandedTransaction, view: int) -> str:
         age = view - landed.slot
         if age >= FINALIZED_SLOTS:
             return "finalized"
         return "confirmed" if age >= _CONFIRMED_SLOTS else "processed"
 
-    def _sendTransaction(self, node: Node, by: str, text: str, options: Options | None = None) -> str:
+    def _sendTransaction(
+        self, node: SimulatedNode, by: str, text: str, options: Options | None = None
+    ) -> str:
         raw = base64.b64decode(text)
         transaction = transaction_of(raw)
         if not (options or {}).get("skipPreflight"):
@@ -207,14 +224,14 @@ class Nodes:
     def _refuse(self, why: str, error: str) -> None:
         raise RpcRefusalError("sendTransaction", _PREFLIGHT_FAILED, why, {"err": error})
 
-    def _simulateTransaction(self, node: Node, _: str, __: Options | None = None) -> object:
+    def _simulateTransaction(self, node: SimulatedNode, _: str, __: Options | None = None) -> object:
         value: dict[str, object] = {"err": None, "logs": [], "unitsConsumed": 20_000}
         return {"context": {"slot": self.view(node)}, "value": value}
 
-    def _getRecentPrioritizationFees(self, node: Node, _: object = None) -> object:
+    def _getRecentPrioritizationFees(self, node: SimulatedNode, _: object = None) -> object:
         return [{"slot": self.view(node), "prioritizationFee": 0}]
 
-    def _getTransaction(self, node: Node, signature: str, options: Options) -> object:
+    def _getTransaction(self, node: SimulatedNode, signature: str, options: Options) -> object:
         landed = self._cluster.landings.get(signature)
         if landed is None or landed.slot > self._at(node, options):
             return None
@@ -230,7 +247,9 @@ class Nodes:
             },
         }
 
-    def _getSignaturesForAddress(self, node: Node, address: str, options: Options | None = None) -> object:
+    def _getSignaturesForAddress(
+        self, node: SimulatedNode, address: str, options: Options | None = None
+    ) -> object:
         options = options or {}
         if options.get("minContextSlot", 0) > self._at(node, options):
             raise RpcRefusalError("getSignaturesForAddress", _TOO_EARLY, "Minimum context slot", None)
@@ -258,26 +277,28 @@ class Nodes:
     # --- Accounts
 
     def _getMultipleAccounts(
-        self, node: Node, addresses: Sequence[str], options: Options | None = None
+        self, node: SimulatedNode, addresses: Sequence[str], options: Options | None = None
     ) -> object:
         slot = self._at(node, options)
         value = [_account(self._cluster.account_at(address, slot)) for address in addresses]
         return {"context": {"slot": slot}, "value": value}
 
-    def _getAccountInfo(self, node: Node, address: str, options: Options | None = None) -> object:
+    def _getAccountInfo(self, node: SimulatedNode, address: str, options: Options | None = None) -> object:
         slot = self._at(node, options)
         return {"context": {"slot": slot}, "value": _account(self._cluster.account_at(address, slot))}
 
-    def _getBalance(self, node: Node, address: str, options: Options | None = None) -> object:
+    def _getBalance(self, node: SimulatedNode, address: str, options: Options | None = None) -> object:
         slot = self._at(node, options)
         account = self._cluster.account_at(address, slot)
         return {"context": {"slot": slot}, "value": 0 if account is None else account.lamports}
 
-    def _getMinimumBalanceForRentExemption(self, _: Node, size: int, __: Options | None = None) -> int:
+    def _getMinimumBalanceForRentExemption(
+        self, _: SimulatedNode, size: int, __: Options | None = None
+    ) -> int:
         return self._cluster.rent_exemption(size)
 
 
-def _encoded(landed: Landed, encoding: str) -> object:
+def _encoded(landed: LandedTransaction, encoding: str) -> object:
     if encoding == "base64":
         return [base64.b64encode(bytes(landed.transaction)).decode("ascii"), "base64"]
     message, is_parsed = landed.transaction.message, encoding == "jsonParsed"

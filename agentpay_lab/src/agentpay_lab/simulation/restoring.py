@@ -19,7 +19,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import chain_transactions, sessions, transfers
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 _UP_SECONDS: Final = 60.0
 _STOPPED_SECONDS: Final = 180.0
@@ -28,7 +28,7 @@ _MOST_KEYS: Final = 16
 _GIFT_MICRO: Final = 1_000_000
 
 
-async def judge(world: "World") -> None:
+async def judge(world: "SimulatedWorld") -> None:
     """Restore the copy, if there is one, and check that nothing is paid again."""
     if world.violations or not world.database.restore():
         return
@@ -72,7 +72,7 @@ def _known(connection: Connection) -> tuple[set[str], set[str]]:
     return names, {name for (name,) in connection.execute(select(chain_transactions.c.signature))}
 
 
-def _lost_keys(world: "World", known: set[str]) -> list[str]:
+def _lost_keys(world: "SimulatedWorld", known: set[str]) -> list[str]:
     """Return the newest keys that have paid, of which the books know nothing."""
     judges = world.judges
     lost = [
@@ -97,7 +97,7 @@ def _open_sessions(connection: Connection) -> dict[str, tuple[str, str]]:
     }
 
 
-def _debited(world: "World", signatures: set[str], owners: dict[str, str]) -> set[str]:
+def _debited(world: "SimulatedWorld", signatures: set[str], owners: dict[str, str]) -> set[str]:
     """Return the owners of token accounts with a debit that the books do not know."""
     return {
         owners[landing.about.source]
@@ -108,7 +108,7 @@ def _debited(world: "World", signatures: set[str], owners: dict[str, str]) -> se
     }
 
 
-async def _start(world: "World") -> None:
+async def _start(world: "SimulatedWorld") -> None:
     world.is_healing = True
     for server in world.servers:
         server.boot()
@@ -121,7 +121,7 @@ async def _start(world: "World") -> None:
     world.is_healing = False
 
 
-async def _ask_again(world: "World", client: SimulatedClient, key: str) -> None:
+async def _ask_again(world: "SimulatedWorld", client: SimulatedClient, key: str) -> None:
     asked = world.judges.asked[key]
     ((to, micro),) = asked.terms
     try:
@@ -135,7 +135,7 @@ async def _close_again(client: SimulatedClient, session_id: str) -> None:
         await client.sessions.close(session_id)
 
 
-async def _stopped(world: "World", client: SimulatedClient) -> set[str]:
+async def _stopped(world: "SimulatedWorld", client: SimulatedClient) -> set[str]:
     async def is_stopped(account: Account) -> bool:
         return (await client.accounts.details(account.account_id)).signing_stopped_at is not None
 

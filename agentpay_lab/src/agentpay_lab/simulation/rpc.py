@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agentpay_lab.simulation.chance import Chance
-from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import SimulatedLoop, never
-from agentpay_lab.simulation.nodes import Node, Nodes
+from agentpay_lab.simulation.nodes import Nodes, SimulatedNode
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain.protocol import ChainUnavailableError
@@ -31,7 +31,7 @@ class RpcLink:
         chance: Chance,
         loop: SimulatedLoop,
         nodes: Nodes,
-        faults: Faults,
+        faults: FaultInjector,
         timeline: Timeline,
     ) -> None:
         self._server, self._loop = server, loop
@@ -70,7 +70,7 @@ class RpcLink:
         await asyncio.sleep(slow.uniform(0.5, timeout_seconds * 0.9) if slow else pause)
         return result
 
-    def _node(self, method: str) -> Node:
+    def _node(self, method: str) -> SimulatedNode:
         nodes = self._nodes.all
         if not (self._sticky_seconds and self._faults.are_on):
             return self._choice.choice(nodes)

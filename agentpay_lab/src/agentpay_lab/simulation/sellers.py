@@ -25,7 +25,7 @@ from agentpay_server.testkit.paywall.challenges import Challenge, Headers
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 HIGHEST_PRICE_MICRO: Final = 70_000
 
@@ -36,19 +36,19 @@ _PROTOCOLS: Final = (Protocol.X402_V2, Protocol.X402_V2, Protocol.X402_V1, Proto
 
 
 @frozen(kw_only=True)
-class Purchase:
+class SellerPurchase:
     """A purchase under one idempotency key; `terms` are price and payees."""
 
     key: str
     account_id: str
-    seller: "Seller"
+    seller: "SimulatedSeller"
     terms: Terms
 
 
-class Seller:
+class SimulatedSeller:
     """`fee_payer` pays the fees of sponsored payments."""
 
-    def __init__(self, world: "World", number: int) -> None:
+    def __init__(self, world: "SimulatedWorld", number: int) -> None:
         self.name = f"shop{number}"
         self._world = world
         self.owner, self.fee_payer = (
@@ -75,7 +75,7 @@ class Seller:
             fee_payer=str(self.fee_payer.pubkey()) if is_sponsored else None,
         )
 
-    async def ask(self, purchase: Purchase) -> tuple[Terms, Headers, str]:
+    async def ask(self, purchase: SellerPurchase) -> tuple[Terms, Headers, str]:
         """Respond 402; return the requested terms, the headers and the body."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         terms, world = purchase.terms, self._world
@@ -164,7 +164,7 @@ def _scalar(keypair: Keypair) -> int:
     return int.from_bytes(half, "little")
 
 
-async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Purchase) -> None:
+async def buy(world: "SimulatedWorld", client: "SimulatedClient", who: str, purchase: SellerPurchase) -> None:
     """Have the 402 authorized, and present the payment, up to twice."""
     for _ in range(2):
         paid = await _authorized(world, client, who, purchase)
@@ -173,7 +173,7 @@ async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Pur
 
 
 async def _authorized(
-    world: "World", client: "SimulatedClient", who: str, purchase: Purchase
+    world: "SimulatedWorld", client: "SimulatedClient", who: str, purchase: SellerPurchase
 ) -> CheckedPayment | None:
     """Return the payment, unless it waits for an operator."""
     judges, key, account_id = world.judges, purchase.key, purchase.account_id

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from attrs import define
 
-from agentpay_lab.simulation.chance import ACTOR, Actor, Chance
+from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
 from agentpay_lab.simulation.database import NEXT_RELEASE, DatabaseLink
 from agentpay_lab.simulation.network import Receivers
 from agentpay_lab.simulation.rpc import RpcLink
@@ -27,7 +27,7 @@ from agentpay_server.http.app import Application
 from agentpay_server.platform.clock import MACHINE_NOW_US
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.world import World
+    from agentpay_lab.simulation.world import SimulatedWorld
 
 _STOP_SECONDS: Final = 30.0
 _TASKS_KEPT: Final = 64
@@ -55,7 +55,7 @@ class MachineClock:
         self.offset_us = 0
 
 
-class Life(Actor):
+class Life(CodeOwner):
     """`answering` are the exchanges that wait for its responses."""
 
     def __init__(self, name: str, chance: Chance, clock: MachineClock) -> None:
@@ -84,10 +84,10 @@ class Life(Actor):
         self.runtime = self.app = None
 
 
-class Server:
+class SimulatedServer:
     """`life` is the current or last one; `release` is that of the next."""
 
-    def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
+    def __init__(self, world: "SimulatedWorld", number: int, link: RpcLink, receivers: Receivers) -> None:
         self.name = f"s{number}"
         self._world, self._receivers = world, receivers
         self._chance = world.chance
@@ -220,7 +220,7 @@ class Server:
 
 
 class _Caller:
-    def __init__(self, server: Server, timeout_seconds: float) -> None:
+    def __init__(self, server: SimulatedServer, timeout_seconds: float) -> None:
         self._server = server
         self._timeout_seconds = timeout_seconds
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from attrs import evolve
 
 from agentpay_lab.simulation.plan import Plan
-from agentpay_lab.simulation.world import Outcome, simulate
+from agentpay_lab.simulation.world import RunResult, simulate
 
 _SECONDS_AFTER: float = 1.0
 
@@ -19,7 +19,7 @@ class Shrinker:
     """Works for `seconds` of processor time. `outcome` is the smallest so far."""
 
     def __init__(
-        self, outcome: Outcome, *, seconds: float = 60.0, told: Callable[[Outcome], None] | None = None
+        self, outcome: RunResult, *, seconds: float = 60.0, told: Callable[[RunResult], None] | None = None
     ) -> None:
         self._rule = outcome.violations[0].what
         self._until = time.process_time() + seconds
@@ -27,7 +27,7 @@ class Shrinker:
         self.outcome = outcome
         self.runs = 0
 
-    def shrink(self) -> Outcome:
+    def shrink(self) -> RunResult:
         size = -1
         while size != self._size() and not self._is_over():
             size = self._size()
@@ -88,7 +88,7 @@ class Shrinker:
         for name in sorted({call.split("/")[1] for call in self.outcome.calls}):
             yield self.outcome.plan.leaving_out(name)
 
-    def _leave_out(self, parts_of: Callable[[Outcome], Sequence[str]]) -> None:
+    def _leave_out(self, parts_of: Callable[[RunResult], Sequence[str]]) -> None:
         """Leave out ever smaller parts of a list while the same rule is violated."""
         size = len(parts_of(self.outcome))
         while size >= 1 and not self._is_over():

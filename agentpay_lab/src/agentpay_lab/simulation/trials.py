@@ -25,9 +25,9 @@ from agentpay_lab.simulation.agents import SimulatedClient
 from agentpay_lab.simulation.chance import ACTOR
 from agentpay_lab.simulation.cluster import USDC_MINT
 from agentpay_lab.simulation.plan import Plan, drawn
-from agentpay_lab.simulation.sellers import Purchase, Seller
+from agentpay_lab.simulation.sellers import SellerPurchase, SimulatedSeller
 from agentpay_lab.simulation.servers import Life, MachineClock
-from agentpay_lab.simulation.world import World
+from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
 from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
@@ -253,11 +253,11 @@ def _shrunk(agent: Agent, run: _Run, orders: int) -> Failure:
 @frozen
 class _Sold:
     order: Order
-    purchase: Purchase
+    purchase: SellerPurchase
     accepted: dict[bytes | str, set[str]] = field(factory=dict)
 
 
-class _TrialWorld(World):
+class _TrialWorld(SimulatedWorld):
     """A world whose only worker is the agent."""
 
     def __init__(self, agent: Agent, plan: Plan, orders: int) -> None:
@@ -306,7 +306,7 @@ class _TrialWorld(World):
             fee_payer=str(seller.fee_payer.pubkey()),
         )
         order = Order(name=name, url=f"{seller.origin}/{name}", price_usdc=from_micro(price))
-        purchase = Purchase(key=name, account_id=account_id, seller=seller, terms=terms)
+        purchase = SellerPurchase(key=name, account_id=account_id, seller=seller, terms=terms)
         self.sold[order.url] = _Sold(order, purchase)
 
     async def _lives(self, key: str, account_id: str) -> None:
@@ -390,7 +390,7 @@ class _Shops(httpx.AsyncBaseTransport):
         world.timeline.note("answer", self._life.name, name, response.status_code)
         return response
 
-    async def _answer(self, sold: _Sold, seller: Seller, request: httpx.Request) -> httpx.Response:
+    async def _answer(self, sold: _Sold, seller: SimulatedSeller, request: httpx.Request) -> httpx.Response:
         world = self._world
         name, headers = sold.order.name, request.headers
         presented = [(each, headers[each]) for each in _PAYMENT_HEADERS if each in headers]

@@ -19,13 +19,13 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.identity import KeyKind
 from agentpay.errors import AgentPayError
 from agentpay_lab.simulation import ending, restoring
-from agentpay_lab.simulation.agents import Agent, Operator, SimulatedClient, Stranger, usdc
-from agentpay_lab.simulation.chance import ACTOR, Actor, Chance
-from agentpay_lab.simulation.cluster import Cluster
+from agentpay_lab.simulation.agents import Agent, OperatorWorker, SimulatedClient, Stranger, usdc
+from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
+from agentpay_lab.simulation.cluster import SimulatedCluster
 from agentpay_lab.simulation.database import SharedDatabase
 from agentpay_lab.simulation.disasters import disasters
-from agentpay_lab.simulation.faults import Faults
-from agentpay_lab.simulation.judges import Judges, Limits
+from agentpay_lab.simulation.faults import FaultInjector
+from agentpay_lab.simulation.judges import AccountLimits, Judges
 from agentpay_lab.simulation.logs import LogJudge, judged_logs
 from agentpay_lab.simulation.loop import SimulatedLoop
 from agentpay_lab.simulation.mail import Mail
@@ -33,8 +33,8 @@ from agentpay_lab.simulation.network import Receivers
 from agentpay_lab.simulation.nodes import Nodes
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.rpc import RpcLink
-from agentpay_lab.simulation.sellers import Seller
-from agentpay_lab.simulation.servers import Life, Server, close_task
+from agentpay_lab.simulation.sellers import SimulatedSeller
+from agentpay_lab.simulation.servers import Life, SimulatedServer, close_task
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients import AsyncSandbox
@@ -62,7 +62,7 @@ class Violation:
 
 
 @frozen(kw_only=True)
-class Outcome:
+class RunResult:
     """The result of a run.
 
     Attributes:
@@ -89,14 +89,14 @@ class Outcome:
 
 
 @define
-class WebhookSecrets:
+class KnownSecrets:
     """`is_lost` if a lost response may have held another secret."""
 
     known: list[str] = Factory(list)
     is_lost: bool = False
 
 
-class World:
+class SimulatedWorld:
     """A run and all its parts.
 
     `keeps` the lines of the timeline, `keeps_all` minor ones too. `watch` is called every simulated second.
@@ -109,14 +109,14 @@ class World:
         keeps: bool = False,
         keeps_all: bool = False,
         stops_early: bool = True,
-        watch: Callable[["World"], None] | None = None,
+        watch: Callable[["SimulatedWorld"], None] | None = None,
     ) -> None:
         self.plan = plan
         self.chance = Chance(plan.seed)
         self.loop = SimulatedLoop(self.chance.stream("order"))  # type: ignore[abstract]  # as loops are
         self.wall_us = _START_US
         self.timeline = Timeline(self.loop.time, keeps=keeps, keeps_all=keeps_all)
-        self.faults = Faults(plan, self.chance, self.timeline)
+        self.faults = FaultInjector(plan, self.chance, self.timeline)
         self.violations: list[Violation] = []
         self._stops_early, self._watch = stops_early, watch
         self._stop: asyncio.Future[None] | None = None
@@ -127,7 +127,7 @@ class World:
         self.judges = Judges(
             violate=self.violate, is_stored=self.database.signatures.__contains__, now=self.loop.time
         )
-        self.cluster = self.judges.cluster = Cluster(
+        self.cluster = self.judges.cluster = SimulatedCluster(
             plan,
             self.chance,
             self.loop,
@@ -140,7 +140,7 @@ class World:
         self.mail = Mail(self)
         self.receivers = Receivers(self)
         payer, minter = (_key(plan.seed, name) for name in ("fee payer", "minter"))
-        self.sellers = [Seller(self, number) for number in range(1, _SELLERS + 1)]
+        self.sellers = [SimulatedSeller(self, number) for number in range(1, _SELLERS + 1)]
         self.cluster.furnish(
             treasury=str(payer.pubkey()),
             mint_authority=str(minter.pubkey()),
@@ -158,7 +158,7 @@ class World:
             approval_ttl_seconds=random_.choice((60, 600)),
         )
         self.servers = [
-            Server(self, number, self._link(f"s{number}"), self.receivers)
+            SimulatedServer(self, number, self._link(f"s{number}"), self.receivers)
             for number in range(1, plan.servers + 1)
         ]
         self.accounts: list[Account] = []
@@ -167,7 +167,7 @@ class World:
         self.charges: dict[tuple[str, str], int] = {}
         self.charges_tried: dict[tuple[str, str], set[int]] = {}
         self.waiting: dict[str, None] = {}
-        self.secrets: dict[str, WebhookSecrets] = {}
+        self.secrets: dict[str, KnownSecrets] = {}
         self.replayed: set[str] = set()
         self.calls: list[str] = []
         self.crashes = 0
@@ -175,7 +175,7 @@ class World:
         self.settled_seconds = -1.0
         self.log_secrets: list[str] = [self.operator_key, (self.settings.encryption_key or b"-").hex()]
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
         started = time.process_time()
         self.loop.on_task, self.loop.on_exception = self._remember, self._reported
         # INFO logs every request. Only some runs do, because formatting a line takes time.
@@ -224,7 +224,7 @@ class World:
         self.work_began = self.loop.time()
         self.works_until = self.work_began + self.plan.minutes * 60
         self.faults.are_on, self.is_healing = True, False
-        workers = [*self._workers, Operator(self, 1), Stranger(self)]
+        workers = [*self._workers, OperatorWorker(self, 1), Stranger(self)]
         work = [self.loop.create_task(worker.work()) for worker in workers]
         troubles = [self.loop.create_task(trouble) for trouble in disasters(self)]
         await asyncio.gather(*work)
@@ -251,7 +251,7 @@ class World:
         for number in range(self.plan.accounts):
             account = await client.accounts.create(name=f"agent {number}")
             await sandbox.fund(account.account_id, usdc(random_.choice((200_000, 5_000_000, 50_000_000))))
-            limits = Limits()
+            limits = AccountLimits()
             if number < self.plan.accounts - 1:
                 limits.single_micro = 60_000
                 limits.daily_micro = random_.choice((150_000, 1_000_000, 20_000_000))
@@ -273,7 +273,7 @@ class World:
             await client.sellers.put(seller.origin, sponsor_fees=True)
         for number, events in enumerate(_EVENTS):
             webhook = await client.webhooks.create(url=f"http://hook.invalid/{number}", events=events)
-            self.secrets[webhook.webhook_id] = WebhookSecrets([webhook.secret])
+            self.secrets[webhook.webhook_id] = KnownSecrets([webhook.secret])
             self.mail.registered(f"/{number}", webhook.webhook_id, events)
             self.log_secrets.append(webhook.secret)
         for number in range(1, self.plan.agents + 1):
@@ -303,7 +303,7 @@ class World:
                 close_task(task)
             self._tasks.clear()
 
-    def _remember(self, task: asyncio.Task[Any], actor: Actor | None) -> None:
+    def _remember(self, task: asyncio.Task[Any], actor: CodeOwner | None) -> None:
         if isinstance(actor, Life):
             actor.add(task)
         else:
@@ -330,8 +330,8 @@ class World:
         error = context.get("exception")
         self.timeline.note("loop", "-", context.get("message"), type(error).__name__)
 
-    def _outcome(self, cpu_seconds: float) -> Outcome:
-        return Outcome(
+    def _outcome(self, cpu_seconds: float) -> RunResult:
+        return RunResult(
             plan=self.plan,
             violations=tuple(self.violations),
             digest=self.timeline.digest,
@@ -349,8 +349,8 @@ class World:
         )
 
 
-def simulate(plan: Plan, **options: Any) -> Outcome:  # noqa: ANN401 - each of its own type
-    return World(plan, **options).run()
+def simulate(plan: Plan, **options: Any) -> RunResult:  # noqa: ANN401 - each of its own type
+    return SimulatedWorld(plan, **options).run()
 
 
 def _key(seed: int, name: str) -> Keypair:
