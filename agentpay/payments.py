@@ -242,25 +242,26 @@ class PaymentAuth(Auth):
 
         A close that fails is logged: the service closes the session by force.
         """
+        from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions need it
+
         while self._sessions:
             _, opened = self._sessions.popitem()
-            with _logged_close(opened):
-                session = self._client.sessions.close(opened.session_id)
-                if session.header is not None:
-                    headers = {session.header.name: session.header.value}
-                    with self._seller(opened, "Client") as http:
-                        http.get(opened.url, headers=headers, auth=None, follow_redirects=False)
+            with _logged_close(opened), self._seller(opened, "Client") as http:
+                session = self._client.sessions.close(opened.session_id, present=False)
+                present_close(session, base_url=self._client.base_url, seller_client=http, url=opened.url)
 
     async def aclose(self) -> None:
         """Close the sessions that this auth has used; see `close`."""
+        from agentpay._async.closing import present_close as apresent_close  # noqa: PLC0415 - async only
+
         while self._sessions:
             _, opened = self._sessions.popitem()
             with _logged_close(opened):
-                session = await self._client.sessions.close(opened.session_id)
-                if session.header is not None:
-                    headers = {session.header.name: session.header.value}
-                    async with self._seller(opened, "AsyncClient") as http:
-                        await http.get(opened.url, headers=headers, auth=None, follow_redirects=False)
+                async with self._seller(opened, "AsyncClient") as http:
+                    session = await self._client.sessions.close(opened.session_id, present=False)
+                    await apresent_close(
+                        session, base_url=self._client.base_url, seller_client=http, url=opened.url
+                    )
 
     def _async_lock(self, origin: str) -> Any:  # noqa: ANN401 - of whichever event loop runs
         import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it

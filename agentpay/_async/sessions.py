@@ -2,7 +2,7 @@
 
 import uuid
 from decimal import Decimal
-from typing import Unpack
+from typing import Any, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
@@ -117,15 +117,30 @@ class AsyncSessions(AsyncResource):
         session: Session = await self._call(request, options)
         return session
 
-    async def close(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
+    async def close(
+        self,
+        session_id: str,
+        *,
+        seller_client: Any = None,  # noqa: ANN401 - a client of either library
+        present: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> Session:
         """Close a session: pay the charges to the payee, return the rest. Works while paused.
+
+        A session over 402 is closed by its seller: this presents the close at the session's `url`, whichever
+        process opened it. If that fails, the failure is logged, and the service closes the session by force.
 
         Args:
             session_id: the session, `sess_…`.
+            seller_client: the HTTP client that presents the close to the seller; by default a new one,
+                without proxies. It connects to private addresses, and without TLS, only if the service's own
+                URL is `http`. Pass one for a seller in this process.
+            present: whether to present the close; otherwise send the session's `header` yourself.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
-            The settled session; closing it again returns the same.
+            The settled session; closing it again returns the same. One over 402 is `closing` until the chain
+            shows its end.
 
         Raises:
             NotFoundError: no such session of this operator.
@@ -137,6 +152,11 @@ class AsyncSessions(AsyncResource):
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
         session: Session = await self._call(request, options)
+        if present and session.header is not None:
+            from agentpay._async.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
+
+            base_url = self._caller.settings.base_url
+            await present_close(session, base_url=base_url, seller_client=seller_client)
         return session
 
     async def get(self, session_id: str, **options: Unpack[CallOptions]) -> Session:

@@ -3,7 +3,7 @@
 
 import uuid
 from decimal import Decimal
-from typing import Unpack
+from typing import Any, Unpack
 
 from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
@@ -118,15 +118,30 @@ class Sessions(Resource):
         session: Session = self._call(request, options)
         return session
 
-    def close(self, session_id: str, **options: Unpack[CallOptions]) -> Session:
+    def close(
+        self,
+        session_id: str,
+        *,
+        seller_client: Any = None,  # noqa: ANN401 - a client of either library
+        present: bool = True,
+        **options: Unpack[CallOptions],
+    ) -> Session:
         """Close a session: pay the charges to the payee, return the rest. Works while paused.
+
+        A session over 402 is closed by its seller: this presents the close at the session's `url`, whichever
+        process opened it. If that fails, the failure is logged, and the service closes the session by force.
 
         Args:
             session_id: the session, `sess_…`.
+            seller_client: the HTTP client that presents the close to the seller; by default a new one,
+                without proxies. It connects to private addresses, and without TLS, only if the service's own
+                URL is `http`. Pass one for a seller in this process.
+            present: whether to present the close; otherwise send the session's `header` yourself.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
-            The settled session; closing it again returns the same.
+            The settled session; closing it again returns the same. One over 402 is `closing` until the chain
+            shows its end.
 
         Raises:
             NotFoundError: no such session of this operator.
@@ -138,6 +153,11 @@ class Sessions(Resource):
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
         session: Session = self._call(request, options)
+        if present and session.header is not None:
+            from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
+
+            base_url = self._caller.settings.base_url
+            present_close(session, base_url=base_url, seller_client=seller_client)
         return session
 
     def get(self, session_id: str, **options: Unpack[CallOptions]) -> Session:

@@ -85,7 +85,11 @@ def charge_session(
 @click.argument("session_id", type=Identifier(SESSION))
 @takes_server
 def close_session(*, server: AgentPay, output: Output, session_id: str) -> None:
-    """Close a session: pay what was charged, return the rest. Closing again never pays twice."""
+    """Close a session: pay what was charged, return the rest. Closing again never pays twice.
+
+    For a session over HTTP 402 this asks its seller to settle; the service closes it by force if the seller
+    does not within 60 seconds.
+    """
     with output.progress(f"Settling {session_id}"):
         session = server.sessions.close(session_id)
     output.result(session, "Session")

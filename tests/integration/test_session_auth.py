@@ -127,6 +127,46 @@ def test_a_seller_that_steals_vouchers_gets_two(
     assert session.running_total_usdc == Decimal("0.003")
 
 
+def test_another_process_closes_a_session_at_its_seller(
+    server: AgentPayServer, client: AgentPay, account: Account, shop: Paywall
+) -> None:
+    shop.listen()
+    auth = PaymentAuth(client, account_id=account.account_id, session_cap="1")
+    with httpx.Client(base_url=shop.base_url) as seller:
+        assert seller.get("/call", auth=auth, params={"city": "Oslo"}).status_code == 200
+    session_id = next(iter(auth._sessions))
+    # It knows only the session's identifier.
+    with server.agent_client(account.account_id) as another:
+        assert another.sessions.close(session_id).status == "closing"
+    server.sandbox.clock.advance(1)
+    session = client.sessions.get(session_id)
+    assert (session.status, session.settled_usdc) == ("settled", Decimal("0.001"))
+    (channel,) = shop.channels
+    assert (channel.status, channel.settled_usdc) == ("settled", Decimal("0.001"))
+
+
+def test_a_close_that_cannot_be_presented_is_forced(
+    server: AgentPayServer,
+    client: AgentPay,
+    account: Account,
+    seller: httpx.Client,
+    auth: PaymentAuth,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    seller.get("/call", auth=auth)
+    (session_id,) = auth._sessions
+    with httpx.Client(transport=httpx.MockTransport(_unreachable)) as offline:
+        assert client.sessions.close(session_id, seller_client=offline).status == "closing"
+    assert "the close of session" in caplog.text
+    server.sandbox.clock.advance(60 + 3600)
+    session = client.sessions.get(session_id)
+    assert (session.status, session.settled_usdc) == ("settled", Decimal("0.001"))
+
+
+def _unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("no route", request=request)
+
+
 @pytest.mark.anyio
 async def test_an_async_client_pays_by_session(
     server: AgentPayServer, account: Account, shop: Paywall

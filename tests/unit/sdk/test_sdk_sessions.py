@@ -102,6 +102,18 @@ def test_closing_is_retried_until_the_session_is_settled(caller):
     assert session.settled_usdc + session.returned_usdc == session.cap_usdc
 
 
+@pytest.mark.parametrize("url", ["http://10.0.0.1/call", "https://127.0.0.1:1/call", None])
+def test_a_close_reaches_no_private_seller_for_a_service_on_https(caller, caplog, url):
+    """The URL is what an agent reported, and it may be an operator who closes."""
+    closing = {"status": "closing", "protocol": "mpp", "origin": "https://10.0.0.1", "url": url}
+    header = {"name": "Authorization", "value": "Payment abc"}
+    caller.script(answer(200, {**SESSION, **closing, "header": header}))
+    session = caller(lambda c: c.sessions.close("sess_a"))
+    assert session.header.value == "Payment abc"
+    assert "was not presented" in caplog.text
+    assert "private" in caplog.text or "https" in caplog.text
+
+
 def test_a_session_is_read(caller):
     script = caller.script(answer(200, SETTLED))
     assert caller(lambda c: c.sessions.get("sess_a")).settlement_tx_signature == "6ig"
