@@ -29,7 +29,7 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import RequestedKey
@@ -45,7 +45,7 @@ from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_fo
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions.responses import limits_of, refused
-from agentpay_server.sessions.rules import check_transition, closes_us
+from agentpay_server.sessions.rules import check_transition, closes_us, key_refusal
 from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
 from agentpay_server.transfers import store as transfer_store
 
@@ -142,7 +142,10 @@ class PayByVoucher:
             others=tuple(others),
         )
         refusal = (
-            paused_refusal(policy) or pin_refusal(charge.pin, terms, owners) or voucher_refusal(policy, spend)
+            paused_refusal(policy)
+            or key_refusal(opened_by=session.key_id, key=key_totals.of_principal(self._principal))
+            or pin_refusal(charge.pin, terms, owners)
+            or voucher_refusal(policy, spend)
         )
         if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
             return refusal

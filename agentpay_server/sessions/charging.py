@@ -12,7 +12,7 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import ChargeRecord, SessionRecord
 from agentpay_server.engine.policy import Refusal, stored_policy
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict
@@ -22,7 +22,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.access import visible
 from agentpay_server.sessions.responses import refused
-from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
+from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us, key_refusal
 from agentpay_server.sessions.store import FITS, IS_OPEN, Chargeable
 
 
@@ -135,10 +135,11 @@ class Charge:
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session
+        key = key_totals.of_principal(self._principal)
         return charge_refusal(
             stored_policy(found.policy),
             status=session.status,
             cap_micro=session.cap,
             running_total_micro=session.running_total,
             amount_micro=self._amount,
-        )
+        ) or key_refusal(opened_by=session.key_id, key=key)

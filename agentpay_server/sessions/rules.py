@@ -34,6 +34,7 @@ from agentpay_server.engine.policy import (
     usdc_text,
 )
 from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.ledger.key_totals import LimitedKey
 
 _FIRST_RETRY_US: Final = 60_000_000
 _MAX_DOUBLINGS: Final = 6
@@ -155,6 +156,21 @@ def charge_refusal(
         code=ErrorCode.SESSION_CAP_EXCEEDED,
         message=f"cap_usdc is {usdc_text(cap_micro)} USDC, of which {usdc_text(running_total_micro)} USDC is "
         f"charged, and this charge requests {usdc_text(amount_micro)} USDC.",
+    )
+
+
+def key_refusal(*, opened_by: str, key: LimitedKey | None) -> Refusal | None:
+    """Return why a key with a limited total cannot charge a session, or None.
+
+    The total of a key counts the caps of the sessions that it has opened, and no charges: with another key's
+    session it could spend more than its total.
+    """
+    if key is None or key.key_id == opened_by:
+        return None
+    return Refusal(
+        code=ErrorCode.POLICY_VIOLATION,
+        message=f"max_total_usdc of the agent key is {usdc_text(key.max_total_micro)} USDC and counts only "
+        "sessions that this key has opened: it cannot spend from a session of another key.",
     )
 
 

@@ -192,6 +192,17 @@ def test_an_unsettled_session_counts_with_its_whole_cap(
     assert agent.whoami().spent_total_usdc == 10
 
 
+def test_a_session_of_another_key_is_not_charged_with_a_limited_key(
+    server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
+) -> None:
+    session = client.sessions.open(account_id=payer, to=payee, cap_usdc=50)
+    limited, other = (server.client(api_key=new_key(max_total_usdc=each).key) for each in (1, None))
+    with pytest.raises(PolicyViolationError, match=r"max_total_usdc of the agent key is 1\.000000 USDC"):
+        limited.sessions.charge(session.session_id, amount="0.5")
+    assert other.sessions.charge(session.session_id, amount=3).running_total_usdc == 3
+    assert limited.whoami().spent_total_usdc == 0
+
+
 def test_an_approved_transfer_counts_to_the_key_that_asked(
     server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
 ) -> None:
