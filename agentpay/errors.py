@@ -52,7 +52,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpay.contract.choices import ErrorCode, RequestOutcome
-from agentpay.contract.errors import ErrorBody, FieldError
+from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorBody, FieldError
+from agentpay.contract.errors import ErrorCode as Code
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
@@ -518,6 +519,7 @@ class APIError(AgentPayError):
     """
 
     advice: str = "Report the request id to the operators of the service"
+    _effect: str = ""
     code: ErrorCode | None
 
     def __init__(
@@ -541,6 +543,9 @@ class APIError(AgentPayError):
         self.status_code: int = status_code  # pyright: ignore[reportIncompatibleVariableOverride]
         self.decided_at = decided_at
         self.code = code
+        # A code counts only with its own status, so that contradictory responses are not misinterpreted.
+        if code in _CODES and HTTP_STATUS[Code(code)] == status_code:
+            self.advice = self._effect + ADVICE[Code(code)]
         self.request_id = request_id
         self.transfer_id = transfer_id
         self.transfer_status = transfer_status
@@ -567,12 +572,16 @@ class APIError(AgentPayError):
         if self.decided_at is not None:
             text += f". Decided at {format_timestamp(self.decided_at)} and repeated for its idempotency key"
         where = _named(transfer=self.transfer_id, session=self.session_id, request=self.request_id)
-        advice = self.advice
-        if self.idempotency_key is not None:
-            advice = advice.replace("the same idempotency key", f"idempotency_key={self.idempotency_key!r}")
+        if self.advice in self.message:
+            return printable(f"{text}{where}.")
+        key = self.idempotency_key
+        # A call without a key, such as an approval, is simply repeated.
+        again = "" if key is None else f" with idempotency_key={key!r}"
+        advice = self.advice.replace(" with the same idempotency key", again)
         return printable(f"{text}{where}. {advice}")
 
 
+_CODES: Final = frozenset(Code)
 _TEMPORARY: Final = frozenset({408, 429, *range(500, 600)} - {501})
 _TURNED_AWAY: Final = frozenset({401, 403, 421, 429})
 _LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 412, 413, 415, 422})
@@ -601,62 +610,60 @@ class InvalidRequestError(APIError):
 class AuthenticationError(APIError):
     """The API key is missing, malformed or revoked (status 401)."""
 
-    advice = "Pass a valid key as api_key, or set AGENTPAY_API_KEY"
+    advice = ADVICE[Code.UNAUTHORIZED]
 
 
 class PermissionDeniedError(APIError):
     """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
 
-    advice = "Use an operator key; an agent key reaches only some operations of its own account"
+    advice = ADVICE[Code.FORBIDDEN]
 
 
 class NotFoundError(APIError):
     """The object does not exist, or belongs to another operator (status 404)."""
 
-    advice = "It may belong to another operator than the API key"
+    advice = ADVICE[Code.NOT_FOUND]
 
 
 class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The transfer, or the session request, was refused and no money moved (status 402)."""
 
     advice = "No money moved; read the message for the reason"
+    _effect = "No money moved. "
 
 
 class PolicyViolationError(TransferRejectedError):
     """The account's policy refuses it; the message names the limit (`policy_violation`)."""
 
-    advice = "No money moved. Change the request or the policy, then use a new idempotency key"
-
 
 class AccountPausedError(TransferRejectedError):
     """The account's policy is paused (`account_paused`)."""
 
-    advice = "No money moved. Once an operator has resumed the account, use a new idempotency key"
-
 
 class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
-
-    advice = "No money moved. Fund the account, then repeat the call with the same idempotency key"
 
 
 class TransferFailedError(TransferRejectedError):
     """The chain refused the transaction, or a session cannot settle now (`transfer_failed`)."""
 
     retryable: bool = True
-    advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
 
 class SessionCapExceededError(TransferRejectedError):
     """The charge would exceed the session's cap; nothing was charged (`session_cap_exceeded`)."""
 
-    advice = "Nothing was charged. Charge less, or close the session and open another one"
+    _effect = "Nothing was charged. "
 
 
 class NotSupportedError(APIError):
     """The called operation is an extension that the service does not offer (status 404)."""
 
     advice = "Do without it, or use a service that offers this extension"
+
+    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **given)
+        self.advice = type(self).advice
 
 
 class RequestTimeoutError(APIError):
@@ -665,7 +672,7 @@ class RequestTimeoutError(APIError):
     A proxy may send it too, so a call that writes raises an `OutcomeUnknownError` instead.
     """
 
-    advice = "Call again over a better connection"
+    advice = ADVICE[Code.REQUEST_TIMEOUT]
 
 
 class ConflictError(APIError):
@@ -677,25 +684,23 @@ class ConflictError(APIError):
 class IdempotencyConflictError(ConflictError):
     """The idempotency key was used with other parameters within 24 hours (`idempotency_conflict`)."""
 
-    advice = "Retry with the parameters of the first use, or use a new key for a new payment"
-
 
 class SessionClosedError(ConflictError):
     """The session accepts no more charges: it is closing, settled, or was never open (`session_closed`)."""
 
-    advice = "Nothing was charged. Open another session"
+    _effect = "Nothing was charged. "
 
 
 class PreconditionFailedError(APIError):
     """The object was changed by another caller since it was read (status 412)."""
 
-    advice = "Read it again and repeat the change"
+    advice = ADVICE[Code.PRECONDITION_FAILED]
 
 
 class InvalidRecipientError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The recipient cannot be paid: it is no usable USDC token account or account_id (status 422)."""
 
-    advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
+    advice = ADVICE[Code.INVALID_RECIPIENT]
 
 
 _ABOVE_CAP: Final = re.compile(r"price is (\d+(?:\.\d+)?) USDC and max_amount (\d+(?:\.\d+)?) USDC", re.ASCII)
@@ -735,7 +740,7 @@ class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[report
 class RateLimitError(APIError):
     """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
 
-    advice = "Slow down, wait for retry_after seconds, or raise max_retries"
+    advice = ADVICE[Code.RATE_LIMITED]
 
 
 class FeeBudgetExceededError(RateLimitError):
@@ -745,7 +750,7 @@ class FeeBudgetExceededError(RateLimitError):
     until they are settled. Nothing was done; `retry_after` says in how many seconds enough is free again.
     """
 
-    advice = "Nothing was done. Close sessions that are not in use, or retry after retry_after seconds"
+    _effect = "Nothing was done. "
 
 
 class ServerError(APIError):
@@ -757,8 +762,6 @@ class ServerError(APIError):
 class ChainUnavailableError(ServerError):
     """The service cannot reach the blockchain (`chain_unavailable`)."""
 
-    advice = "Call again with backoff, not before retry_after seconds"
-
 
 class ServiceUnavailableError(ServerError):
     """The service cannot reach its own database (`service_unavailable`).
@@ -766,5 +769,3 @@ class ServiceUnavailableError(ServerError):
     A call that writes raises an `OutcomeUnknownError` instead, because the request may or may not have been
     carried out.
     """
-
-    advice = "Call again after retry_after seconds"

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import IO, Any, Final, NoReturn, TypeVar
 
 import click
@@ -21,21 +21,6 @@ from agentpay.contract.printable import printable
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 DEFAULT_URL: Final = "http://127.0.0.1:8402"
-
-_ADVICE: Final[Mapping[type[errors.APIError], str]] = {
-    errors.AuthenticationError: f"Set --key or {KEY_VARIABLE} to the operator key of this server",
-    errors.PermissionDeniedError: "",
-    errors.TransferRejectedError: "No money moved",
-    errors.InsufficientBalanceError: "No money moved. Fund the account and try again",
-    errors.ConflictError: "",
-    errors.InvalidRecipientError: "",
-    errors.RateLimitError: "Wait a moment and try again",
-    errors.FeeBudgetExceededError: "No money moved. Close sessions that are not in use, or try again later",
-    errors.ServiceUnavailableError: "Check whether it was done, then try again",
-    errors.ServerError: "Try again in a moment",
-}
-"""Advice for people, instead of an exception's own for programmers. Empty for none."""
-
 
 _NOT_ALLOWED: Final = (
     errors.PolicyViolationError,
@@ -251,8 +236,11 @@ def _sentences(error: errors.APIError) -> str:
     said = error.message.rstrip(".")
     shown = (fault for fault in error.details if fault.message not in error.message)
     said += "".join(f"; {fault.field} {fault.message}" for fault in shown)
-    kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
-    advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
+    advice = error.advice.replace("the same idempotency key", "--idempotency-key")
+    if advice in error.message:
+        advice = ""
+    if isinstance(error, errors.AuthenticationError):
+        advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"
     if error.decided_at is not None:
         decided = f"That was decided at {format_timestamp(error.decided_at)}"
         advice = f"{decided}, and is repeated for its idempotency key. {advice}"

@@ -146,6 +146,54 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
 """The meaning of each code."""
 
 
+ADVICE: Final[dict[ErrorCode, str]] = {
+    ErrorCode.POLICY_VIOLATION: "Change the request, or have an operator change the policy; then use a new "
+    "idempotency key",
+    ErrorCode.ACCOUNT_PAUSED: "Stop spending. Once an operator has resumed the account, use a new "
+    "idempotency key",
+    ErrorCode.INSUFFICIENT_BALANCE: "Fund the account, then repeat the call with the same idempotency key",
+    ErrorCode.TRANSFER_FAILED: "Repeat the call with the same idempotency key for a new attempt",
+    ErrorCode.SESSION_CAP_EXCEEDED: "Charge less, or close the session and open another",
+    ErrorCode.SESSION_CLOSED: "Open another session",
+    ErrorCode.TOO_MANY_SESSIONS: "Close a session, then repeat the call with the same idempotency key",
+    ErrorCode.IDEMPOTENCY_CONFLICT: "Repeat the call with the first parameters for the first payment's "
+    "outcome; use a new key only for another payment",
+    ErrorCode.PAYMENT_EXPIRED: "Use a new idempotency key for a new purchase",
+    ErrorCode.PAYMENT_FAILED: "Read the payment for the reason, then use a new idempotency key for a new "
+    "purchase",
+    ErrorCode.INVALID_RECIPIENT: "Pay an account_id, or a USDC token account instead of the wallet that "
+    "owns it",
+    ErrorCode.UNREADABLE_CHALLENGE: "Do not pay this seller for this request: it is faulty or malicious",
+    ErrorCode.NOTHING_PAYABLE: "Read the reason of each offer in details, or buy elsewhere",
+    ErrorCode.CHAIN_UNAVAILABLE: "Call again with backoff, not before retry_after seconds",
+    ErrorCode.SERVICE_UNAVAILABLE: "Read the current state, or repeat a call that has an idempotency key",
+    ErrorCode.UNAUTHORIZED: "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
+    ErrorCode.FORBIDDEN: "Use the kind of key that the message names; an agent cannot do this itself",
+    ErrorCode.NOT_FOUND: "Check the identifier, and that it belongs to the key's operator",
+    ErrorCode.METHOD_NOT_ALLOWED: "Use a method from the header Allow",
+    ErrorCode.INVALID_REQUEST: "Correct every fault in details, then call again",
+    ErrorCode.PAYLOAD_TOO_LARGE: "Send a smaller body",
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: "Send JSON with Content-Type: application/json, not compressed",
+    ErrorCode.MISDIRECTED_REQUEST: "Use localhost or a loopback address as base_url, or start the server "
+    "with --allowed-host",
+    ErrorCode.PRECONDITION_FAILED: "Read it again and repeat the change",
+    ErrorCode.REQUEST_TIMEOUT: "Call again over a better connection",
+    ErrorCode.ROTATION_IN_PROGRESS: "Wait for the end of the overlap, or rotate with overlap_seconds=0",
+    ErrorCode.RATE_LIMITED: "Call again after retry_after seconds",
+    ErrorCode.FEE_BUDGET_EXCEEDED: "Close sessions that are not in use, or call again after retry_after "
+    "seconds",
+    ErrorCode.CLOCK_NOT_MANUAL: "Start the server with a manual clock",
+    ErrorCode.CLOCK_MOVING: "Wait until it has returned; from inside the receiver, respond first",
+    ErrorCode.NOT_PENDING: "Read the transfer: it was already decided, or its approval expired",
+    ErrorCode.LAST_OPERATOR_KEY: "Create another one, then revoke this one",
+    ErrorCode.NOT_IN_MEMORY: "Start a server with --in-memory, or stop this one and copy its directory or "
+    "database",
+    ErrorCode.NOT_AT_REST: "End the requests in progress, disarm faults that delay settlement, then call "
+    "again",
+}
+"""What to do about an error. The client adds it to the message, unless the message has it already."""
+
+
 @frozen(kw_only=True)
 class FieldError(Model):
     """One fault of a request.

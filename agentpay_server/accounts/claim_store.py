@@ -45,8 +45,7 @@ def claim(context: Context, connection: Connection, operator_id: str) -> None:
         if claimed_us is not None and claimed_us > now_us - DAY_US:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"The limit is {limit} new accounts in 24 hours (max_accounts_per_day). Wait as Retry-After "
-                "says.",
+                f"The limit is {limit} new accounts in 24 hours (max_accounts_per_day).",
                 retry_after_seconds=math.ceil((claimed_us + DAY_US - now_us) / SECOND_US),
             )
     connection.execute(_INSERT, {"operator_id": operator_id, "number": number, "created_us": now_us})

@@ -80,7 +80,7 @@ class Policies:
         if if_match is not None and not _matches(if_match, _etag(account)):
             raise Problem(
                 ErrorCode.PRECONDITION_FAILED,
-                "The policy has changed since the version in If-Match. Read it again and repeat the change.",
+                "The policy has changed since the version in If-Match.",
             )
         before = stored_policy(account.policy)
         is_merge = self._context.settings.policy_update is PolicyUpdate.MERGE

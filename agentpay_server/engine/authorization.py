@@ -127,9 +127,6 @@ class Intent(ABC, Generic[R]):
     is_approved: bool = False
     """Whether an operator has approved it; if so, it is not escalated."""
 
-    retry_hint: ClassVar[str] = "retry with the same key"
-    """For `insufficient_balance`: what to do after funding the account; the end of a sentence."""
-
     @property
     @abstractmethod
     def account_id(self) -> str:
@@ -299,7 +296,6 @@ class Authorizer:
             unit,
             spend,
             key=intent.limited_key(connection),
-            retry_hint=intent.retry_hint,
             is_last_look=is_last_look,
         )
         if refusal is not None:
@@ -328,7 +324,7 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
 
 
 def refusal_of(
-    unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, retry_hint: str, is_last_look: bool
+    unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last_look: bool
 ) -> Refusal | None:
     """Return why the policy, the key's total or the balance refuses a spend, or None.
 
@@ -338,7 +334,6 @@ def refusal_of(
         unit: the unit of work.
         spend: the spend.
         key: the key that requested it, if its total is limited.
-        retry_hint: see `Intent.retry_hint`.
         is_last_look: whether no time is left to read the balance again.
 
     Raises:
@@ -354,5 +349,5 @@ def refusal_of(
         key_limit_micro=None if key is None else key.max_total_micro,
         key_spent_micro=0 if key is None else key.spent_micro(unit.connection),
     )
-    refusal = rules.spending_refusal(policy, spend, means, retry_hint=retry_hint)
+    refusal = rules.spending_refusal(policy, spend, means)
     return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)

@@ -181,8 +181,7 @@ def _exceeded(account_id: str, budget: int, *, in_use: int, lost: int, cost: Cos
     return Problem(
         ErrorCode.FEE_BUDGET_EXCEEDED,
         f"The fee budget of {account_id} is {_sol(budget)} SOL in 24 hours: {_sol(lost)} SOL brought no "
-        f"payment, unfinished work reserves {_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL. "
-        "Nothing was done; wait as Retry-After says, or close sessions that are not in use.",
+        f"payment, unfinished work reserves {_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL.",
         retry_after_seconds=max(math.ceil(wait_us / SECOND_US), 1),
     )
 

@@ -118,18 +118,13 @@ def paused_refusal(policy: Policy) -> Refusal | None:
     )
 
 
-def spending_refusal(
-    policy: Policy, spend: Spend, means: Means, *, retry_hint: str = "retry with the same key"
-) -> Refusal | None:
-    """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately.
-
-    `retry_hint`, the end of a sentence, says what to do after funding an account with `insufficient_balance`.
-    """
+def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
+    """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately."""
     for rule in _RULES[spend.purpose]:
         reason = rule(policy, spend, means)
         if reason is not None:
             return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
-    return _balance(spend, means, retry_hint)
+    return _balance(spend, means)
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
@@ -241,14 +236,14 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
 """In the order in which they are judged."""
 
 
-def _balance(spend: Spend, means: Means, retry_hint: str) -> Refusal | None:
+def _balance(spend: Spend, means: Means) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
     available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
         message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
-        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {retry_hint}.",
+        f"requests {usdc_text(spend.amount_micro)} USDC.",
     )
 
 

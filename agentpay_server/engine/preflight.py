@@ -157,5 +157,5 @@ def invalid_recipient(to: str, reason: str) -> Problem:
     """Return the error for a recipient that cannot be paid."""
     return Problem(
         ErrorCode.INVALID_RECIPIENT,
-        f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",
+        f"to {shown(to)!r} {reason}.",
     )

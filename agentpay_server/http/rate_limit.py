@@ -40,7 +40,7 @@ class RateLimit:
         if wait_us > 0:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"The limit is {self._per_minute} requests per minute and key. Wait as Retry-After says.",
+                f"The limit is {self._per_minute} requests per minute and key.",
                 retry_after_seconds=math.ceil(wait_us / SECOND_US),
             )
         self._full_at_us[key_id] = full_at_us

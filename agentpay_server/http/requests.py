@@ -99,7 +99,7 @@ async def read_body(
     except TimeoutError:
         raise Problem(
             ErrorCode.REQUEST_TIMEOUT,
-            f"The body did not arrive within {timeout_seconds:g} s. Retry the request.",
+            f"The body did not arrive within {timeout_seconds:g} s.",
         ) from None
 
 
@@ -120,7 +120,7 @@ async def _whole_body(receive: Receive) -> bytes:
 
 
 def _too_large() -> Problem:
-    return Problem(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes. Send less.")
+    return Problem(ErrorCode.PAYLOAD_TOO_LARGE, f"The body is larger than {BODY_MAX_BYTES} bytes.")
 
 
 def require_json(headers: Mapping[str, str]) -> None:

@@ -95,7 +95,7 @@ def conflict(first: object, now: object) -> Problem:
     what = f"another {' and another '.join(differing)}" if differing else "other parameters"
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        f"This idempotency_key was used with {what}. Retry with the same parameters, or use a new key.",
+        f"This idempotency_key was used with {what}.",
     )
 
 

@@ -300,7 +300,7 @@ class Keys:
         if store.lasting_keys(connection, principal.operator_id) == [key_id]:
             raise Problem(
                 ErrorCode.LAST_OPERATOR_KEY,
-                "This is the operator's last valid key. Create another one, then revoke this one.",
+                "This is the operator's last valid key.",
             )
         if not store.revoke_operator_key(connection, record, now_us):
             raise not_found("operator key", key_id)

@@ -83,13 +83,13 @@ def conflict(holder: TransferRecord | None = None, differences: Sequence[str] = 
     """
     if holder is None or holder.payment_digest is None:
         used = "for a transfer" if holder is not None else "for another account"
-        rest = "Use a new key for this payment."
+        rest = ""
     else:
         used = f"for a payment on other terms: {'; '.join(differences)}"
-        rest = f"That payment, {holder.transfer_id}, {_FATES[TransferStatus(holder.status)]}"
+        rest = f" That payment, {holder.transfer_id}, {_FATES[TransferStatus(holder.status)]}."
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        f"This idempotency_key was used {used}. {rest}",
+        f"This idempotency_key was used {used}.{rest}",
         transfer_id=None if holder is None else holder.transfer_id,
     )
 
@@ -118,13 +118,11 @@ def nothing_payable(reasons: Mapping[int, str]) -> Problem:
     )
 
 
-_OTHER: Final = "use a new key for another purchase."
 _FATES: Final = {
-    TransferStatus.SUBMITTED: "can still settle: request it again on its terms, or wait for its end before "
-    "you use a new key.",
-    TransferStatus.SETTLED: f"has settled: request it again on its terms to present it, or {_OTHER}",
-    TransferStatus.PENDING_APPROVAL: f"waits for approval and can still settle; {_OTHER}",
-    TransferStatus.APPROVED: f"is approved, not signed, and can still settle; {_OTHER}",
-    TransferStatus.REJECTED: f"was rejected and moved nothing; {_OTHER}",
-    TransferStatus.FAILED: f"moved nothing and can no longer settle; {_OTHER}",
+    TransferStatus.SUBMITTED: "can still settle",
+    TransferStatus.SETTLED: "has settled",
+    TransferStatus.PENDING_APPROVAL: "waits for approval and can still settle",
+    TransferStatus.APPROVED: "is approved, not signed, and can still settle",
+    TransferStatus.REJECTED: "was rejected and moved nothing",
+    TransferStatus.FAILED: "moved nothing and can no longer settle",
 }

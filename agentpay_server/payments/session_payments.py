@@ -334,6 +334,5 @@ def session_conflict(use: KeyUse) -> Problem:
     session_id = "" if use.channel is None else f" {use.channel.session.session_id}"
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        f"This idempotency_key was used {used} of session{session_id} on other terms. Use a new key for "
-        "another purchase.",
+        f"This idempotency_key was used {used} of session{session_id} on other terms.",
     )

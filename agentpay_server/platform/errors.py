@@ -5,11 +5,27 @@ from datetime import datetime
 from typing import Final
 
 from agentpay.contract.console import ALLOW_SIGNING
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
 """`Retry-After` of a 503. The service retries chain and database at the same interval."""
+
+
+_WITH_ADVICE: Final = frozenset(
+    {
+        ErrorCode.CLOCK_MOVING,
+        ErrorCode.CLOCK_NOT_MANUAL,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.LAST_OPERATOR_KEY,
+        ErrorCode.NOT_AT_REST,
+        ErrorCode.NOT_IN_MEMORY,
+        ErrorCode.PRECONDITION_FAILED,
+        ErrorCode.ROTATION_IN_PROGRESS,
+    }
+)
+"""Errors whose message says what to do, for people who read it in the console. The client adds it to the
+others."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
@@ -33,6 +49,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         decided_at: datetime | None = None,
         allow: tuple[str, ...] = (),
     ) -> None:
+        if code in _WITH_ADVICE:
+            message = f"{message} {ADVICE[code]}."
         super().__init__(message)
         self.code = code
         self.message = message
@@ -68,7 +86,7 @@ def unauthorized() -> Problem:
     # request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
-        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+        "The header Authorization: Bearer has no valid API key.",
     )
 
 
@@ -76,7 +94,7 @@ def not_found(kind: str, identifier: str) -> Problem:
     """The same for an unknown identifier and another operator's (interface E9)."""
     # A secret in the place of an identifier is not repeated, since error messages are stored.
     name = "with this identifier" if identifier.startswith(("ap_", "whsec_")) else repr(shown(identifier))
-    return Problem(ErrorCode.NOT_FOUND, f"No {kind} {name} is visible to this key. Check the identifier.")
+    return Problem(ErrorCode.NOT_FOUND, f"No {kind} {name} is visible to this key.")
 
 
 def invalid(*faults: FieldError) -> Problem:
@@ -89,7 +107,7 @@ def chain_unavailable() -> Problem:
     """Nothing is stored and nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
-        "The chain did not respond, and nothing was done. Retry shortly.",
+        "The chain did not respond, and nothing was done.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 
@@ -109,8 +127,7 @@ def service_unavailable() -> Problem:
     """The outcome is unknown, because the database did not respond."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        "The service's own database did not respond: the request may or may not have been processed. Read "
-        "the current state before you repeat it; a retry under the same idempotency_key is safe.",
+        "The service's own database did not respond: the request may or may not have been processed.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -108,13 +108,12 @@ class Scheduler:
         if not isinstance(clock, ManualClock):
             raise Problem(
                 ErrorCode.CLOCK_NOT_MANUAL,
-                "The clock is not manual. Start the server with a manual clock to advance it.",
+                "The clock is not manual.",
             )
         if self._advancing.locked() and self._waits_outside():
             raise Problem(
                 ErrorCode.CLOCK_MOVING,
-                "Another advance is in progress and waits for a webhook receiver. Retry after it has "
-                "returned; from inside that receiver, respond first.",
+                "Another advance is in progress and waits for a webhook receiver.",
             )
         async with self._advancing:
             target_us = clock.now_us() + duration_us

@@ -99,8 +99,7 @@ class Snapshots:
         if not await self._context.tasks.drain(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
-                f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
-                "Clear faults that delay settlement, end waiting requests, then retry.",
+                f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken.",
             )
         # In memory nothing below waits, so the server stays idle.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
@@ -144,8 +143,7 @@ class Snapshots:
         if not await self._context.tasks.cancel_all(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
-                f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored. "
-                "End the requests of other threads and processes, then retry.",
+                f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored.",
             )
         # Nothing below waits.
         for restore in restorers:
@@ -178,6 +176,5 @@ class Snapshots:
         if self._parts is None:
             raise Problem(
                 ErrorCode.NOT_IN_MEMORY,
-                "Snapshots and reset need a server that keeps everything in memory. Start one with "
-                "--in-memory, or stop this server and copy its directory or database.",
+                "Snapshots and reset need a server that keeps everything in memory.",
             )

@@ -80,8 +80,7 @@ class Charge:
         if judged is Verdict.CONFLICT:
             raise Problem(
                 ErrorCode.IDEMPOTENCY_CONFLICT,
-                "This idempotency_key was used to charge another amount. Retry with the same amount, or use "
-                "a new key.",
+                "This idempotency_key was used to charge another amount.",
             )
         if judged is Verdict.REPLAY:
             return Charged(session)

@@ -62,7 +62,6 @@ class ApprovedTransfer(TransferIntent):
 
     operation = Operation.APPROVE
     is_approved = True
-    retry_hint = "approve the transfer again"
 
     def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
         terms = terms_of_record(pending)

@@ -26,8 +26,6 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.intents import cost_of_transfer, spend_of
 from agentpay_server.transfers.rules import Terms
 
-_RETRY_HINT = "check it again"
-
 
 class Checks:
     """Predicts the outcome of transfers."""
@@ -69,9 +67,7 @@ class Checks:
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
-            refusal = refusal_of(
-                unit, spend_of(terms, preflight), key=key, retry_hint=_RETRY_HINT, is_last_look=True
-            )
+            refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_look=True)
         decision, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = Outcome.REJECT, refusal.code.value, refusal.message

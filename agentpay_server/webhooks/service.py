@@ -280,7 +280,7 @@ class Webhooks:
         if overlap_us and now.next is not None:
             raise Problem(
                 ErrorCode.ROTATION_IN_PROGRESS,
-                "The previous rotation still overlaps. Wait for its end, or rotate with overlap_seconds 0.",
+                "The previous rotation still overlaps.",
             )
         current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
         if current is None:

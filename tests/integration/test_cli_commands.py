@@ -249,7 +249,7 @@ def test_an_unpayable_approval_says_what_to_do(
     client.transfers.create(from_=account_id, to=outside, amount=4)
     said = commands.refused("approvals", "approve", transfer_id, exit_code=5)
     assert said.startswith("Error: insufficient_balance: ")
-    assert "Fund the account and try again" in said
+    assert "Fund the account, then repeat the call with --idempotency-key" in said
     failure = json.loads(commands.run("approvals", "approve", transfer_id, "--json").stderr)
     assert (failure["error"], failure["transfer_id"]) == ("insufficient_balance", transfer_id)
 

@@ -33,7 +33,7 @@ from agentpay._sync.transfers import Transfers
 from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
 from agentpay.contract.endpoints import GET_TRANSFER
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
+from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
 from agentpay.contract.responses import RawResponse
 from agentpay.integrations import WebhookRouter
@@ -380,7 +380,9 @@ def test_every_error_code_has_a_section_with_meaning_and_remedy() -> None:
     for code in ErrorCode:
         text = sections[code.value]
         assert text.startswith(f"**{HTTP_STATUS[code]} · `{exception_of(code).__name__}`.** ")
-        assert "\n\n*Do:* " in text
+        remedy = text.partition("\n\n*Do:* ")[2].replace("`", "").replace("\n", " ")
+        plain = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", remedy)
+        assert plain.casefold().startswith(ADVICE[code].casefold()), code
 
 
 def test_every_exception_is_on_the_page_of_errors() -> None:

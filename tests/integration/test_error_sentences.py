@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from agentpay import AgentPay, APIConnectionError, IdempotencyConflictError, NotFoundError
+from agentpay import (
+    AccountPausedError,
+    AgentPay,
+    APIConnectionError,
+    IdempotencyConflictError,
+    InsufficientBalanceError,
+    NotFoundError,
+    PermissionDeniedError,
+)
 from agentpay_server import AgentPayServer
 
 UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
@@ -14,7 +22,7 @@ UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
 def test_an_unknown_identifier_is_named(identifier: str) -> None:
     with AgentPayServer() as server, pytest.raises(NotFoundError) as caught:
         server.client().accounts.get(identifier)
-    assert caught.value.message == f"No account '{identifier}' is visible to this key. Check the identifier."
+    assert caught.value.message == f"No account '{identifier}' is visible to this key."
     assert str(caught.value).count("Check the identifier") == 1
 
 
@@ -45,7 +53,7 @@ def test_a_reused_key_names_what_differs(change: dict[str, str], named: str) -> 
         order: Any = {"from_": ids["bot"], "to": ids["shop"], "amount": "1", "idempotency_key": "order-7"}
         client.transfers.create(**order)
         changed = {name: ids.get(value, value) for name, value in change.items()}
-        with pytest.raises(IdempotencyConflictError, match=f"used with {named}\\."):
+        with pytest.raises(IdempotencyConflictError, match=f"used with {named} \\(request"):
             client.transfers.create(**{**order, **changed})
 
 
@@ -74,3 +82,22 @@ def test_https_on_a_port_that_speaks_http_says_so() -> None:
             with pytest.raises(APIConnectionError, match="let base_url begin with http://") as caught:
                 client.accounts.get(UNKNOWN)
             assert (caught.value.retryable, caught.value.retries_made) == (False, 0)
+
+
+def test_a_refusal_says_what_to_do_once_and_only_what_its_reader_can_do() -> None:
+    with AgentPayServer() as server:
+        client = server.client()
+        bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
+        agent = server.client(api_key=client.agent_keys.create(account_id=bot).key)
+        with pytest.raises(InsufficientBalanceError) as poor:
+            agent.transfers.create(from_=bot, to=shop, amount="1", idempotency_key="a")
+        with pytest.raises(PermissionDeniedError) as denied:
+            agent.policies.get(bot)
+        client.policies.pause(bot)
+        with pytest.raises(AccountPausedError) as paused:
+            agent.transfers.create(from_=bot, to=shop, amount="1", idempotency_key="b")
+    for caught in (poor, denied, paused):
+        said = str(caught.value)
+        assert said.count(caught.value.advice.partition(" with the same")[0]) == 1
+        assert not any(word in caught.value.message for word in ("Fund", "etry", "Use ", "resume"))
+    assert "policies.resume" not in str(paused.value)

@@ -259,7 +259,6 @@ def test_an_approval_with_insufficient_balance_keeps_the_transfer_pending(
     body = refused(post(http, waiting, "approve"), "insufficient_balance")
     assert (body["transfer_id"], body["status"]) == (waiting.transfer_id, "pending_approval")
     assert "24.999999 USDC" in body["message"]
-    assert body["message"].endswith("approve the transfer again.")
     with pytest.raises(InsufficientBalanceError) as raised:
         server.approvals.approve(waiting.transfer_id)
     assert raised.value.transfer_status == "pending_approval"

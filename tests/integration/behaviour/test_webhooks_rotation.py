@@ -149,7 +149,7 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     # A third signature would have no header, and receivers with only the first secret would fail.
     path = f"/ext/v1/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
-    with pytest.raises(ConflictError, match="overlap_seconds 0"):
+    with pytest.raises(ConflictError, match="overlap_seconds=0"):
         server.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=1)
     assert signers(deliver(), first, second) == (0, 1)
     server.sandbox.clock.advance(MILLISECOND)

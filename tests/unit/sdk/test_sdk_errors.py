@@ -92,11 +92,26 @@ def test_every_exception_is_public():
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, errors.APIError)])
 def test_every_api_error_message_ends_with_advice(kind):
-    assert kind.advice
-    assert str(example(kind)) == (
+    error = example(kind)
+    assert error.advice
+    assert str(error) == (
         "402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). "
-        f"{kind.advice}"
+        f"{error.advice}"
     )
+
+
+def test_advice_is_that_of_the_code_and_appears_once():
+    said = errors.ConflictError("Not now. Read it again and repeat the change.", status_code=412)
+    said.advice = "Read it again and repeat the change"
+    assert str(said) == "412 error: Not now. Read it again and repeat the change."
+    pending = errors.ConflictError("It is settled.", status_code=409, code="not_pending")
+    assert str(pending).endswith("Read the transfer: it was already decided, or its approval expired")
+    foreign = errors.ConflictError("no", status_code=409, code="policy_violation")
+    assert str(foreign).endswith(errors.ConflictError.advice)
+    poor = errors.InsufficientBalanceError("Too little.", status_code=402, code="insufficient_balance")
+    assert str(poor).endswith("No money moved. Fund the account, then repeat the call")
+    poor.idempotency_key = "order-7"
+    assert str(poor).endswith("then repeat the call with idempotency_key='order-7'")
 
 
 def test_a_configuration_error_is_a_value_error():
