@@ -24,7 +24,7 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
-from agentpay_server.database.postgres_connections import Session
+from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.runner import Database
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.ledger import accounts, entries, spending
@@ -207,8 +207,11 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
     transfers = server.client().transfers
     transactions: list[Transaction] = []
     # By session, because the workers' connections are active too.
-    current: dict[Session, Transaction] = {}
-    kept = {name: getattr(Session, name) for name in ("in_transaction", "single_select", "fetch", "run_each")}
+    current: dict[PreparedConnection, Transaction] = {}
+    kept = {
+        name: getattr(PreparedConnection, name)
+        for name in ("in_transaction", "single_select", "fetch", "run_each")
+    }
 
     async def in_transaction(session, begin, unit, committing):
         current[session] = Transaction(begin)
@@ -232,10 +235,10 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
 
     transfers.create(from_=payer, to=payee, amount="0.01")
     for replacement in (in_transaction, single_select, fetch, run_each):
-        setattr(Session, replacement.__name__, replacement)
+        setattr(PreparedConnection, replacement.__name__, replacement)
     transfers.create(from_=payer, to=payee, amount="0.01", idempotency_key=RECORDED_KEY)
     for name, method in kept.items():
-        setattr(Session, name, method)
+        setattr(PreparedConnection, name, method)
     return [it for it in transactions if not any("chain_" in statement for statement, _ in it.statements)]
 
 

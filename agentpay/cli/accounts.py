@@ -8,7 +8,7 @@ import click
 
 from agentpay import AgentPay, errors
 from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.connection import CommandRefusedError, takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
@@ -98,7 +98,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
         except errors.NotFoundError:
             # If no such account exists, this raises the appropriate error.
             known = server.accounts.get(account_id)
-            raise RefusedError(
+            raise CommandRefusedError(
                 f"this service has no sandbox. Send USDC to the token account {known.usdc_token_account}.",
                 output,
                 error="not_found",

@@ -31,14 +31,14 @@ _NOT_ALLOWED: Final = (
 
 
 @frozen(kw_only=True)
-class Address:
+class ServerAccess:
     """A server's URL and the operator or agent key to use."""
 
     url: str
     key: str = field(repr=False)
 
 
-class RefusedError(click.ClickException):
+class CommandRefusedError(click.ClickException):
     """The server refused, failed or cannot be reached."""
 
     def __init__(self, message: str, output: Output, *, exit_code: int = FAILED, **fields: object) -> None:
@@ -107,7 +107,7 @@ def takes_address(command: _Command) -> _Command:
     return command
 
 
-def address_of(url: str | None, key: str | None, profile: str | None = None) -> Address:
+def address_of(url: str | None, key: str | None, profile: str | None = None) -> ServerAccess:
     """Return the address to call, or raise UsageError.
 
     `--profile` comes first, then `--url` and `--key` or their variables, then `AGENTPAY_PROFILE`, then the
@@ -128,16 +128,16 @@ def address_of(url: str | None, key: str | None, profile: str | None = None) -> 
             f"no operator key: set --key or {KEY_VARIABLE} to the operator_key that the server printed at "
             f"its first start, or store it with agentpay profiles add NAME."
         )
-    return Address(url=url or DEFAULT_URL, key=key)
+    return ServerAccess(url=url or DEFAULT_URL, key=key)
 
 
-def client_of(address: Address) -> AgentPay:
+def client_of(address: ServerAccess) -> AgentPay:
     """Return a client for an address."""
     return AgentPay(api_key=address.key, base_url=address.url)
 
 
 @contextlib.contextmanager
-def reported_errors(address: Address, output: Output) -> Iterator[None]:
+def reported_errors(address: ServerAccess, output: Output) -> Iterator[None]:
     """Turn exceptions of the SDK into messages with an exit code."""
     try:
         yield
@@ -148,7 +148,7 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
     except errors.APIConnectionError as error:
         _not_answered(error, address, output)
     except errors.APIError as error:
-        raise RefusedError(
+        raise CommandRefusedError(
             _sentences(error),
             output,
             exit_code=REFUSED if isinstance(error, _NOT_ALLOWED) else FAILED,
@@ -159,7 +159,7 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
             decided_at=None if error.decided_at is None else format_timestamp(error.decided_at),
         ) from None
     except errors.AgentPayError as error:
-        raise RefusedError(str(error), output, error=type(error).__name__) from None
+        raise CommandRefusedError(str(error), output, error=type(error).__name__) from None
 
 
 def _config() -> Config:
@@ -173,14 +173,14 @@ def _config() -> Config:
     return config
 
 
-def _of_profile(config: Config, name: str, source: str) -> Address:
+def _of_profile(config: Config, name: str, source: str) -> ServerAccess:
     profile = config.profiles.get(name)
     if profile is None:
         known = ", ".join(config.profiles) or "none"
         raise click.UsageError(
             f"{source} names profile {name!r}; stored: {known}. Add it with agentpay profiles add {name}."
         )
-    return Address(url=profile.base_url, key=profile.api_key)
+    return ServerAccess(url=profile.base_url, key=profile.api_key)
 
 
 def _refuse_both() -> None:
@@ -209,7 +209,7 @@ def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoRet
     else:
         what = f"transfer {error.transfer_id}" if error.transfer_id else "whether it was done"
         message = f"{str(error).rpartition('. ')[0]}. Check {what} before you try again."
-    raise RefusedError(
+    raise CommandRefusedError(
         message,
         output,
         exit_code=OUTCOME_UNKNOWN,
@@ -221,10 +221,10 @@ def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoRet
     ) from None
 
 
-def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
+def _not_answered(error: errors.APIConnectionError, address: ServerAccess, output: Output) -> NoReturn:
     if error.may_have_been_processed:
-        raise RefusedError(str(error), output, error="no_answer") from None
-    raise RefusedError(
+        raise CommandRefusedError(str(error), output, error="no_answer") from None
+    raise CommandRefusedError(
         f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
         f"{URL_VARIABLE}.",
         output,

@@ -7,7 +7,7 @@ import click
 from attrs import frozen
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.connection import CommandRefusedError, takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
@@ -129,7 +129,9 @@ def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Pos
                 raise
     output.items(created, _COLUMNS, empty="Nothing to send.")
     if refused:
-        raise RefusedError(f"{len(refused)} not sent: {'; '.join(refused)}.", output, error="not_replayed")
+        raise CommandRefusedError(
+            f"{len(refused)} not sent: {'; '.join(refused)}.", output, error="not_replayed"
+        )
 
 
 @frozen
@@ -155,7 +157,7 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
                     break
     if lost := sorted(missing - found.keys()):
         where = "" if webhook_id is None else f" to {webhook_id}"
-        raise RefusedError(
+        raise CommandRefusedError(
             f"no delivery {', '.join(lost)}{where}. List deliveries with agentpay deliveries list.",
             output,
             error="not_found",

@@ -19,8 +19,8 @@ from rich.text import Text
 
 from agentpay import AsyncAgentPay
 from agentpay.cli.connection import (
-    Address,
-    RefusedError,
+    CommandRefusedError,
+    ServerAccess,
     address_of,
     client_of,
     reported_errors,
@@ -145,7 +145,7 @@ def _print_secret(output: Output) -> None:
             config = evolve(config, listen_secret=_new_secret())
             write_config(config)
     except ConfigError as error:
-        raise RefusedError(f"{error}.", output, error="config") from None
+        raise CommandRefusedError(f"{error}.", output, error="config") from None
     if output.is_json:
         output.document({"secret": config.listen_secret})
     else:
@@ -169,7 +169,7 @@ class Listener:
 
     def __init__(
         self,
-        address: Address,
+        address: ServerAccess,
         output: Output,
         *,
         types: frozenset[str],

@@ -1,6 +1,6 @@
 """Names in place of identifiers: accounts by name or handle, keys by name, webhooks by URL.
 
-Unknown and ambiguous names raise `RefusedError`.
+Unknown and ambiguous names raise `CommandRefusedError`.
 """
 
 import os
@@ -13,7 +13,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import RefusedError, address_of, client_of
+from agentpay.cli.connection import CommandRefusedError, address_of, client_of
 from agentpay.cli.output import Output
 from agentpay.cli.values import is_identifier
 from agentpay.cli.variables import KEY_VARIABLE, URL_VARIABLE
@@ -32,7 +32,7 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
         with output.progress(f"Looking up {given}"):
             found = [each.account_id for each in _accounts(server) if given in (each.name, each.handle)]
     except errors.PermissionDeniedError:
-        raise RefusedError(
+        raise CommandRefusedError(
             f"an agent key cannot look up the account named {given!r}: pass its account_id.",
             output,
             error="forbidden",
@@ -46,7 +46,7 @@ def find_account_or_own(server: AgentPay, output: Output, given: str | None) -> 
         return find_account(server, output, given)
     account_id = server.whoami().account_id
     if account_id is None:
-        raise RefusedError("an operator key has many accounts: name one.", output, error="no_account")
+        raise CommandRefusedError("an operator key has many accounts: name one.", output, error="no_account")
     return account_id
 
 
@@ -140,10 +140,10 @@ def _only(found: list[str], what: str, command: str, output: Output) -> str:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise RefusedError(
+        raise CommandRefusedError(
             f"there is no {what}. List them with agentpay {command}.", output, error="not_found"
         )
     shown = ", ".join(found[:_SHOWN_MAX]) + (", …" if len(found) > _SHOWN_MAX else "")
-    raise RefusedError(
+    raise CommandRefusedError(
         f"{len(found)} matches for {what}: {shown}. Pass an identifier.", output, error="ambiguous"
     )

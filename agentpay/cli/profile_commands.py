@@ -7,7 +7,7 @@ from typing import NoReturn
 import click
 
 from agentpay import errors
-from agentpay.cli.connection import Address, RefusedError, client_of, reported_errors
+from agentpay.cli.connection import CommandRefusedError, ServerAccess, client_of, reported_errors
 from agentpay.cli.output import Output, takes_json, takes_quiet
 from agentpay.cli.profiles import NAME, Config, ConfigError, Profile, read_config, write_config
 from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE
@@ -40,7 +40,7 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
     output = Output(is_json=is_json, is_quiet=is_quiet)
     if not NAME.fullmatch(name):
         raise click.BadParameter("use 1 to 64 letters, digits, hyphens and underscores.", param_hint="NAME")
-    address = Address(url=url, key=key or _asked_key())
+    address = ServerAccess(url=url, key=key or _asked_key())
     with reported_errors(address, output), client_of(address) as client:
         try:
             identity = client.whoami()
@@ -120,7 +120,7 @@ def _known(output: Output, name: str) -> Config:
     config = _read(output)
     if name not in config.profiles:
         known = ", ".join(config.profiles) or "none"
-        raise RefusedError(f"unknown profile {name!r}; stored: {known}.", output, error="not_found")
+        raise CommandRefusedError(f"unknown profile {name!r}; stored: {known}.", output, error="not_found")
     return config
 
 
@@ -139,4 +139,4 @@ def _written(output: Output, config: Config) -> str:
 
 
 def _refuse(output: Output, error: ConfigError) -> NoReturn:
-    raise RefusedError(f"{error}.", output, error="config") from None
+    raise CommandRefusedError(f"{error}.", output, error="config") from None

@@ -6,11 +6,11 @@ from sqlalchemy import bindparam, exists, func, literal_column, not_, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import PolicyRecord as PolicyRecord
+from agentpay_server.database.tables import PolicyRecordRow as PolicyRecordRow
 from agentpay_server.database.tables import chain_transactions, policy_records
 from agentpay_server.ledger.transactions import Kind, State
 
-RECORDS: Final = Rows(PolicyRecord, "account_id")
+RECORDS: Final = Rows(PolicyRecordRow, "account_id")
 # An account has at most one write in flight; the next one becomes due when it ends.
 _IS_IDLE: Final = not_(
     exists().where(
@@ -28,9 +28,9 @@ _DUE: Final = (
 _NEXT_DUE: Final = select(func.min(policy_records.c.due_us)).where(_IS_IDLE)
 
 
-def new_record(account_id: str, *, address: str, due_us: int) -> PolicyRecord:
+def new_record(account_id: str, *, address: str, due_us: int) -> PolicyRecordRow:
     """Return the record of a policy that must be written to chain for the first time."""
-    return PolicyRecord(
+    return PolicyRecordRow(
         account_id=account_id,
         address=address,
         written_version=0,

@@ -22,7 +22,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import Funding
+from agentpay_server.engine.funding import TreasuryFunding
 from agentpay_server.engine.handlers import (
     Ending,
     Handler,
@@ -51,7 +51,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 class PolicyRecords:
     """Signs the newest policy of accounts whose record is due, and drives the write."""
 
-    def __init__(self, context: Context, settlement: Settlement, funding: Funding) -> None:
+    def __init__(self, context: Context, settlement: Settlement, funding: TreasuryFunding) -> None:
         self._context = context
         self._funding = funding
         self._database = context.database
@@ -120,11 +120,11 @@ class PolicyRecords:
         # None: another server was first. Drive its stored transaction.
         return tx is None or await self._ended(tx, record, is_new=True)
 
-    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
+    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecordRow, *, is_new: bool) -> bool:
         """Drive a write, and return whether it ended before the server stops."""
         return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
-    async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
+    async def _sign(self, account: AccountRecord, record: store.PolicyRecordRow) -> SignedTransaction:
         """Sign a write of the newest policy; it must be stored before it is sent."""
         chain = self._context.chain
         wanted = PolicyRecord(
@@ -175,7 +175,7 @@ class PolicyRecords:
         return tx
 
 
-class PolicyRecordHandler(Handler[store.PolicyRecord]):
+class PolicyRecordHandler(Handler[store.PolicyRecordRow]):
     """Says what the outcomes of a policy record's transaction change."""
 
     kind = Kind.POLICY_RECORD
@@ -185,36 +185,36 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
     supersedes = False
     needs_accounts = True
 
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> store.PolicyRecord:
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> store.PolicyRecordRow:
         """Return the record."""
         return store.RECORDS.existing(connection, subject_id, lock=lock)
 
-    def newest_signature(self, subject: store.PolicyRecord) -> str | None:
+    def newest_signature(self, subject: store.PolicyRecordRow) -> str | None:
         """Return the signature of the newest write that has landed."""
         return subject.tx_signature
 
-    def settled(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
+    def settled(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
         """Store which version is on chain now; a newer one is due at once."""
         account, version = ending.accounts[ending.subject.account_id], _version(ending.tx)
         due_us = None if account.policy_version == version else ending.now_us
         return _written(ending, due_us=due_us)
 
-    def failed(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
+    def failed(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
         """Schedule another write for later."""
         return _outcome(ending, _postponed(ending.subject, ending.now_us))
 
-    def sign_replacement(self, resigning: Resigning[store.PolicyRecord]) -> None:
+    def sign_replacement(self, resigning: Resigning[store.PolicyRecordRow]) -> None:
         """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
 
-    def dropped(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
+    def dropped(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
         """Schedule a write of the newest policy at once."""
         return _outcome(ending, store.RECORDS.to_change(ending.subject, due_us=ending.now_us))
 
-    def landed_late(self, ending: Ending[store.PolicyRecord]) -> Outcome[store.PolicyRecord]:
+    def landed_late(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
         """Schedule a write of the newest policy: an older one has overwritten it."""
         return _written(ending, due_us=ending.now_us)
 
-    def report(self, ending: Ending[store.PolicyRecord]) -> None:
+    def report(self, ending: Ending[store.PolicyRecordRow]) -> None:
         """Log a write that the chain has rejected."""
         if ending.failure is not None:
             log(
@@ -227,7 +227,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
             )
 
 
-def _written(ending: Ending[store.PolicyRecord], *, due_us: int | None) -> Outcome[store.PolicyRecord]:
+def _written(ending: Ending[store.PolicyRecordRow], *, due_us: int | None) -> Outcome[store.PolicyRecordRow]:
     change = store.RECORDS.to_change(
         ending.subject,
         written_version=_version(ending.tx),
@@ -239,8 +239,8 @@ def _written(ending: Ending[store.PolicyRecord], *, due_us: int | None) -> Outco
 
 
 def _outcome(
-    ending: Ending[store.PolicyRecord], change: Change[store.PolicyRecord]
-) -> Outcome[store.PolicyRecord]:
+    ending: Ending[store.PolicyRecordRow], change: Change[store.PolicyRecordRow]
+) -> Outcome[store.PolicyRecordRow]:
     account = ending.accounts[ending.subject.account_id]
     return Outcome(operator_id=account.operator_id, account_id=account.account_id, subject=change)
 
@@ -257,7 +257,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
         _postponed(record, now_us).write(connection)
 
 
-def _postponed(record: store.PolicyRecord, now_us: int) -> Change[store.PolicyRecord]:
+def _postponed(record: store.PolicyRecordRow, now_us: int) -> Change[store.PolicyRecordRow]:
     failures = record.failures + 1
     pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
     return store.RECORDS.to_change(record, due_us=now_us + pause_us, failures=failures)
@@ -265,7 +265,7 @@ def _postponed(record: store.PolicyRecord, now_us: int) -> Change[store.PolicyRe
 
 def _state(
     connection: Connection, account_id: str
-) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
+) -> tuple[AccountRecord, store.PolicyRecordRow, ChainTransaction | None] | None:
     """Return an account, its record, and the write in flight; None if its policy never changed."""
     record = store.RECORDS.get(connection, account_id)
     if record is None:

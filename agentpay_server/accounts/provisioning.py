@@ -14,7 +14,7 @@ from attrs import frozen
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
-from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.fees import Cost
@@ -138,7 +138,7 @@ class Provisioning:
             )
             if isinstance(outcome, Landed):
                 return None if outcome.is_irreversible else signed
-            if isinstance(outcome, Failure):
+            if isinstance(outcome, ChainFailure):
                 raise _RefusedError(f"the chain refused to provision an account: {outcome.detail}")
 
 

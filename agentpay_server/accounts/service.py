@@ -31,7 +31,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import Funding, Funds, FundsChangedError
+from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.handlers import watched_transaction
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.preflight import spendable_micro, uncertain_micro
@@ -56,7 +56,7 @@ _NAMED_MAX = 100
 class Accounts:
     """Provisions and reads accounts."""
 
-    def __init__(self, context: Context, settlement: Settlement, funding: Funding) -> None:
+    def __init__(self, context: Context, settlement: Settlement, funding: TreasuryFunding) -> None:
         self._context = context
         self._funding = funding
         self._provisioning = Provisioning(context, settlement)

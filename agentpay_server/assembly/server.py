@@ -20,7 +20,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, Watch
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
-from agentpay_server.engine.funding import Funding
+from agentpay_server.engine.funding import TreasuryFunding
 from agentpay_server.engine.late_landings import LateLandings
 from agentpay_server.engine.reorg_watch import Confirmations
 from agentpay_server.engine.settlement import Settlement
@@ -99,7 +99,7 @@ class Services:
         self.sign_ins: SignIns = SignIns(context)
         # Without the sandbox's faults, which an automatic check must not use up.
         self.treasury: Treasury = Treasury(context, server.chain)
-        self.funding: Funding = Funding(context, self.treasury)
+        self.funding: TreasuryFunding = TreasuryFunding(context, self.treasury)
         authorizer = Authorizer(context, self.settlement, self.deposits.look_before_spend, self.funding)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement, self.funding)

@@ -119,7 +119,7 @@ class Payout:
 
 
 @frozen(kw_only=True)
-class Failure:
+class ChainFailure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
     Attributes:
@@ -148,7 +148,7 @@ class SignatureStatus:
     """
 
     is_final: bool
-    failure: Failure | None = None
+    failure: ChainFailure | None = None
     is_irreversible: bool = Factory(lambda self: self.is_final, takes_self=True)
     is_refused: bool = False
     chain_signature: str | None = None

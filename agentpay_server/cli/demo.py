@@ -28,7 +28,7 @@ from agentpay_server.platform.settings import Settings
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.server import AgentPayServer
-    from agentpay_server.testkit.situations.demo_world import Step
+    from agentpay_server.testkit.situations.demo_world import DemoStep
 
 _HOST: Final = "127.0.0.1"
 _TRY_NEXT: Final = (
@@ -241,7 +241,7 @@ def _introduce(
     output.line()
 
 
-def _print_step(output: Output, step: "Step") -> None:
+def _print_step(output: Output, step: "DemoStep") -> None:
     if output.is_json:
         output.document({"step": step})
         return

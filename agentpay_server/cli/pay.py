@@ -9,7 +9,7 @@ import httpx
 
 from agentpay import AgentPay
 from agentpay._challenges import refusal_reason
-from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.connection import CommandRefusedError, takes_server
 from agentpay.cli.exit_codes import PENDING_APPROVAL
 from agentpay.cli.naming import complete_account, find_account_or_own
 from agentpay.cli.output import Output
@@ -71,7 +71,7 @@ def pay(
             f"{payment.status}, key {chosen_key}"
         )
         if payment.header is None:
-            raise RefusedError(
+            raise CommandRefusedError(
                 f"{payment.transfer_id} waits for approval. Approve it with agentpay approvals "
                 f"approve {payment.transfer_id}, then "
                 f"pay again with --payment-key {chosen_key}.",
@@ -85,7 +85,7 @@ def pay(
     if not answered.is_success:
         reason = refusal_reason(answered.headers.multi_items(), answered.content)
         said = "" if reason is None else f": {printable(reason).rstrip('.')}"
-        raise RefusedError(
+        raise CommandRefusedError(
             f"the seller responded {answered.status_code} to the payment{said}. Pay again with "
             f"--payment-key {chosen_key}: it presents the same payment.",
             output,
@@ -102,7 +102,7 @@ def _sent(
     try:
         response = http.request(method, url, headers=header)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RefusedError(
+        raise CommandRefusedError(
             f"no response from {printable(url)}: {printable(str(error))}.", output, error="no_response"
         ) from None
     paid = f" with {next(iter(header))}" if header else ""

@@ -207,7 +207,7 @@ async def _serve_until_stopped(
         node = chain_rpc.node_of(server)
         node.chain.rpc_url = announcement.rpc_url
         app = chain_rpc.mounted(server, node, application)
-    port = _Server(
+    port = _GracefulServer(
         application,
         app,
         hosts,
@@ -230,7 +230,7 @@ async def _serve_until_stopped(
         )
 
 
-class _Server(PortServer):
+class _GracefulServer(PortServer):
     """Stops gracefully on a signal: requests in progress may continue for `shutdown_seconds`.
 
     Then requests that wait for a transfer return its current state, and all others are aborted.

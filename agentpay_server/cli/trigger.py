@@ -7,7 +7,7 @@ from typing import Final, cast
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.connection import CommandRefusedError, takes_server
 from agentpay.cli.naming import complete_account, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
@@ -65,9 +65,9 @@ def trigger(
                 say(f"Waiting for {event}")
                 happened = _awaited(server, event_type, stage.account_id, trace, known)
     except CannotHappenError as error:
-        raise RefusedError(f"{error}.", output, error="cannot_happen") from None
+        raise CommandRefusedError(f"{error}.", output, error="cannot_happen") from None
     if happened is None:
-        raise RefusedError(
+        raise CommandRefusedError(
             f"{event} did not occur within {_PATIENCE_SECONDS:g} s, but still may: watch for it with "
             f"agentpay listen.",
             output,

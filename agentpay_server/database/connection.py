@@ -15,7 +15,7 @@ UNCACHED_PLAN: Final = {"agentpay_planned_each_time": True}
 """Execution options of a statement whose best plan depends on its parameters: engines must not cache it."""
 
 
-class ConflictError(Exception):
+class ConstraintError(Exception):
     """A row would violate a constraint: another transaction committed first."""
 
 
@@ -55,6 +55,6 @@ class Connection(Protocol):
         """Run a statement; with a sequence of parameters, once for each of them.
 
         Raises:
-            ConflictError: a row would violate a constraint.
+            ConstraintError: a row would violate a constraint.
         """
         ...

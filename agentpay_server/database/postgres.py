@@ -28,7 +28,7 @@ from agentpay_server.database.postgres_connections import (
     CONNECTING_SECONDS,
     MultipleStatements,
     Pool,
-    Session,
+    PreparedConnection,
     session_settings,
 )
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError
@@ -95,7 +95,7 @@ class PostgresDatabase:
         self._running: set[asyncio.Task[Any]] = set()
         # The code objects of units known to read with more than one statement.
         self._multi_statement_reads: set[object] = set()
-        self._holder: Session | None = None
+        self._holder: PreparedConnection | None = None
         self._probing: asyncio.Task[None] | None = None
         self._is_hold_lost = False
         self._lost: Callable[[], None] = lambda: None
@@ -207,7 +207,7 @@ class PostgresDatabase:
             await holder.close()
         await self._pool.close()
 
-    async def _hold(self) -> Session:
+    async def _hold(self) -> PreparedConnection:
         session = await self._pool.connect()
         key = postgres_schema.lock_key("alone", self._schema)
         is_held = False
@@ -236,7 +236,7 @@ class PostgresDatabase:
             nonlocal is_committing
             is_committing = True
 
-        async def once(session: Session) -> T:
+        async def once(session: PreparedConnection) -> T:
             nonlocal is_committing
             is_committing = False
             return await session.in_transaction(begin, unit, committing)
@@ -252,7 +252,7 @@ class PostgresDatabase:
         return await self._in_transaction(_BEGIN_READ, unit)
 
     async def _repeated(
-        self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
+        self, once: Callable[[PreparedConnection], Awaitable[T]], is_committing: Callable[[], bool]
     ) -> T:
         """Run `once` on a connection, and retry on another connection if nothing was changed."""
         loop = asyncio.get_running_loop()
@@ -275,7 +275,7 @@ class PostgresDatabase:
                 raise declared from error
         raise AssertionError("unreachable")
 
-    async def _once(self, once: Callable[[Session], Awaitable[T]]) -> T:
+    async def _once(self, once: Callable[[PreparedConnection], Awaitable[T]]) -> T:
         session = await self._pool.acquire()
         try:
             return await once(session)
@@ -315,7 +315,7 @@ def _now_us(connection: Connection) -> int:
     return int(connection.execute(_NOW_US).scalar_one())
 
 
-async def _probe(holder: Session) -> None:
+async def _probe(holder: PreparedConnection) -> None:
     """Check periodically that a connection responds, and close it if it does not.
 
     On a network that drops packets this server would not notice that PostgreSQL released the hold.

@@ -16,7 +16,7 @@ from sqlalchemy import URL, Executable, Select
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from agentpay_server.database.connection import UNCACHED_PLAN, ConflictError, Connection, Parameters
+from agentpay_server.database.connection import UNCACHED_PLAN, Connection, ConstraintError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ class UndoneError(Exception):
     """A unit ignored an error that had aborted its transaction."""
 
 
-class Session:
+class PreparedConnection:
     """A connection to the server, with its prepared statements."""
 
     def __init__(self, driver: asyncpg.Connection) -> None:
@@ -151,7 +151,7 @@ class Session:
 
 
 class _Connection:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: PreparedConnection) -> None:
         self._session = session
 
     def execute(
@@ -168,7 +168,7 @@ class _Connection:
             prepared = _PREPARER.prepared(statement, parameters or {})
             return await_only(self._session.fetch(prepared.text, prepared.positional(parameters or {})))
         except asyncpg.IntegrityConstraintViolationError as error:
-            raise ConflictError(str(error)) from error
+            raise ConstraintError(str(error)) from error
 
 
 class _SingleStatementConnection(_Connection):
@@ -237,17 +237,17 @@ class Pool:
         settings = {"server_settings": session_settings(schema)}
         self._options = {"timeout": CONNECTING_SECONDS, **options, **settings}
         self._places = asyncio.Semaphore(size)
-        self._free: list[Session] = []
-        self._taken: set[Session] = set()
+        self._free: list[PreparedConnection] = []
+        self._taken: set[PreparedConnection] = set()
         self._is_aborted = False
 
-    async def connect(self) -> Session:
+    async def connect(self) -> PreparedConnection:
         """Open a connection that is not part of the pool."""
         driver = await asyncpg.connect(**self._options)
         _keep_alive(driver)
-        return Session(driver)
+        return PreparedConnection(driver)
 
-    async def acquire(self) -> Session:
+    async def acquire(self) -> PreparedConnection:
         """Return a connection for exclusive use; `release` returns it.
 
         Raises:
@@ -262,7 +262,7 @@ class Pool:
         self._taken.add(session)
         return session
 
-    async def _usable(self) -> Session:
+    async def _usable(self) -> PreparedConnection:
         while self._free:
             # The most recently used: its prepared statements and the server's caches are warm.
             session = self._free.pop()
@@ -290,7 +290,7 @@ class Pool:
         for session in (*self._taken, *self._free):
             session.driver.terminate()
 
-    def release(self, session: Session) -> None:
+    def release(self, session: PreparedConnection) -> None:
         """Return a connection to the pool, or close it if it is unusable."""
         self._taken.discard(session)
         if session.is_idle:

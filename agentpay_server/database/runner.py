@@ -13,7 +13,7 @@ from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import MetaData
 
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,5 +104,5 @@ async def run_again_if_late(
     """
     try:
         return await database.run(unit, *args, **kwargs)
-    except ConflictError:
+    except ConstraintError:
         return await database.run(unit, *args, **kwargs)

@@ -11,7 +11,7 @@ from sqlalchemy import Boolean, Executable, MetaData, Select, UpdateBase
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from agentpay_server.database.connection import ConflictError, Parameters
+from agentpay_server.database.connection import ConstraintError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 CACHED_STATEMENTS: Final = 512
@@ -93,7 +93,7 @@ class SqliteConnection:
         """See `Connection.execute`.
 
         Raises:
-            ConflictError: a row would violate a constraint.
+            ConstraintError: a row would violate a constraint.
             KeyError: a parameter is missing.
         """
         try:
@@ -105,7 +105,7 @@ class SqliteConnection:
                 prepared = _PREPARER.prepared(statement, values)
                 cursor = self._driver.execute(prepared.text, prepared.positional(values))
         except sqlite3.IntegrityError as error:
-            raise ConflictError(str(error)) from error
+            raise ConstraintError(str(error)) from error
         return SqliteRows(cursor, prepared.convert)
 
 

@@ -16,12 +16,12 @@ from attrs import field, frozen
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import Funding, Funds, FundsChangedError
+from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.policy import Means, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Contended, Preflight, look
 from agentpay_server.engine.settlement import Settlement
@@ -191,7 +191,7 @@ class Authorizer:
         context: Context,
         settlement: Settlement,
         compare_books: Callable[[str], Awaitable[None]],
-        funding: Funding,
+        funding: TreasuryFunding,
     ) -> None:
         self._context = context
         self._settlement = settlement
@@ -263,7 +263,7 @@ class Authorizer:
         database = self._context.database
         try:
             return await database.run(self._decide, intent, preflight, funds, is_last_look=is_last_look)
-        except ConflictError:
+        except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
             if await database.read(intent.is_key_taken):
                 return None

@@ -28,9 +28,9 @@ from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
     Chain,
+    ChainFailure,
     ChainUnavailableError,
     DoubtfulNodeError,
-    Failure,
     SignatureStatus,
     SignedTransaction,
     UnprovenError,
@@ -66,7 +66,7 @@ class Landed:
     chain_signature: str | None = None
 
 
-Outcome = Landed | Expired | Failure
+Outcome = Landed | Expired | ChainFailure
 
 
 class Find(Protocol):

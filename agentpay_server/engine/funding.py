@@ -76,7 +76,7 @@ class Funds:
     is_remembered: bool = False
 
 
-class Funding:
+class TreasuryFunding:
     """Reads what the treasury can pay for, and promises it."""
 
     def __init__(self, context: Context, treasury: Treasury) -> None:

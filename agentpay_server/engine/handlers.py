@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from attrs import field, frozen
 
-from agentpay_server.chain.protocol import Blockhash, Chain, Failure, SignatureStatus, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainFailure, SignatureStatus, SignedTransaction
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
@@ -41,7 +41,7 @@ class Ending(Generic[S]):
     tx: ChainTransaction
     subject: S
     now_us: int
-    failure: Failure | None = None
+    failure: ChainFailure | None = None
     reason: Any = None
     accounts: Mapping[str, AccountRecord] = field(factory=dict)
     received_by: frozenset[str] = frozenset()

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure
+from agentpay_server.chain.protocol import Blockhash, ChainFailure, ChainUnavailableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
@@ -84,7 +84,7 @@ class Outcomes:
             apply(unit, self._handlers[tx.kind].announced(Ending(tx=tx, subject=subject, now_us=unit.now_us)))
 
     def end(
-        self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | Failure
+        self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | ChainFailure
     ) -> Written[S]:
         """Write what became of a transaction on chain."""
         handler, unit = self._handlers[tx.kind], self._unit(connection)
@@ -209,7 +209,7 @@ class Outcomes:
         replacement = None if newest in (tx.signature, tx.name) else newest
         stops = Posting(account_id=tx.account_id, stops=tx.kind not in _MOVES_NOTHING)
         record = audit.Record(
-            actor=audit.Server(accounts[tx.account_id].operator_id),
+            actor=audit.ServerActor(accounts[tx.account_id].operator_id),
             action=audit.LANDED_AFTER_EXPIRY,
             subject=tx.subject_id,
             before={"tx_signature": tx.signature, "state": before},

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from agentpay_server.chain.protocol import ChainUnavailableError, Failure
+from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import (
     FIRST_PAUSE_SECONDS,
@@ -279,7 +279,7 @@ class Settlement:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, tx.operation, deadline)
-        if isinstance(end, Landed | Failure) and not _may_vanish(handler, end):
+        if isinstance(end, Landed | ChainFailure) and not _may_vanish(handler, end):
             return await self._booked(tx, subject, end)
         if is_sent and handler.announces:
             await self._announce(tx, subject)
@@ -336,10 +336,10 @@ class Settlement:
         self._context.wakeup.set()
 
     async def _booked(
-        self, tx: ChainTransaction, subject: S, end: Landed | Failure
+        self, tx: ChainTransaction, subject: S, end: Landed | ChainFailure
     ) -> Ended[S] | ChainTransaction:
         """Book an outcome, and return the next step."""
-        if isinstance(end, Failure):
+        if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
         written = await self._database.run(self.outcomes.end, tx, subject, end)

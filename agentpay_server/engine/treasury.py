@@ -30,7 +30,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
-class Funds:
+class TreasuryFunds:
     """`can_pay`: the treasury can pay for a new transfer, which leaves the reserve."""
 
     sol: Decimal
@@ -71,7 +71,7 @@ class Treasury:
         found = await self._chain.account_size(self.address)
         return 0 if found is None else found[0]
 
-    async def look(self) -> Funds:
+    async def look(self) -> TreasuryFunds:
         """Return the balance, and log a warning if it has fallen below the threshold."""
         lamports, blockhash = await asyncio.gather(self.lamports(), self._chain.latest_blockhash())
         sol = Decimal(lamports) / LAMPORTS
@@ -86,7 +86,7 @@ class Treasury:
                 threshold_sol=f"{self._low_sol:f}",
             )
         self._is_low = is_low
-        return Funds(sol=sol, can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash))
+        return TreasuryFunds(sol=sol, can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash))
 
 
 def transfer_fee(blockhash: Blockhash) -> int:

@@ -121,7 +121,7 @@ def book(
         entries=(entry,),
     )
     record = audit.Record(
-        actor=audit.Server(account.operator_id),
+        actor=audit.ServerActor(account.operator_id),
         action=audit.UNKNOWN_DEBIT,
         subject=account_id,
         after=audit.given(

@@ -80,7 +80,7 @@ def link(base_url: str, code: str) -> str:
 
 async def console_url(server: Server, base_url: str) -> str:
     """Create a single-use link that signs in as the first operator."""
-    code = await server.services.sign_ins.create_code(audit.Server(server.operator.operator_id))
+    code = await server.services.sign_ins.create_code(audit.ServerActor(server.operator.operator_id))
     return link(base_url, code.code)
 
 

@@ -68,7 +68,7 @@ class Actor(Protocol):
 
 
 @frozen
-class Server:
+class ServerActor:
     """The server, acting automatically on behalf of an operator."""
 
     operator_id: str

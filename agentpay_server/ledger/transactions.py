@@ -22,7 +22,7 @@ from attrs import evolve, frozen
 from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import ChainTransactionRecord, sessions
 from agentpay_server.database.tables import Kind as Kind
@@ -212,7 +212,7 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
     """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
 
     Raises:
-        ConflictError: another one is pending for the same subject.
+        ConstraintError: another one is pending for the same subject.
     """
     TRANSACTIONS.insert(connection, tx)
 
@@ -225,7 +225,7 @@ def insert_following(connection: Connection, tx: ChainTransaction) -> None:
     """
     try:
         insert_transaction(connection, tx)
-    except ConflictError:
+    except ConstraintError:
         raise ChainUnavailableError("the chain offered the expired blockhash again") from None
 
 

@@ -313,7 +313,7 @@ class Keys:
         for key_id, name in store.revoke_temporary(connection, operator_id, now_us):
             audit.record(
                 connection,
-                audit.Server(operator_id),
+                audit.ServerActor(operator_id),
                 action=REVOKE_OPERATOR_KEY.name,
                 subject=key_id,
                 now_us=now_us,

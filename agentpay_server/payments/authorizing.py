@@ -20,7 +20,7 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
+from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Decided, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
@@ -44,8 +44,7 @@ from agentpay_server.payments.building import (
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import ChannelTerms, Offer
-from agentpay_server.payments.terms import Terms as ChallengeTerms
+from agentpay_server.payments.terms import ChallengeTerms, ChannelTerms, Offer
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation
@@ -54,7 +53,7 @@ from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend
 from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
-from agentpay_server.transfers.rules import Split, Terms, check_transition
+from agentpay_server.transfers.rules import Split, TransferTerms, check_transition
 
 _ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
 _UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
@@ -133,9 +132,9 @@ class Purchase:
         return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
 
     @property
-    def terms(self) -> Terms:
+    def terms(self) -> TransferTerms:
         """The terms of the purchase, as a transfer's terms."""
-        return Terms(
+        return TransferTerms(
             account_id=self.account_id,
             to=self.token_account,
             amount_micro=self.offer.terms.amount_micro,
@@ -172,7 +171,7 @@ class PaymentIntent(TransferIntent):
     operation = Operation.PAYMENT
 
     _purchase: Purchase
-    _signature: PaymentRecord | None = None
+    _signature: PaymentRow | None = None
 
     def _is_pin_as_seen(self, connection: Connection) -> bool:
         purchase = self._purchase
@@ -260,9 +259,9 @@ class PaymentIntent(TransferIntent):
         blockhash: str | None = None,
         nonce: int | None = None,
         expires_us: int | None = None,
-    ) -> PaymentRecord:
+    ) -> PaymentRow:
         purchase, terms = self._purchase, self._purchase.offer.terms
-        return PaymentRecord(
+        return PaymentRow(
             transfer_id=self._transfer_id,
             operator_id=purchase.operator_id,
             account_id=purchase.account_id,

@@ -26,7 +26,7 @@ from agentpay_server.chain.instructions import (
 )
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, SIGNATURE_LAMPORTS, TransactionTooLargeError
-from agentpay_server.payments.terms import Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Protocol
 
 MAX_UNITS: Final = 190_000
 """Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""
@@ -65,7 +65,7 @@ class PreparedPayment:
     fee_lamports: int
 
 
-def base_units(terms: Terms, nonce_memo: str | None) -> int:
+def base_units(terms: ChallengeTerms, nonce_memo: str | None) -> int:
     """Return the compute units that the transaction of a payment may need."""
     memos = [leg.memo for leg in terms.legs] + [nonce_memo]
     memo_bytes = sum(len(text.encode("utf-8")) for text in memos if text)
@@ -74,7 +74,7 @@ def base_units(terms: Terms, nonce_memo: str | None) -> int:
 
 def check_buildable(
     signer: Signer,
-    terms: Terms,
+    terms: ChallengeTerms,
     *,
     payer_key: KeyPath,
     usdc_mint: str,
@@ -103,7 +103,7 @@ def check_buildable(
 def build_payment(
     signer: Signer,
     blockhash: Blockhash,
-    terms: Terms,
+    terms: ChallengeTerms,
     *,
     payer_key: KeyPath,
     usdc_mint: str,
@@ -150,7 +150,7 @@ def build_payment(
 def _message(
     signer: Signer,
     blockhash: Hash,
-    terms: Terms,
+    terms: ChallengeTerms,
     *,
     payer: str,
     usdc_mint: str,
@@ -193,7 +193,7 @@ def _message(
 
 
 def _fee_payer(
-    terms: Terms, signer: Signer, steps: Collection[Instruction], own_addresses: Collection[str]
+    terms: ChallengeTerms, signer: Signer, steps: Collection[Instruction], own_addresses: Collection[str]
 ) -> Pubkey:
     if terms.fee_payer is None:
         return Pubkey.from_string(signer.address(TREASURY))

@@ -12,7 +12,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import TREASURIES, Opening, Voucher
+from agentpay_server.chain.channels.codecs import TREASURIES, OnchainTerms, Voucher
 from agentpay_server.chain.custody import Signer, spending_key, voucher_key
 from agentpay_server.chain.instructions import set_compute_unit_limit, set_compute_unit_price
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
@@ -31,10 +31,10 @@ _PAYOUT_UNITS: Final = 2
 """How many times the usual compute limit a payout may need."""
 
 
-def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> Opening:
+def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> OnchainTerms:
     """Return the terms of a stored channel, as the chain has them."""
     record = channel.record
-    return Opening(
+    return OnchainTerms(
         payer=Pubkey.from_string(payer),
         rent_payer=Pubkey.from_string(record.rent_payer),
         payee=Pubkey.from_string(record.payee),
@@ -49,7 +49,7 @@ def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> Opening:
 
 
 def build_opening(
-    signer: Signer, opening: Opening, *, account_index: int, blockhash: str, last_valid_height: int
+    signer: Signer, opening: OnchainTerms, *, account_index: int, blockhash: str, last_valid_height: int
 ) -> PreparedPayment:
     """Return the transaction that opens a channel, with the payer's signature.
 
@@ -84,7 +84,7 @@ def closing_fee(blockhash: Blockhash) -> int:
 
 
 def request_close(
-    signer: Signer, blockhash: Blockhash, opening: Opening, *, account_index: int
+    signer: Signer, blockhash: Blockhash, opening: OnchainTerms, *, account_index: int
 ) -> SignedTransaction:
     """Build the transaction that begins to close a channel by force."""
     step = codecs.request_close(payer=opening.payer, channel=opening.address)
@@ -92,7 +92,7 @@ def request_close(
 
 
 def pay_out(
-    signer: Signer, blockhash: Blockhash, opening: Opening, *, cluster: str, seals: bool
+    signer: Signer, blockhash: Blockhash, opening: OnchainTerms, *, cluster: str, seals: bool
 ) -> SignedTransaction:
     """Build the transaction that pays out a channel; with `seals`, after its grace period."""
     treasury = TREASURIES.get(cluster, TREASURIES["devnet"])

@@ -148,7 +148,7 @@ class ChannelClosing:
             return await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
         return await self._closed_further(channel, found)
 
-    async def _closed_further(self, channel: Channel, found: codecs.Channel | None) -> bool:
+    async def _closed_further(self, channel: Channel, found: codecs.ChannelAccount | None) -> bool:
         session_id, now_us = channel.session.session_id, self._context.clock.now_us()
         due = next_act(found, force_us=channel.record.force_us or 0)
         if due.act is Act.BOOK:
@@ -158,7 +158,7 @@ class ChannelClosing:
             return False
         return await self._sign_and_send(channel, due)
 
-    async def _found(self, channel: Channel) -> codecs.Channel | None:
+    async def _found(self, channel: Channel) -> codecs.ChannelAccount | None:
         assert channel.session.channel is not None  # noqa: S101 - it is a channel
         (account,) = await self._chain.account_data([channel.session.channel])
         return read_found(account)
@@ -203,7 +203,7 @@ class ChannelClosing:
             limits = limits_of(self._context)
             reason = closed_by(limits, opened_us=session.opened_us, now_us=now_us)
             force_us = now_us
-        server = audit.Server(session.operator_id)
+        server = audit.ServerActor(session.operator_id)
         self._close(connection, channel, server, now_us, force_us=force_us, reason=reason)
         return True
 
@@ -211,7 +211,7 @@ class ChannelClosing:
         self,
         connection: Connection,
         channel: Channel,
-        actor: "Principal | audit.Server",
+        actor: "Principal | audit.ServerActor",
         now_us: int,
         *,
         force_us: int,
@@ -354,7 +354,7 @@ class ChannelClosing:
         return apply(unit, outcome, tx)
 
 
-def read_found(account: AccountData | None) -> codecs.Channel | None:
+def read_found(account: AccountData | None) -> codecs.ChannelAccount | None:
     """Return a channel as the chain shows it; None if it has no account, or one of another program."""
     if account is None or account.program != str(codecs.PROGRAM):
         return None

@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.channels.codecs import Channel, Status
+from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus
 from agentpay_server.platform.clock import SECOND_US
 
 SEAL_US: Final = 60 * SECOND_US
@@ -59,29 +59,29 @@ class Due:
     at_us: int
 
 
-def next_act(found: Channel | None, *, force_us: int) -> Due:
+def next_act(found: ChannelAccount | None, *, force_us: int) -> Due:
     """Return what is due for a closing channel.
 
     Args:
         found: the channel as the chain shows it; None once its account is gone.
         force_us: from when on the service acts in place of the seller.
     """
-    if found is None or found.status is Status.DISTRIBUTED:
+    if found is None or found.status is OnchainStatus.DISTRIBUTED:
         return Due(act=Act.BOOK, at_us=0)
-    if found.status is Status.SEALED:
+    if found.status is OnchainStatus.SEALED:
         return Due(act=Act.PAY_OUT, at_us=force_us)
-    if found.status is Status.CLOSING:
+    if found.status is OnchainStatus.CLOSING:
         return Due(act=Act.SEAL, at_us=found.deadline * SECOND_US + MARGIN_US)
     return Due(act=Act.REQUEST, at_us=force_us)
 
 
-def is_ended_by_seller(found: Channel | None) -> bool:
+def is_ended_by_seller(found: ChannelAccount | None) -> bool:
     """Return whether an open session's channel accepts no vouchers any more."""
-    return found is None or found.status is not Status.OPEN
+    return found is None or found.status is not OnchainStatus.OPEN
 
 
 @frozen(kw_only=True)
-class Outcome:
+class ChannelPayout:
     """What became of a closed channel.
 
     Attributes:
@@ -95,10 +95,10 @@ class Outcome:
     deposited_micro: int
 
 
-def outcome_of(*, cap_micro: int, gained_micro: int) -> Outcome:
+def outcome_of(*, cap_micro: int, gained_micro: int) -> ChannelPayout:
     """Return what became of a channel, given what its payout brought to the account's token account."""
     returned = min(max(gained_micro, 0), cap_micro)
-    return Outcome(
+    return ChannelPayout(
         settled_micro=cap_micro - returned,
         returned_micro=returned,
         deposited_micro=max(gained_micro - cap_micro, 0),

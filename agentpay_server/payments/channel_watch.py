@@ -11,7 +11,7 @@ from typing import Final
 from solders.transaction import VersionedTransaction
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.channels.codecs import PROGRAM, Status
+from agentpay_server.chain.channels.codecs import PROGRAM, OnchainStatus
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import channel_store
@@ -77,7 +77,7 @@ class ChannelWatch:
         for channel, account in zip(page, accounts, strict=True):
             found = read_found(account)
             is_open = channel.session.status == SessionStatus.OPEN
-            is_gone = found is None or found.status is Status.DISTRIBUTED
+            is_gone = found is None or found.status is OnchainStatus.DISTRIBUTED
             if is_gone or (is_open and is_ended_by_seller(found)):
                 changed.append(channel)
         return changed

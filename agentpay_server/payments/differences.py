@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 
-from agentpay_server.database.tables import PaymentRecord, TransferRecord
+from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.policy import usdc_text
-from agentpay_server.payments.terms import Terms
+from agentpay_server.payments.terms import ChallengeTerms
 from agentpay_server.platform.errors import shown
 from agentpay_server.transfers.store import splits_of
 
 
 def differences(
-    transfer: TransferRecord, payment: PaymentRecord, terms: Terms, *, origin: str, memo: str | None
+    transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, *, origin: str, memo: str | None
 ) -> list[str]:
     """Return the terms in which a purchase differs from a stored payment, with both values where they fit.
 
@@ -26,7 +26,7 @@ def differences(
 
 
 def _differences(
-    transfer: TransferRecord, payment: PaymentRecord, terms: Terms, origin: str, memo: str | None
+    transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, origin: str, memo: str | None
 ) -> Iterator[str]:
     if payment.origin != origin:
         yield f"origin was {shown(payment.origin)} and is {shown(origin)}"

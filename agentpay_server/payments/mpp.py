@@ -17,11 +17,11 @@ from agentpay_server.payments import fields, mpp_sessions
 from agentpay_server.payments.mpp_fields import mint_of, network_of, token_fault
 from agentpay_server.payments.terms import (
     MAX_LEGS,
+    ChallengeTerms,
     Leg,
     Offer,
     Protocol,
     Skipped,
-    Terms,
     UnreadableChallengeError,
 )
 from agentpay_server.platform.clock import to_us
@@ -161,7 +161,7 @@ def _offer(parameters: dict[str, str]) -> Offer:
     details = fields.optional(request, "methodDetails", dict) or {}
     _check_token(details)
     return Offer(
-        terms=Terms(
+        terms=ChallengeTerms(
             protocol=Protocol.MPP,
             network=network_of(details),
             mint=mint_of(request),

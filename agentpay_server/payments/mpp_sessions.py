@@ -14,16 +14,16 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import ChannelError, Opening, Share, Voucher
+from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms, Share, Voucher
 from agentpay_server.payments import fields
 from agentpay_server.payments.mpp_fields import mint_of, network_of, token_fault
 from agentpay_server.payments.terms import (
+    ChallengeTerms,
     ChannelTerms,
     Leg,
     Offer,
     Protocol,
     Skipped,
-    Terms,
     UnreadableChallengeError,
 )
 
@@ -74,7 +74,7 @@ def _offer(
         fault=_fault(details, amount, is_sponsored=is_sponsored),
     )
     return Offer(
-        terms=Terms(
+        terms=ChallengeTerms(
             protocol=Protocol.MPP,
             network=network_of(details),
             mint=mint_of(request),
@@ -155,7 +155,7 @@ def _amount_or_zero(holder: Mapping[str, Any], key: str) -> int:
 # --- Payloads
 
 
-def open_payload(opening: Opening, transaction: bytes) -> dict[str, Any]:
+def open_payload(opening: OnchainTerms, transaction: bytes) -> dict[str, Any]:
     """Return the payload that opens a channel."""
     payload = {
         "action": "open",

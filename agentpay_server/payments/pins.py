@@ -14,14 +14,14 @@ from agentpay.contract.payments import (
     parse_origin,
 )
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.engine.policy import Refusal, usdc_text
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import invalid, not_found, shown
 from agentpay_server.platform.principals import Principal
@@ -29,13 +29,13 @@ from agentpay_server.platform.principals import Principal
 _ATTEMPTS: Final = 5
 
 
-def pin_refusal(pin: Pin | None, terms: Terms, recipients: Collection[str]) -> Refusal | None:
+def pin_refusal(pin: Pin | None, terms: ChallengeTerms, recipients: Collection[str]) -> Refusal | None:
     """Return why a pin forbids a payment to these recipients, or None."""
     reason = None if pin is None else _reason(pin, terms, recipients)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
-def unsponsored(terms: Terms, pin: Pin | None) -> str | None:
+def unsponsored(terms: ChallengeTerms, pin: Pin | None) -> str | None:
     """Return why an offer of x402 that names no fee payer is not paid; None if it is.
 
     Sellers of x402 pay the fee. Otherwise this service's treasury would pay it, for a transaction that the
@@ -50,7 +50,7 @@ def unsponsored(terms: Terms, pin: Pin | None) -> str | None:
     )
 
 
-def _reason(pin: Pin, terms: Terms, recipients: Collection[str]) -> str | None:
+def _reason(pin: Pin, terms: ChallengeTerms, recipients: Collection[str]) -> str | None:
     if pin.blocked:
         return f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
     if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
@@ -95,7 +95,7 @@ class Origins:
             try:
                 await self._database.run(self._put, principal, pin)
                 break
-            except ConflictError:
+            except ConstraintError:
                 # A concurrent request has pinned the same origin.
                 if attempt == _ATTEMPTS - 1:
                     raise

@@ -7,7 +7,7 @@ from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database.tables import PaymentRecord, TransferRecord
+from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.transfers.responses import decided_at, refused, shown_splits
@@ -17,7 +17,7 @@ _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
 
 def shown(
     transfer: TransferRecord,
-    payment: PaymentRecord,
+    payment: PaymentRow,
     *,
     header: tuple[str, str] | None = None,
     is_replay: bool = False,

@@ -29,7 +29,7 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
+from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Parties
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
@@ -73,7 +73,7 @@ _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 
 @frozen(kw_only=True)
-class _View:
+class _PaymentView:
     """The stored data for a request, and the offer to pay.
 
     Attributes:
@@ -220,7 +220,7 @@ class Payments:
         raise problem_of(held, is_replay=True)
 
     def _presented(
-        self, transfer: TransferRecord, payment: PaymentRecord, offer: Offer, *, is_replay: bool
+        self, transfer: TransferRecord, payment: PaymentRow, offer: Offer, *, is_replay: bool
     ) -> Payment:
         assert payment.raw is not None  # noqa: S101 - it was signed
         header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
@@ -229,7 +229,12 @@ class Payments:
     # --- Deciding -----------------------------------------------------------------------------------------
 
     async def _new(
-        self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
+        self,
+        principal: Principal,
+        request: AuthorizePayment,
+        offer: Offer,
+        view: _PaymentView,
+        deadline: float,
     ) -> Payment | None:
         """Authorize a new payment; None if the request must start over."""
         purchase = self._purchase(principal, request, offer, view)
@@ -243,7 +248,7 @@ class Payments:
         principal: Principal,
         request: AuthorizePayment,
         offer: Offer,
-        view: _View,
+        view: _PaymentView,
         deadline: float,
     ) -> Payment | None:
         """Authorize a payment that an operator has approved; None if the request must start over."""
@@ -264,7 +269,7 @@ class Payments:
         return await self._decided(approved, offer, view, deadline)
 
     async def _decided(
-        self, intent: NewPayment | ApprovedPayment, offer: Offer, view: _View, deadline: float
+        self, intent: NewPayment | ApprovedPayment, offer: Offer, view: _PaymentView, deadline: float
     ) -> Payment | None:
         first, *others = self._token_accounts(offer)
         parties = Parties(
@@ -287,7 +292,7 @@ class Payments:
         raise problem_of(transfer)
 
     def _purchase(
-        self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View
+        self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _PaymentView
     ) -> Purchase:
         return Purchase(
             operator_id=principal.operator_id,
@@ -316,7 +321,7 @@ class Payments:
         request: AuthorizePayment,
         sifted: Sifted,
         now_us: int,
-    ) -> _View:
+    ) -> _PaymentView:
         source = account_store.own_account(connection, principal, request.account_id)
         key = _requested_key(principal, request)
         use = use_of(connection, principal, key, now_us)
@@ -351,7 +356,7 @@ class Payments:
         else:
             # Nothing is signed again.
             offer = next(iter(payable.values()))
-        return _View(
+        return _PaymentView(
             session=session,
             source=source,
             held=held,
@@ -487,7 +492,7 @@ def _digest(offer: Offer, request: AuthorizePayment) -> str:
 
 def _own_payment(
     connection: Connection, principal: Principal, transfer_id: str
-) -> tuple[TransferRecord, PaymentRecord]:
+) -> tuple[TransferRecord, PaymentRow]:
     transfer = own_transfer(connection, principal, transfer_id)
     payment = store.PAYMENTS.get(connection, transfer_id)
     if payment is None:

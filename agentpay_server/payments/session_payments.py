@@ -24,7 +24,7 @@ from agentpay.contract.payments import (
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.tables import AccountRecord, SessionRecord, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
@@ -41,7 +41,7 @@ from agentpay_server.payments.channel_store import Channel
 from agentpay_server.payments.responses import conflict, nothing_payable
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer
-from agentpay_server.payments.vouchers import Charge, Paid, PayByVoucher, ReportVoucher
+from agentpay_server.payments.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -177,7 +177,7 @@ class SessionPayments:
     async def _charge(
         self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
     ) -> SessionStep | None:
-        charge = Charge(
+        charge = VoucherRequest(
             session_id=channel.session.session_id,
             key=selected.key,
             offer=selected.offer,
@@ -188,7 +188,7 @@ class SessionPayments:
         failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
             paid = await self._database.run(PayByVoucher(self._context, principal, charge))
-        except ConflictError:
+        except ConstraintError:
             # Another request has used the key: judge again, by the stored voucher.
             return None
         if paid is None:

@@ -10,7 +10,7 @@ from sqlalchemy import bindparam, func, literal_column, select
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
-    PaymentRecord,
+    PaymentRow,
     PinRecord,
     TransferRecord,
     chain_transactions,
@@ -33,7 +33,7 @@ class Pin(PinRecord):
 
 PINS: Final = Rows(Pin, "operator_id", "origin")
 PIN_PAGES: Final = PINS.pages("operator_id")
-PAYMENTS: Final = Rows(PaymentRecord, "transfer_id")
+PAYMENTS: Final = Rows(PaymentRow, "transfer_id")
 _IS_UNSIGNED: Final = payments.c.raw.is_(None)
 _NEXT_NONCE: Final = select(func.coalesce(func.max(payments.c.nonce) + 1, 0)).where(
     payments.c.account_id == bindparam("account_id"), payments.c.blockhash == bindparam("blockhash")
@@ -46,7 +46,7 @@ _NEXT_EXPIRY: Final = select(func.min(payments.c.expires_us)).where(
 _TRANSFER_COLUMNS: Final = len(transfers.columns)
 
 
-def _both(row: Sequence[Any]) -> tuple[TransferRecord, PaymentRecord]:
+def _both(row: Sequence[Any]) -> tuple[TransferRecord, PaymentRow]:
     values = tuple(row)
     return TRANSFERS.record(values[:_TRANSFER_COLUMNS]), PAYMENTS.record(values[_TRANSFER_COLUMNS:])
 
@@ -66,7 +66,7 @@ PAGES: Final = Pages(
 )
 
 
-def sign(connection: Connection, record: PaymentRecord) -> None:
+def sign(connection: Connection, record: PaymentRow) -> None:
     """Store the signed bytes of a payment.
 
     Raises:

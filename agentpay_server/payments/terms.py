@@ -49,7 +49,7 @@ class Leg:
 
 
 @frozen(kw_only=True)
-class Terms:
+class ChallengeTerms:
     """The parts of a challenge that determine the transaction.
 
     Attributes:
@@ -112,7 +112,7 @@ class ChannelTerms:
     minimum_micro: int = 0
     fault: str | None = None
 
-    def digest(self, terms: Terms, *, origin: str) -> str:
+    def digest(self, terms: ChallengeTerms, *, origin: str) -> str:
         """Return what vouchers of one channel have in common: 64 hex digits. The price may change."""
         parts = [origin, terms.protocol.value, terms.network.value, self.payee, self.shares, self.signer]
         return hashlib.sha256(json_text.print_canonical_json(parts)).hexdigest()
@@ -137,7 +137,7 @@ class Offer:
         channel: what it asks of a channel; None for an offer of a single transfer.
     """
 
-    terms: Terms
+    terms: ChallengeTerms
     expires_us: int | None = None
     category: str | None = None
     resource_url: str | None = None

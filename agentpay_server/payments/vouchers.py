@@ -54,7 +54,7 @@ _SERVER_ERROR: Final = 500
 
 
 @frozen(kw_only=True)
-class Charge:
+class VoucherRequest:
     """A request to pay within a session.
 
     Attributes:
@@ -82,7 +82,7 @@ class Paid:
 class PayByVoucher:
     """The unit of work that adds a request's price to what a session's seller can claim."""
 
-    def __init__(self, context: Context, principal: Principal, charge: Charge) -> None:
+    def __init__(self, context: Context, principal: Principal, charge: VoucherRequest) -> None:
         self._context = context
         self._principal = principal
         self._charge = charge

@@ -13,12 +13,12 @@ from agentpay.contract import json_text
 from agentpay_server.payments import fields
 from agentpay_server.payments.carried import replace_member
 from agentpay_server.payments.terms import (
+    ChallengeTerms,
     Leg,
     Network,
     Offer,
     Protocol,
     Skipped,
-    Terms,
     UnreadableChallengeError,
 )
 from agentpay_server.platform.errors import named
@@ -162,7 +162,7 @@ def _offer(
         recipient=fields.address(accepted, "payTo"), amount_micro=amount, memo=fields.memo(extra, "memo")
     )
     return Offer(
-        terms=Terms(
+        terms=ChallengeTerms(
             protocol=protocol,
             network=network,
             mint=fields.address(accepted, "asset"),

@@ -33,7 +33,7 @@ class LogFormat(StrEnum):
     TEXT = "text"
 
 
-class Event:
+class LogEvent:
     """A name and ordered fields. Formatted only when printed."""
 
     __slots__ = ("fields", "name")
@@ -60,7 +60,10 @@ def log(
         _log_outage(logger, level, f"{outage}.unavailable", str(exception))
     elif logger.isEnabledFor(level):
         logger.log(
-            level, Event(event, {"request_id": REQUEST_ID.get(), **fields}), exc_info=exception, stacklevel=2
+            level,
+            LogEvent(event, {"request_id": REQUEST_ID.get(), **fields}),
+            exc_info=exception,
+            stacklevel=2,
         )
 
 
@@ -91,7 +94,7 @@ def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> 
     left_out = _OUTAGES.setdefault(loop, _Outages()).left_out(event, loop.time())
     if left_out is not None:
         fields = {"request_id": REQUEST_ID.get(), "detail": detail, "left_out": left_out or None}
-        logger.log(level, Event(event, fields), stacklevel=3)
+        logger.log(level, LogEvent(event, fields), stacklevel=3)
 
 
 @contextmanager
@@ -121,9 +124,9 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Records of libraries are printed as the event `log`."""
         message = record.msg
-        if not isinstance(message, Event):
+        if not isinstance(message, LogEvent):
             fields = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
-            message = Event("log", fields)
+            message = LogEvent("log", fields)
         line: dict[str, Field] = {
             "time": self._moment.text(record.created),
             "level": record.levelname.lower(),

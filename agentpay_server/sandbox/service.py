@@ -432,5 +432,5 @@ def _fault(armed: ArmedFault) -> Fault:
     return Fault(name=armed.name, times=armed.times, effect=armed.effect, delay_ms=armed.delay_ms)
 
 
-def _snapshot(taken: snapshots.Snapshot) -> Snapshot:
+def _snapshot(taken: snapshots.StoredSnapshot) -> Snapshot:
     return Snapshot(snapshot_id=taken.snapshot_id, created_at=from_us(taken.taken_us))

@@ -43,7 +43,7 @@ class Part(Protocol):
 
 
 @frozen(kw_only=True)
-class Snapshot:
+class StoredSnapshot:
     """`seq` is greater for later snapshots; `taken_us` is the server's time."""
 
     snapshot_id: str
@@ -76,7 +76,7 @@ class Snapshots:
         self._parts = None if parts is None else list(parts)
         self._start: list[Restore] = []
         self._taken = 0
-        self._kept: OrderedDict[str, Snapshot] = OrderedDict()
+        self._kept: OrderedDict[str, StoredSnapshot] = OrderedDict()
 
     @property
     def are_possible(self) -> bool:
@@ -93,7 +93,7 @@ class Snapshots:
             self._parts.append(part)
             self._start.append(part.capture())
 
-    async def take(self, principal: Principal) -> Snapshot:
+    async def take(self, principal: Principal) -> StoredSnapshot:
         """Wait until the server is idle; `not_at_rest` if it stays busy."""
         self._require_parts()
         if not await self._context.tasks.drain(within_seconds=_REST_SECONDS):
@@ -105,7 +105,7 @@ class Snapshots:
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
         await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
         self._taken += 1
-        snapshot = self._kept[snapshot_id] = Snapshot(
+        snapshot = self._kept[snapshot_id] = StoredSnapshot(
             snapshot_id=snapshot_id,
             operator_id=principal.operator_id,
             seq=self._taken,
@@ -116,12 +116,12 @@ class Snapshots:
             self._kept.popitem(last=False)
         return snapshot
 
-    def of_operator(self, operator_id: str) -> Sequence[Snapshot]:
+    def of_operator(self, operator_id: str) -> Sequence[StoredSnapshot]:
         """Newest first."""
         kept = [snapshot for snapshot in self._kept.values() if snapshot.operator_id == operator_id]
         return sorted(kept, key=lambda snapshot: snapshot.seq, reverse=True)
 
-    async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
+    async def restore(self, principal: Principal, snapshot_id: str) -> StoredSnapshot:
         """Work in progress is cancelled, as if the server had died."""
         self._require_parts()
         snapshot = self._kept.get(snapshot_id)

@@ -22,7 +22,13 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.access import visible
 from agentpay_server.sessions.responses import refused
-from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us, key_refusal
+from agentpay_server.sessions.rules import (
+    SessionLimits,
+    charge_refusal,
+    charge_verdict,
+    closes_us,
+    key_refusal,
+)
 from agentpay_server.sessions.store import FITS, IS_OPEN, Chargeable
 
 
@@ -48,7 +54,7 @@ class Charge:
         principal: Principal,
         session_id: str,
         request: ChargeSession,
-        limits: Limits,
+        limits: SessionLimits,
     ) -> None:
         self._context = context
         self._principal = principal

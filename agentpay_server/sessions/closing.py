@@ -158,7 +158,7 @@ class Closing:
         check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
         audit.record(
             connection,
-            principal or audit.Server(session.operator_id),
+            principal or audit.ServerActor(session.operator_id),
             action=CLOSE_SESSION.name,
             subject=session_id,
             now_us=now_us,

@@ -64,7 +64,7 @@ def _stop(connection: Connection, context: Context, session_id: str, debit: Debi
         now_us=now_us,
     )
     record = audit.Record(
-        actor=audit.Server(account.operator_id),
+        actor=audit.ServerActor(account.operator_id),
         action=audit.UNKNOWN_PAYOUT,
         subject=session_id,
         after=audit.given(

@@ -41,7 +41,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.responses import limits_of, refused, report
 from agentpay_server.sessions.rules import (
-    Terms,
+    OpeningTerms,
     check_transition,
     closes_us,
     escalation_refusal,
@@ -330,7 +330,7 @@ def failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRe
         key_expires_us=ending.now_us + KEY_LIFETIME_US,
     )
     record = audit.Record(
-        actor=audit.Server(session.operator_id),
+        actor=audit.ServerActor(session.operator_id),
         action=audit.SESSION_FAILED,
         subject=session.session_id,
         before={"status": SessionStatus.OPENING.value},
@@ -370,9 +370,9 @@ def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
     )
 
 
-def terms_of(request: OpenSession) -> Terms:
+def terms_of(request: OpenSession) -> OpeningTerms:
     """Return the request's terms."""
-    return Terms(
+    return OpeningTerms(
         account_id=request.account_id,
         to=request.to,
         cap_micro=to_micro(request.cap_usdc),
@@ -383,7 +383,7 @@ def terms_of(request: OpenSession) -> Terms:
 def key_holder_of(record: SessionRecord) -> KeyHolder:
     """Return a stored session as the holder of an idempotency key."""
     return KeyHolder(
-        terms=Terms(
+        terms=OpeningTerms(
             account_id=record.account_id,
             to=record.to,
             cap_micro=record.cap,

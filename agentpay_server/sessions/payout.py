@@ -16,7 +16,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.context import Context
-from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, Settlement
+from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, SettlementSplit
 
 
 class EscrowMissingError(ChainUnavailableError):
@@ -97,7 +97,7 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     return PayoutState(account_id=account.account_id, escrow=held, payee=paid, source=source)
 
 
-def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Obstacle | None:
+def obstacle(session: SessionRecord, legs: SettlementSplit, state: PayoutState) -> Obstacle | None:
     """Return an obstacle to settling, if any. A side that receives nothing cannot be one."""
     if state.escrow.is_frozen:
         address = session.escrow_token_account

@@ -15,7 +15,7 @@ from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.settings import PUBLIC_IDLE_SECONDS
-from agentpay_server.sessions.rules import Limits
+from agentpay_server.sessions.rules import SessionLimits
 
 REJECTED: Final = "rejected"
 """The status in the response to a refused opening, which stores no session."""
@@ -112,13 +112,13 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
     )
 
 
-def limits_of(context: Context) -> Limits:
+def limits_of(context: Context) -> SessionLimits:
     """Return the time limits of sessions. On a public cluster a forgotten session would tie up SOL."""
     settings = context.settings
     idle_seconds = settings.session_idle_seconds
     if idle_seconds is None and not context.chain.is_test_chain:
         idle_seconds = PUBLIC_IDLE_SECONDS
-    return Limits(
+    return SessionLimits(
         idle_us=_microseconds(idle_seconds), lifetime_us=_microseconds(settings.session_lifetime_seconds)
     )
 

@@ -79,7 +79,7 @@ def check_transition(before: str | None, after: str) -> None:
 
 
 @frozen(kw_only=True)
-class Terms:
+class OpeningTerms:
     """The parameters that make two opening requests under one key the same request."""
 
     account_id: str
@@ -219,7 +219,7 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
 
 
 @frozen(kw_only=True)
-class Settlement:
+class SettlementSplit:
     """How the content of an escrow is distributed. The parts add up to exactly its content.
 
     Attributes:
@@ -239,7 +239,7 @@ class Settlement:
         return self.returned_micro + self.deposited_micro
 
 
-def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -> Settlement:
+def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -> SettlementSplit:
     """Return how the content of an escrow is distributed.
 
     Args:
@@ -257,7 +257,7 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
         raise ValueError(
             f"an escrow that holds {escrow_micro} cannot settle {running_total_micro} of a cap of {cap_micro}"
         )
-    return Settlement(
+    return SettlementSplit(
         settled_micro=running_total_micro,
         returned_micro=cap_micro - running_total_micro,
         deposited_micro=escrow_micro - cap_micro,
@@ -265,7 +265,7 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
 
 
 @frozen(kw_only=True)
-class Limits:
+class SessionLimits:
     """After how long a session closes automatically, so that no escrow is forgotten.
 
     Attributes:
@@ -277,7 +277,7 @@ class Limits:
     lifetime_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
 
 
-def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int | None:
+def closes_us(limits: SessionLimits, *, opened_us: int, charged_us: int | None) -> int | None:
     """Return when an open session closes automatically; None without limits."""
     active_us = opened_us if charged_us is None else max(opened_us, charged_us)
     moments = (
@@ -287,7 +287,7 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
     return min((moment for moment in moments if moment is not None), default=None)
 
 
-def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
+def closed_by(limits: SessionLimits, *, opened_us: int, now_us: int) -> ClosingReason:
     """Return which time limit closed a session."""
     if limits.lifetime_us is not None and opened_us + limits.lifetime_us <= now_us:
         return ClosingReason.LIFETIME

@@ -23,7 +23,7 @@ from agentpay.contract.sessions import (
 from agentpay.contract.usdc import format_number
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
@@ -47,7 +47,7 @@ from agentpay_server.sessions.rules import closing_refusal
 
 
 @frozen(kw_only=True)
-class _View:
+class _SessionView:
     """The stored data for a request: the accounts, the rows that hold its key, and whether it pays an escrow.
 
     An escrow is a token account that will be closed: a payment to it could be stuck.
@@ -111,7 +111,7 @@ class Sessions:
             failpoint(Operation.SESSION_CHARGE, Step.BEGUN)
             try:
                 charged = await self._database.run(unit)
-            except ConflictError:
+            except ConstraintError:
                 # Another request has charged under the key: judge again, by the stored charge.
                 continue
             if charged is None:
@@ -162,7 +162,7 @@ class Sessions:
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
 
-        async def decide(view: _View) -> SessionRecord | None:
+        async def decide(view: _SessionView) -> SessionRecord | None:
             decided = await self._decided(principal, request, view, deadline)
             return None if decided is None else await self._driven(decided, deadline)
 
@@ -184,10 +184,10 @@ class Sessions:
             raise stopped(session)
         return shown(session)
 
-    async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _View:
+    async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _SessionView:
         # Separate reads, as for a transfer.
         read = self._database.read
-        return _View(
+        return _SessionView(
             parties=await read(own_parties, principal, request.account_id, request.to),
             held=await read(store.KEYS.find, requested_key(principal, request), now_us),
             is_to_escrow=await read(store.is_escrow, request.to),
@@ -204,7 +204,7 @@ class Sessions:
         return await self._database.read(store.SESSIONS.existing, session.session_id)
 
     async def _decided(
-        self, principal: Principal, request: OpenSession, view: _View, deadline: float
+        self, principal: Principal, request: OpenSession, view: _SessionView, deadline: float
     ) -> Decided[SessionRecord] | None:
         """Decide about a new session; None if the request must start over.
 

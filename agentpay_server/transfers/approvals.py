@@ -237,7 +237,7 @@ class Approvals:
         what = "This payment was approved, but not requested again" if is_approved else _NOT_APPROVED
         message = f"{what}, and the time for it ended at {until}. Request it under a new idempotency_key."
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
-        server = audit.Server(pending.operator_id)
+        server = audit.ServerActor(pending.operator_id)
         _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us, before=pending.status)
         return rejected
 

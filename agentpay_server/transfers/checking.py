@@ -24,7 +24,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.intents import cost_of_transfer, spend_of
-from agentpay_server.transfers.rules import Terms
+from agentpay_server.transfers.rules import TransferTerms
 
 
 class Checks:
@@ -41,7 +41,7 @@ class Checks:
             Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `chain_unavailable`.
         """
         principal.require_account(request.from_, CHECK_TRANSFER.operation)
-        terms = Terms(
+        terms = TransferTerms(
             account_id=request.from_,
             to=request.to,
             amount_micro=to_micro(request.amount),
@@ -56,7 +56,7 @@ class Checks:
                 return checked
 
     def _checked(
-        self, connection: Connection, principal: Principal, terms: Terms, preflight: Preflight | None
+        self, connection: Connection, principal: Principal, terms: TransferTerms, preflight: Preflight | None
     ) -> TransferCheck | None:
         source = own_account(connection, principal, terms.account_id)
         if must_look_again(source, preflight):
@@ -91,7 +91,7 @@ class Checks:
         )
 
 
-def _escalated(policy: Policy, terms: Terms) -> str:
+def _escalated(policy: Policy, terms: TransferTerms) -> str:
     threshold = policy.escalation_threshold
     assert threshold is not None  # noqa: S101 - without one nothing is escalated
     return (

@@ -17,7 +17,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.outcomes import audited
-from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
+from agentpay_server.transfers.rules import TransferTerms, check_transition, verdict_if_equal
 
 
 class NewSpend(TransferIntent):
@@ -33,7 +33,7 @@ class NewSpend(TransferIntent):
         self,
         context: Context,
         principal: Principal,
-        terms: Terms,
+        terms: TransferTerms,
         requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
@@ -107,9 +107,9 @@ def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey
     )
 
 
-def terms_of(request: CreateTransfer) -> Terms:
+def terms_of(request: CreateTransfer) -> TransferTerms:
     """Return the request's terms."""
-    return Terms(
+    return TransferTerms(
         account_id=request.from_,
         to=request.to,
         amount_micro=to_micro(request.amount),
@@ -118,9 +118,9 @@ def terms_of(request: CreateTransfer) -> Terms:
     )
 
 
-def terms_of_record(record: TransferRecord) -> Terms:
+def terms_of_record(record: TransferRecord) -> TransferTerms:
     """Return the terms that a stored transfer was created with."""
-    return Terms(
+    return TransferTerms(
         account_id=record.account_id,
         to=record.to,
         amount_micro=record.amount,

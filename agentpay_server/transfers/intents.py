@@ -29,7 +29,7 @@ from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.transfers import outcomes
-from agentpay_server.transfers.rules import Terms
+from agentpay_server.transfers.rules import TransferTerms
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,7 @@ class TransferIntent(Intent[TransferRecord]):
 
     operation = Operation.TRANSFER
 
-    def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
+    def __init__(self, context: Context, *, transfer_id: str, terms: TransferTerms) -> None:
         self._context = context
         self._transfer_id = transfer_id
         self._terms = terms
@@ -164,7 +164,7 @@ def signed_transfer(
     )
 
 
-def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
+def spend_of(terms: TransferTerms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
     """Return the spend that the policy judges for a transfer."""
     return Spend(
         amount_micro=terms.amount_micro,

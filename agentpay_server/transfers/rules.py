@@ -75,7 +75,7 @@ class Split:
 
 
 @frozen(kw_only=True)
-class Terms:
+class TransferTerms:
     """The parameters that make two requests under one key the same request (interface I6).
 
     For a payment behind HTTP 402, `payment_digest` covers all terms of its challenge, its splits too.

@@ -31,14 +31,14 @@ from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.responses import final_response, shown
-from agentpay_server.transfers.rules import Terms
+from agentpay_server.transfers.rules import TransferTerms
 
 _CLOCKS_APART_US: Final = HOUR_US
 """Tolerated clock difference between servers: a list since a time misses no transfer within it."""
 
 
 @frozen(kw_only=True)
-class _View:
+class _TransferView:
     """The stored data for a request: the accounts, and the rows that hold its key."""
 
     parties: Parties
@@ -55,7 +55,7 @@ class Transfers:
         self._execution = execution
         # Requests in progress in this process. Concurrent duplicates share one task, which saves work; the
         # database still decides.
-        self._running: dict[tuple[str, RequestedKey], tuple[Terms, asyncio.Task[Transfer]]] = {}
+        self._running: dict[tuple[str, RequestedKey], tuple[TransferTerms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or refuse with a reason (interface T1, T6 to T9, PO6, I1 to I9).
@@ -87,10 +87,10 @@ class Transfers:
         # Shielded: a caller that disconnects cancels nothing, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
-    async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
+    async def _create(self, principal: Principal, request: CreateTransfer, terms: TransferTerms) -> Transfer:
         deadline, requested = self._execution.deadline(), requested_key(principal, request)
 
-        async def decide(view: _View) -> TransferRecord | None:
+        async def decide(view: _TransferView) -> TransferRecord | None:
             intent = NewTransfer(self._context, principal, terms, requested, view.held)
             decided = await self._execution.decided(intent, view.parties, deadline)
             return None if decided is None else await self._execution.driven(decided, deadline)
@@ -105,12 +105,12 @@ class Transfers:
         )
         return final_response(transfer, self._chain, is_replay=is_replay)
 
-    async def _view(self, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
+    async def _view(self, principal: Principal, request: CreateTransfer, now_us: int) -> _TransferView:
         # Separate reads, because a transaction around both would double the round trips. The decision checks
         # under a lock what may change between them.
         parties = await self._database.read(own_parties, principal, request.from_, request.to)
         held = await self._database.read(store.KEYS.find, requested_key(principal, request), now_us)
-        return _View(parties=parties, held=held)
+        return _TransferView(parties=parties, held=held)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).

@@ -153,7 +153,7 @@ class TransferHandler(Handler[TransferRecord]):
         change = _finished(ending, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message)
         failed = change.after
         record = audit.Record(
-            actor=audit.Server(failed.operator_id),
+            actor=audit.ServerActor(failed.operator_id),
             action=audit.TRANSFER_FAILED,
             subject=failed.transfer_id,
             before={"status": TransferStatus.SUBMITTED.value},

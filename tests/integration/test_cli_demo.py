@@ -15,7 +15,7 @@ from agentpay.tools import AgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.platform.credentials import KeyKind, new_key
-from agentpay_server.testkit.situations.demo_world import DemoWorld, Step
+from agentpay_server.testkit.situations.demo_world import DemoStep, DemoWorld
 
 
 def demo(*arguments: str) -> Result:
@@ -158,13 +158,13 @@ class World:
     """A world, and what it has told."""
 
     def __init__(self, server: AgentPayServer) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[DemoStep] = []
         self.server = server
         self.client: AgentPay = server.client()
         self.world = DemoWorld(server, 1, self.steps.append)
         self.world.begin(lambda _: None)
 
-    def lives(self, steps: int) -> list[Step]:
+    def lives(self, steps: int) -> list[DemoStep]:
         before = len(self.steps)
         for _ in range(steps):
             self.world.step()

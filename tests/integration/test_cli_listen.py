@@ -14,7 +14,7 @@ from receivers import Receiver, closed_port, drop, hang
 from server_world import Funded
 
 from agentpay import testing, webhooks
-from agentpay.cli.connection import Address
+from agentpay.cli.connection import ServerAccess
 from agentpay.cli.forwarding import Forward, Forwarder
 from agentpay.cli.listen import Listener
 from agentpay.cli.output import Output
@@ -97,7 +97,7 @@ async def listening(
     is_json: bool = True,
 ) -> AsyncIterator[Heard]:
     """A listener within the test, which looks as often as it can."""
-    address = Address(
+    address = ServerAccess(
         url=commands.environment["AGENTPAY_BASE_URL"],
         key=commands.environment["AGENTPAY_API_KEY"],
     )

@@ -15,7 +15,7 @@ from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay
 from agentpay.cli import main
-from agentpay.cli.connection import RefusedError
+from agentpay.cli.connection import CommandRefusedError
 from agentpay.cli.output import Output
 from agentpay_server import AgentPayServer, Settings
 
@@ -261,7 +261,7 @@ def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
 
 
 def test_control_characters_in_error_messages_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
-    RefusedError("\x1b[31mred", Output(is_json=False)).show()
+    CommandRefusedError("\x1b[31mred", Output(is_json=False)).show()
     assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
 
 

@@ -24,7 +24,7 @@ from solders.transaction import VersionedTransaction
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import Terms, UnreadableChallengeError
+from agentpay_server.payments.terms import ChallengeTerms, UnreadableChallengeError
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.testkit.paywall.hostile import MALFORMED_KINDS
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
@@ -280,12 +280,12 @@ def test_a_payment_that_the_payer_has_broadcast_is_verified_on_chain(
     assert (len(paywall.sales), purse.spent) == (1, "0.25")
 
 
-def _less(terms: Terms) -> Terms:
+def _less(terms: ChallengeTerms) -> ChallengeTerms:
     (leg,) = terms.legs
     return evolve(terms, legs=(evolve(leg, amount_micro=leg.amount_micro - 1),))
 
 
-def _too_much(terms: Terms) -> Terms:
+def _too_much(terms: ChallengeTerms) -> ChallengeTerms:
     (leg,) = terms.legs
     return evolve(terms, legs=(evolve(leg, amount_micro=11_000_000),))
 

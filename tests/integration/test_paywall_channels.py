@@ -20,7 +20,7 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
-from agentpay_server.chain.channels.codecs import Opening, Status
+from agentpay_server.chain.channels.codecs import OnchainStatus, OnchainTerms
 from agentpay_server.paywall import Mode, Paywall, SessionMode, UptoMode
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
@@ -73,7 +73,7 @@ class Session:
     def __init__(self, shop: httpx.Client, payer: ChannelPayer, path: str = "/tick") -> None:
         self.shop, self.payer, self.path = shop, payer, path
         self.challenge = challenge_in(shop.get(path))
-        self.opening: Opening = payer.opening(self.challenge)
+        self.opening: OnchainTerms = payer.opening(self.challenge)
 
     def open(self) -> httpx.Response:
         header = self.payer.open_header(self.challenge, self.opening)
@@ -88,7 +88,7 @@ class Session:
         return self.pay(cumulative_micro, action="close")
 
     @property
-    def status(self) -> Status | None:
+    def status(self) -> OnchainStatus | None:
         found = self.payer.channel(self.opening)
         return None if found is None else found.status
 
@@ -130,7 +130,7 @@ def test_a_session_is_opened_paid_by_vouchers_and_closed(
     assert (channel.status, channel.served, str(channel.settled_usdc)) == ("settled", 3, "0.003000")
     assert channel.settlement_tx_signature == receipt["txHash"]
     assert paywall.received_usdc == Decimal("0.003")
-    assert session.status is Status.DISTRIBUTED
+    assert session.status is OnchainStatus.DISTRIBUTED
     assert refusal(session.pay(4_000)) == "channel-sealed"
 
 
@@ -299,9 +299,9 @@ def test_a_forced_close_is_settled_within_the_grace_period(
     session.pay(1_000)
     session.pay(2_000)
     payer.force_close(session.opening)
-    assert session.status is Status.CLOSING
+    assert session.status is OnchainStatus.CLOSING
     server.sandbox.clock.advance(890)
-    assert session.status is Status.DISTRIBUTED
+    assert session.status is OnchainStatus.DISTRIBUTED
     assert spent() == "0.002"
     assert paywall.channels.one().status == "settled"
 
@@ -314,9 +314,9 @@ def test_an_idle_channel_is_settled(
     session.open()
     session.pay(1_000)
     server.sandbox.clock.advance(29)
-    assert session.status is Status.OPEN
+    assert session.status is OnchainStatus.OPEN
     server.sandbox.clock.advance(1)
-    assert session.status is Status.DISTRIBUTED
+    assert session.status is OnchainStatus.DISTRIBUTED
     assert spent() == "0.001"
 
 
@@ -409,14 +409,14 @@ def test_a_seller_that_never_closes_gets_nothing(
     assert session.close(1_000).status_code == 503
     payer.force_close(session.opening)
     server.sandbox.clock.advance(2_000)
-    assert session.status is Status.CLOSING
+    assert session.status is OnchainStatus.CLOSING
 
 
 def test_a_seller_seals_early(paywall: Paywall, shop: httpx.Client, payer: ChannelPayer, spent: Any) -> None:
     session = hostile(paywall, shop, payer, SessionMode.SEAL_EARLY)
     assert session.pay(1_000).status_code == 200
     assert refusal(session.pay(2_000)) == "channel-sealed"
-    assert (session.status, spent()) == (Status.DISTRIBUTED, "0.001")
+    assert (session.status, spent()) == (OnchainStatus.DISTRIBUTED, "0.001")
     assert paywall.channels.one().status == "sealed"
 
 

@@ -10,7 +10,7 @@ from server_world import raw_client
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Status
+from agentpay_server.chain.channels.codecs import OnchainStatus
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.payments import vouchers
 
@@ -234,7 +234,7 @@ def test_two_refusals_in_a_row_close_the_session_by_force(opened, seller, step, 
     session = session_of(http, session_id)
     assert (session["status"], session["closing_reason"]) == ("closing", "payee_refuses")
     server.sandbox.clock.advance(1)
-    assert seller.channel.status is Status.CLOSING
+    assert seller.channel.status is OnchainStatus.CLOSING
     server.sandbox.clock.advance(GRACE_SECONDS + 5)
     session = session_of(http, session_id)
     assert (session["status"], session["returned_usdc"]) == ("settled", "1.000000")
@@ -428,13 +428,13 @@ def test_a_session_without_a_voucher_is_closed_by_force_at_once(opened, seller, 
     closing = http.post(f"/ext/v1/sessions/{session_id}/close").json()
     assert (closing["status"], closing["header"]) == ("closing", None)
     server.sandbox.clock.advance(1)
-    assert seller.channel.status is Status.CLOSING
+    assert seller.channel.status is OnchainStatus.CLOSING
     server.sandbox.clock.advance(GRACE_SECONDS - 2)
     assert session_of(http, session_id)["status"] == "closing"
     server.sandbox.clock.advance(5)
     session = session_of(http, session_id)
     assert (session["status"], session["settled_usdc"]) == ("settled", "0.000000")
-    assert seller.channel is None or seller.channel.status is Status.DISTRIBUTED
+    assert seller.channel is None or seller.channel.status is OnchainStatus.DISTRIBUTED
 
 
 def test_a_seller_that_never_closes_is_closed_by_force(
@@ -448,9 +448,9 @@ def test_a_seller_that_never_closes_is_closed_by_force(
     header = http.post(f"/ext/v1/sessions/{session_id}/close").json()["header"]
     assert seller.payload_in(header)["voucher"]["voucher"]["cumulativeAmount"] == "3000"
     server.sandbox.clock.advance(SEAL - 2)
-    assert seller.channel.status is Status.OPEN
+    assert seller.channel.status is OnchainStatus.OPEN
     server.sandbox.clock.advance(3)
-    assert seller.channel.status is Status.CLOSING
+    assert seller.channel.status is OnchainStatus.CLOSING
     server.sandbox.clock.advance(GRACE_SECONDS + 5)
     session = session_of(http, session_id)
     # What the seller has not settled within the grace period comes back.
@@ -467,7 +467,7 @@ def test_a_seller_that_settles_within_the_grace_period_gets_everything(
     paid("call-1")
     http.post(f"/ext/v1/sessions/{session_id}/close")
     server.sandbox.clock.advance(SEAL)
-    assert seller.channel.status is Status.CLOSING
+    assert seller.channel.status is OnchainStatus.CLOSING
     assert seller.close().failure is None
     server.sandbox.clock.advance(1)
     session = session_of(http, session_id)

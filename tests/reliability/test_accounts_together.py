@@ -11,7 +11,7 @@ from worlds import Answer, World
 from agentpay_server.accounts import provisioning
 from agentpay_server.accounts.provisioning import COLLECTING_SECONDS
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.protocol import ChainUnavailableError, Failure, FailureReason, SignatureStatus
+from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError, FailureReason, SignatureStatus
 from agentpay_server.chain.transactions import MOST_PROVISIONED
 
 pytestmark = pytest.mark.anyio
@@ -34,7 +34,7 @@ async def listed(world: World) -> set[str]:
 
 async def refused(chain: FaultyChain, proceed: Proceed) -> Any:
     """It was executed, and has failed."""
-    return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason.OTHER, detail="scripted"))
+    return SignatureStatus(is_final=True, failure=ChainFailure(reason=FailureReason.OTHER, detail="scripted"))
 
 
 async def test_accounts_share_transactions_and_get_separate_results(world: World) -> None:

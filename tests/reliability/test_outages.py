@@ -23,7 +23,7 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.database import postgres, postgres_connections
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.postgres_connections import Session
+from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError
 from agentpay_server.database.tables import counters
 from agentpay_server.platform.settings import KEY_VARIABLE
@@ -194,9 +194,9 @@ async def test_a_network_that_drops_all_packets_times_out(way: Way, database: Po
 async def test_a_commit_whose_reply_is_lost_is_reported_and_not_repeated(
     way: Way, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    execute, tries = Session.execute, []
+    execute, tries = PreparedConnection.execute, []
 
-    async def swallowed(session: Session, text: str) -> str:
+    async def swallowed(session: PreparedConnection, text: str) -> str:
         way.swallows = text == "COMMIT"
         return await execute(session, text)
 
@@ -205,7 +205,7 @@ async def test_a_commit_whose_reply_is_lost_is_reported_and_not_repeated(
         return add(connection)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Session, "execute", swallowed)
+        patch.setattr(PreparedConnection, "execute", swallowed)
         with pytest.raises(DatabaseUnavailableError):
             await database.run(unit)
     way.swallows = False

@@ -13,7 +13,7 @@ from outsiders import Wallet
 from worlds import Answer, Party, World
 
 from agentpay_server.assembly.server import HANDLERS
-from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database import tables
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.tables import SessionRecord
@@ -483,7 +483,7 @@ async def test_an_outcome_that_another_server_has_booked_changes_nothing(world: 
         tx=tx,
         subject=subject,
         now_us=context.clock.now_us(),
-        failure=Failure(reason=FailureReason.OTHER, detail="refused"),
+        failure=ChainFailure(reason=FailureReason.OTHER, detail="refused"),
         reason=REFUSED_BY_CHAIN,
     )
 

@@ -7,7 +7,7 @@ from worlds import World
 
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import REMEMBERED_SECONDS, Funding, FundsChangedError
+from agentpay_server.engine.funding import REMEMBERED_SECONDS, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.treasury import RESERVE_LAMPORTS, Treasury
 from agentpay_server.platform.errors import Problem
 
@@ -33,14 +33,14 @@ class Balance(Treasury):
         return self.held
 
 
-def funding_of(world: World, lamports: int) -> tuple[Funding, Balance]:
+def funding_of(world: World, lamports: int) -> tuple[TreasuryFunding, Balance]:
     balance = Balance(world, RESERVE_LAMPORTS + lamports)
-    funding = Funding(world.runtime.context, balance)
+    funding = TreasuryFunding(world.runtime.context, balance)
     funding._is_remembering = True
     return funding, balance
 
 
-async def promised(world: World, funding: Funding, lamports: int) -> int:
+async def promised(world: World, funding: TreasuryFunding, lamports: int) -> int:
     """Promise lamports as a request does, and return how often it looked."""
     looks = 0
     while True:

@@ -19,7 +19,7 @@ from worlds import Party, World
 
 from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.database import tables
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
@@ -158,7 +158,7 @@ async def test_the_database_refuses_a_second_pending_transaction_of_a_subject(
     first = (await begun(world, kind)).tx
     second = evolve(first, signature="another signature", held=0, spent_us=None, spent_total=None)
     database = world.runtime.context.database
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(chain_transactions.insert_transaction, second)
     assert await database.read(chain_transactions.pending, kind, first.subject_id) is not None
     # Once the first one has ended, another may follow.

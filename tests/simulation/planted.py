@@ -16,8 +16,8 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.accounts import deposits as deposit_service
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import (
+    ChainFailure,
     ChainUnavailableError,
-    Failure,
     FailureReason,
     reported_landing_heights,
 )
@@ -90,7 +90,7 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
 
     async def given_up(self, signed, find=None):
         if signed.signature in lost:
-            return Failure(reason=FailureReason.OTHER, detail="no answer"), False
+            return ChainFailure(reason=FailureReason.OTHER, detail="no answer"), False
         return await look(self, signed, find)
 
     patch(Broadcaster, "_send", noted)

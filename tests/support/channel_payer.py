@@ -24,7 +24,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Channel, Opening, Share, Voucher
+from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.ledger.context import Context
 
@@ -67,10 +67,10 @@ class ChannelPayer:
 
     # --- Sessions
 
-    def opening(self, challenge: dict[str, str], deposit_micro: int = 10_000, **terms: Any) -> Opening:
+    def opening(self, challenge: dict[str, str], deposit_micro: int = 10_000, **terms: Any) -> OnchainTerms:
         request = decoded(challenge["request"])
         details = request["methodDetails"]
-        opening = Opening(
+        opening = OnchainTerms(
             payer=self.address,
             rent_payer=Pubkey.from_string(details["feePayerKey"]),
             payee=Pubkey.from_string(request["recipient"]),
@@ -88,7 +88,7 @@ class ChannelPayer:
         return evolve(opening, **terms)
 
     def open_header(
-        self, challenge: dict[str, str], opening: Opening, *extra: Instruction, **payload: Any
+        self, challenge: dict[str, str], opening: OnchainTerms, *extra: Instruction, **payload: Any
     ) -> dict[str, str]:
         details = decoded(challenge["request"])["methodDetails"]
         transaction = self.transaction(opening, details["recentBlockhash"], *extra)
@@ -114,7 +114,7 @@ class ChannelPayer:
     def voucher_header(
         self,
         challenge: dict[str, str],
-        opening: Opening,
+        opening: OnchainTerms,
         cumulative_micro: int,
         *,
         action: str = "voucher",
@@ -145,7 +145,7 @@ class ChannelPayer:
     def upto_header(self, entry: dict[str, Any], **changes: Any) -> dict[str, str]:
         extra = entry["extra"]
         now = self.now
-        opening = Opening(
+        opening = OnchainTerms(
             payer=self.address,
             rent_payer=Pubkey.from_string(extra["feePayer"]),
             payee=Pubkey.from_string(extra["feePayer"]),
@@ -185,7 +185,7 @@ class ChannelPayer:
     def now(self) -> int:
         return self._server._running.server.context.clock.now_us() // 1_000_000
 
-    def transaction(self, opening: Opening, blockhash: str, *extra: Instruction) -> bytes:
+    def transaction(self, opening: OnchainTerms, blockhash: str, *extra: Instruction) -> bytes:
         """Return an opening that only the account has signed."""
         budget = [instructions.set_compute_unit_limit(90_000), instructions.set_compute_unit_price(1)]
         steps = [*budget, codecs.open_channel(opening), *extra]
@@ -203,7 +203,7 @@ class ChannelPayer:
 
         return bytes(self._call(signed))
 
-    def force_close(self, opening: Opening) -> None:
+    def force_close(self, opening: OnchainTerms) -> None:
         """Request the close on chain, which the treasury of the server pays."""
 
         async def sent(context: Context) -> None:
@@ -221,7 +221,7 @@ class ChannelPayer:
 
         self._call(sent)
 
-    def channel(self, opening: Opening) -> Channel | None:
+    def channel(self, opening: OnchainTerms) -> ChannelAccount | None:
         """Return the channel as the chain shows it; None if it is gone."""
         account = self.on_chain(opening.address)
         return None if account is None or not account.lamports else codecs.read_channel(account.data)

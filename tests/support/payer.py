@@ -17,7 +17,7 @@ from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import rules
 from agentpay_server.payments.building import build_payment
-from agentpay_server.payments.terms import Offer, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Offer
 
 _nonces = itertools.count()
 
@@ -46,7 +46,7 @@ class Payer:
         self,
         response: httpx.Response,
         *,
-        change: Callable[[Terms], Terms] = lambda terms: terms,
+        change: Callable[[ChallengeTerms], ChallengeTerms] = lambda terms: terms,
         pick: Callable[[Sequence[Offer]], Offer] | None = None,
     ) -> Payment:
         """Sign a payment of a 402; `change` alters what is signed, not what is claimed."""

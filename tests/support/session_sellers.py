@@ -15,7 +15,7 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import TREASURIES, Channel, Opening, Share, Voucher
+from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 
@@ -28,7 +28,7 @@ class SessionSeller(Seller):
     def __init__(self, chain: Chain, signer: Signer, run: Run, number: int = 7) -> None:
         super().__init__(chain, signer, run, number)
         self.payee: Keypair = self.wallet._keypair
-        self.opening: Opening | None = None
+        self.opening: OnchainTerms | None = None
         self.cumulative = 0
         self.signature: Signature | None = None
 
@@ -140,14 +140,14 @@ class SessionSeller(Seller):
         return status
 
     @property
-    def channel(self) -> Channel | None:
+    def channel(self) -> ChannelAccount | None:
         """The channel as the chain shows it; None if it is gone."""
         assert self.opening is not None
         (found,) = self._run(self.chain.account_data([str(self.opening.address)]))
         return None if found is None or not found.data else codecs.read_channel(found.data)
 
 
-def opening_in(payload: dict[str, Any]) -> Opening:
+def opening_in(payload: dict[str, Any]) -> OnchainTerms:
     """Return the opening that a payload claims, which must be the one that its transaction asks for."""
     shares = tuple(
         Share(Pubkey.from_string(split["recipient"]), split["shareBps"])

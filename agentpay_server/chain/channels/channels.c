@@ -4,7 +4,7 @@
  * so that a transaction for one is valid for the other. It has not been compared with the deployed one.
  *
  * `scripts/channel_program.py` builds it. The runtime undoes a transaction if one of its instructions fails. Error
- * codes below 2^32 are those of `codecs.ErrorCode`.
+ * codes below 2^32 are those of `codecs.ProgramError`.
  *
  * The compiler allows 512 bytes of stack, so everything large is in `H`, on the heap. Memory may be read and
  * written at any alignment, except for what is passed to the runtime. There is no data section.

@@ -10,7 +10,7 @@ A channel is an escrow between a payer and a payee, opened with a deposit. An au
 
 An opening is built from its terms, and read back from a transaction to compare it with what was asked for:
 
-    opening = Opening(payer=…, rent_payer=…, payee=…, …)
+    opening = OnchainTerms(payer=…, rent_payer=…, payee=…, …)
     opening.address, opening.escrow              # Derived from the terms; nothing needs to exist.
     open_channel(opening)                        # The instruction: payer and rent payer sign.
     read_opening(accounts, data) == opening      # ChannelError if it is no valid opening.
@@ -98,7 +98,7 @@ class ChannelError(ValueError):
     """Bytes or terms are not what the program accepts; the text says why."""
 
 
-class Step(IntEnum):
+class Discriminator(IntEnum):
     """The first byte of an instruction's data."""
 
     OPEN = 1
@@ -113,7 +113,7 @@ class Step(IntEnum):
     EMIT_EVENT = 228
 
 
-class Status(IntEnum):
+class OnchainStatus(IntEnum):
     """The state of a channel; see the picture above."""
 
     OPEN = 0
@@ -122,7 +122,7 @@ class Status(IntEnum):
     DISTRIBUTED = 3
 
 
-class ErrorCode(IntEnum):
+class ProgramError(IntEnum):
     """The program's custom errors."""
 
     SIGNATURE_MISSING = 1
@@ -258,7 +258,7 @@ def escrow_address(channel: Pubkey, mint: Pubkey) -> Pubkey:
 
 
 @frozen(kw_only=True)
-class Opening:
+class OnchainTerms:
     """The terms of a channel, which nobody can change once it is open.
 
     Attributes:
@@ -311,7 +311,7 @@ class Opening:
         return distribution_hash(self.shares)
 
 
-def open_channel(opening: Opening) -> Instruction:
+def open_channel(opening: OnchainTerms) -> Instruction:
     """Create the channel and its escrow, and pay the deposit into it; payer and rent payer sign.
 
     Raises:
@@ -319,7 +319,7 @@ def open_channel(opening: Opening) -> Instruction:
     """
     _check_opening(opening)
     data = _ARGUMENTS.pack(
-        Step.OPEN, opening.salt, opening.deposit_micro, opening.grace_seconds, opening.open_slot
+        Discriminator.OPEN, opening.salt, opening.deposit_micro, opening.grace_seconds, opening.open_slot
     )
     return Instruction(
         PROGRAM,
@@ -343,7 +343,7 @@ def open_channel(opening: Opening) -> Instruction:
     )
 
 
-def read_opening(accounts: Sequence[Pubkey], data: bytes) -> Opening:
+def read_opening(accounts: Sequence[Pubkey], data: bytes) -> OnchainTerms:
     """Read an opening from the accounts and the data of its instruction, whatever program that names.
 
     Which accounts sign is up to the message; the caller compares the terms with its own.
@@ -353,11 +353,11 @@ def read_opening(accounts: Sequence[Pubkey], data: bytes) -> Opening:
     """
     if len(accounts) != _OPEN_ACCOUNTS:
         raise ChannelError(f"an opening has {_OPEN_ACCOUNTS} accounts, not {len(accounts)}")
-    if len(data) < _ARGUMENTS.size or data[0] != Step.OPEN:
+    if len(data) < _ARGUMENTS.size or data[0] != Discriminator.OPEN:
         raise ChannelError("the instruction is not an opening")
     _, salt, deposit_micro, grace_seconds, open_slot = _ARGUMENTS.unpack_from(data)
     payer, rent_payer, payee, mint, signer = accounts[:5]
-    opening = Opening(
+    opening = OnchainTerms(
         payer=payer,
         rent_payer=rent_payer,
         payee=payee,
@@ -374,7 +374,7 @@ def read_opening(accounts: Sequence[Pubkey], data: bytes) -> Opening:
     return opening
 
 
-def _check_opening(opening: Opening) -> None:
+def _check_opening(opening: OnchainTerms) -> None:
     if not 0 < opening.deposit_micro <= MAX_AMOUNT:
         raise ChannelError("the deposit must be positive, and fit into 64 bits")
     if not 0 < opening.grace_seconds < 2**32:
@@ -444,14 +444,16 @@ def verify_voucher(voucher: Voucher, signer: Pubkey, signature: Signature) -> In
 
 def settle(channel: Pubkey) -> Instruction:
     """Record the voucher that the instruction before verified; anyone may. It moves no money."""
-    return Instruction(PROGRAM, bytes((Step.SETTLE,)), [_writable(channel), _readonly(INSTRUCTIONS_SYSVAR)])
+    return Instruction(
+        PROGRAM, bytes((Discriminator.SETTLE,)), [_writable(channel), _readonly(INSTRUCTIONS_SYSVAR)]
+    )
 
 
 def top_up(*, payer: Pubkey, channel: Pubkey, mint: Pubkey, amount_micro: int) -> Instruction:
     """Add to the deposit; the payer signs."""
     return Instruction(
         PROGRAM,
-        struct.pack("<BQ", Step.TOP_UP, amount_micro),
+        struct.pack("<BQ", Discriminator.TOP_UP, amount_micro),
         [
             _signer(payer, writable=True),
             _writable(channel),
@@ -467,19 +469,19 @@ def settle_and_seal(*, payee: Pubkey, channel: Pubkey, has_voucher: bool) -> Ins
     """End the channel; the payee signs. With `has_voucher`, record the voucher verified just before first."""
     return Instruction(
         PROGRAM,
-        struct.pack("<BB", Step.SETTLE_AND_SEAL, has_voucher),
+        struct.pack("<BB", Discriminator.SETTLE_AND_SEAL, has_voucher),
         [_signer(payee), _writable(channel), _readonly(INSTRUCTIONS_SYSVAR)],
     )
 
 
 def request_close(*, payer: Pubkey, channel: Pubkey) -> Instruction:
     """Begin to close by force; the payer signs. The grace period begins with it."""
-    return Instruction(PROGRAM, bytes((Step.REQUEST_CLOSE,)), [_signer(payer), _writable(channel)])
+    return Instruction(PROGRAM, bytes((Discriminator.REQUEST_CLOSE,)), [_signer(payer), _writable(channel)])
 
 
 def seal(channel: Pubkey) -> Instruction:
     """End a closing channel after its grace period; anyone may."""
-    return Instruction(PROGRAM, bytes((Step.SEAL,)), [_writable(channel)])
+    return Instruction(PROGRAM, bytes((Discriminator.SEAL,)), [_writable(channel)])
 
 
 def distribute(
@@ -498,7 +500,7 @@ def distribute(
     """
     return Instruction(
         PROGRAM,
-        bytes((Step.DISTRIBUTE,)) + distribution_preimage(shares),
+        bytes((Discriminator.DISTRIBUTE,)) + distribution_preimage(shares),
         [
             _writable(channel),
             _writable(payer),
@@ -518,7 +520,7 @@ def withdraw_payer(*, payer: Pubkey, channel: Pubkey, mint: Pubkey) -> Instructi
     """Take the refund of a sealed channel before it is distributed; the payer signs."""
     return Instruction(
         PROGRAM,
-        bytes((Step.WITHDRAW_PAYER,)),
+        bytes((Discriminator.WITHDRAW_PAYER,)),
         [
             _signer(payer),
             _writable(channel),
@@ -532,11 +534,11 @@ def withdraw_payer(*, payer: Pubkey, channel: Pubkey, mint: Pubkey) -> Instructi
 
 def reclaim(*, channel: Pubkey, rent_payer: Pubkey) -> Instruction:
     """Return the rent of a distributed channel's account; anyone may, after `OPEN_SLOT_WINDOW`."""
-    return Instruction(PROGRAM, bytes((Step.RECLAIM,)), [_writable(channel), _writable(rent_payer)])
+    return Instruction(PROGRAM, bytes((Discriminator.RECLAIM,)), [_writable(channel), _writable(rent_payer)])
 
 
 def close_instructions(
-    opening: Opening, *, treasury: Pubkey, voucher: Voucher | None, signature: Signature | None
+    opening: OnchainTerms, *, treasury: Pubkey, voucher: Voucher | None, signature: Signature | None
 ) -> list[Instruction]:
     """Return the payee's instructions that settle a voucher, seal, and pay everything out.
 
@@ -552,7 +554,7 @@ def close_instructions(
     ]
 
 
-def distribute_opened(opening: Opening, *, treasury: Pubkey) -> Instruction:
+def distribute_opened(opening: OnchainTerms, *, treasury: Pubkey) -> Instruction:
     """Return `distribute` for the channel of an opening."""
     return distribute(
         channel=opening.address,
@@ -569,7 +571,7 @@ def distribute_opened(opening: Opening, *, treasury: Pubkey) -> Instruction:
 
 
 @frozen(kw_only=True)
-class Channel:
+class ChannelAccount:
     """The account of a channel.
 
     Attributes:
@@ -580,7 +582,7 @@ class Channel:
     """
 
     bump: int
-    status: Status
+    status: OnchainStatus
     salt: int
     deposit_micro: int
     settled_micro: int
@@ -601,7 +603,7 @@ class Channel:
         """The time from which on anyone can seal a closing channel."""
         return self.closing_since + self.grace_seconds
 
-    def is_of(self, opening: Opening) -> bool:
+    def is_of(self, opening: OnchainTerms) -> bool:
         """Return whether an opening created this channel. A later `top_up` raises the deposit."""
         return self.deposit_micro >= opening.deposit_micro and (
             self.bump,
@@ -651,7 +653,7 @@ class Channel:
         )
 
 
-def read_channel(data: bytes) -> Channel:
+def read_channel(data: bytes) -> ChannelAccount:
     """Parse the data of a channel's account. The caller checks that the account's owner is `PROGRAM`.
 
     Raises:
@@ -660,13 +662,13 @@ def read_channel(data: bytes) -> Channel:
     if len(data) != CHANNEL_BYTES:
         raise ChannelError(f"the account of a channel has {CHANNEL_BYTES} bytes, not {len(data)}")
     kind, version, bump, status, *numbers = _CHANNEL.unpack(data)
-    if (kind, version) != (_DISCRIMINATOR, _VERSION) or status not in iter(Status):
+    if (kind, version) != (_DISCRIMINATOR, _VERSION) or status not in iter(OnchainStatus):
         raise ChannelError(f"unknown account: discriminator {kind}, version {version}, status {status}")
     salt, deposit, settled, paid, closing_since, withdrawn_at, grace, distribution, *keys, open_slot = numbers
     payer, payee, signer, mint, rent_payer = (Pubkey.from_bytes(key) for key in keys)
-    return Channel(
+    return ChannelAccount(
         bump=bump,
-        status=Status(status),
+        status=OnchainStatus(status),
         salt=salt,
         deposit_micro=deposit,
         settled_micro=settled,

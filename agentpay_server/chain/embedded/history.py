@@ -14,7 +14,7 @@ from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.persistence import HISTORY_LENGTH, Ledger
 
 
-class History:
+class ChainHistory:
     """The newest transactions of a chain, oldest first.
 
     Attributes:

@@ -22,7 +22,7 @@ from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, BlockPosition, Blocks, slot_at
 from agentpay_server.chain.embedded.deposits import DepositListener, deposits_of
 from agentpay_server.chain.embedded.executed import Executed, execute
-from agentpay_server.chain.embedded.history import History
+from agentpay_server.chain.embedded.history import ChainHistory
 from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
 from agentpay_server.chain.embedded.persistence import ChainState, Credit, Draft, ForeignLedgerError, Ledger
 from agentpay_server.chain.embedded.seen_messages import (
@@ -95,7 +95,7 @@ class LedgeredMachine:
         self._statuses: dict[str, SignatureStatus] = {}
         self._names: dict[Hash, str] = {}
         self._seen = SeenMessages()
-        self.history: History = History()
+        self.history: ChainHistory = ChainHistory()
         self._ledger: Ledger = MemoryLedger() if ledger is None else ledger
         # Whether the machine has had accounts: a new one is used as it is.
         self._is_begun = False

@@ -15,7 +15,7 @@ from agentpay_server.chain.embedded.persistence import (
     ChainState,
     Credit,
     LedgerMovedError,
-    Page,
+    PersistedPage,
 )
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.virtual_machine import serialized
@@ -71,7 +71,7 @@ class MemoryLedger:
         """See `Ledger.newest`."""
         return list(self._newest)[-count:]
 
-    async def write(self, page: Page) -> None:
+    async def write(self, page: PersistedPage) -> None:
         """See `Ledger.write`."""
         if page.before != self._state:
             raise LedgerMovedError("the ledger is not where this page begins")

@@ -53,7 +53,7 @@ class Credit:
 
 
 @frozen(kw_only=True)
-class Page:
+class PersistedPage:
     """A unit that is written atomically.
 
     Attributes:
@@ -82,7 +82,7 @@ class Page:
 
 @define
 class Draft:
-    """The contents of the next page; the attributes are those of `Page`."""
+    """The contents of the next page; the attributes are those of `PersistedPage`."""
 
     first_accounts: dict[str, bytes | None] = field(factory=dict)
     statuses: dict[str, SignatureStatus] = field(factory=dict)
@@ -90,9 +90,9 @@ class Draft:
     credits: list[Credit] = field(factory=list)
     executed: dict[int, Executed] = field(factory=dict)
 
-    def page(self, *, before: ChainState | None, after: ChainState) -> Page:
+    def page(self, *, before: ChainState | None, after: ChainState) -> PersistedPage:
         """Return the page."""
-        return Page(
+        return PersistedPage(
             before=before,
             after=after,
             first_accounts=self.first_accounts,
@@ -142,7 +142,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def write(self, page: Page) -> None:
+    async def write(self, page: PersistedPage) -> None:
         """Write a page durably.
 
         Raises:

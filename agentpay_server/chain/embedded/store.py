@@ -12,11 +12,11 @@ from agentpay_server.chain.embedded.persistence import (
     ChainState,
     Credit,
     LedgerMovedError,
-    Page,
+    PersistedPage,
 )
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
-from agentpay_server.chain.protocol import Deposit, Failure, FailureReason, SignatureStatus
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.chain.protocol import ChainFailure, Deposit, FailureReason, SignatureStatus
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import Database
 from agentpay_server.database.tables import (
     chain_accounts,
@@ -128,7 +128,7 @@ class DatabaseLedger:
         """See `Ledger.capture`."""
         raise RuntimeError("a chain whose ledger is a database cannot be brought back")
 
-    async def write(self, page: Page) -> None:
+    async def write(self, page: PersistedPage) -> None:
         """Write a page and commit it.
 
         Raises:
@@ -136,7 +136,7 @@ class DatabaseLedger:
         """
         try:
             await self._database.run(_write, page)
-        except ConflictError as error:
+        except ConstraintError as error:
             raise LedgerMovedError("the ledger has pages that this chain did not write") from error
 
 
@@ -170,7 +170,7 @@ def _status(connection: Connection, signature: str) -> SignatureStatus | None:
         return _SUCCEEDED
     if reason == _REFUSED_REASON:
         return _REFUSED
-    return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
+    return SignatureStatus(is_final=True, failure=ChainFailure(reason=FailureReason(reason), detail=detail))
 
 
 def _name_of(connection: Connection, message_hash: Hash) -> str | None:
@@ -200,7 +200,7 @@ def _newest(connection: Connection, count: int) -> list[Executed]:
     return newest_first[::-1]
 
 
-def _write(connection: Connection, page: Page) -> None:
+def _write(connection: Connection, page: PersistedPage) -> None:
     before, after = page.before, page.after
     if before is None:
         values = {

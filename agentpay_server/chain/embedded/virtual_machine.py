@@ -28,7 +28,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.parsing import failure_reason, read_token_account
-from agentpay_server.chain.protocol import Failure, FailureReason, TokenAccount
+from agentpay_server.chain.protocol import ChainFailure, FailureReason, TokenAccount
 
 HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM, channels.PROGRAM)
@@ -146,7 +146,7 @@ def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAcc
     return read_token_account(address, program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
 
 
-def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
+def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> ChainFailure:
     """Return why an executed transaction failed."""
     error = result.err()
     logs = result.meta().logs()
@@ -157,7 +157,7 @@ def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetad
         cause = error.err
         code = cause.code if isinstance(cause, InstructionErrorCustom) else str(cause).rpartition(".")[2]
         reason = failure_reason(str(program), code)
-    return Failure(reason=reason, detail=f"{error}: {logs[-1]}" if logs else str(error))
+    return ChainFailure(reason=reason, detail=f"{error}: {logs[-1]}" if logs else str(error))
 
 
 def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:

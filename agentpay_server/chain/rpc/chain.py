@@ -33,10 +33,10 @@ from agentpay_server.chain.protocol import (
     AccountData,
     Blockhash,
     Booked,
+    ChainFailure,
     ChainUnavailableError,
     Cosigned,
     DepositBatch,
-    Failure,
     Payout,
     SignatureStatus,
     TokenAccount,
@@ -51,7 +51,7 @@ from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
-from agentpay_server.chain.rpc.replies import ChainAccount, Landing, Simulation, Status, malformed
+from agentpay_server.chain.rpc.replies import ChainAccount, Landing, ReportedStatus, Simulation, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.rpc.websocket import Notices
 from agentpay_server.chain.signing import shape_of, transaction_of
@@ -354,7 +354,7 @@ class RpcChain:
     async def _fetch_prices(self) -> list[int]:
         return replies.read_prices(await self._call("getRecentPrioritizationFees"))
 
-    async def _fetch_statuses(self, signatures: Sequence[str]) -> list[tuple[int, Status | None]]:
+    async def _fetch_statuses(self, signatures: Sequence[str]) -> list[tuple[int, ReportedStatus | None]]:
         options = {"searchTransactionHistory": True}
         reply = await self._call("getSignatureStatuses", list(signatures), options)
         slot, statuses = replies.read_statuses(reply, len(signatures))
@@ -388,11 +388,11 @@ class RpcChain:
         return replies.read_accounts(reply, len(addresses))
 
 
-def _failure(landing: Landing) -> Failure:
+def _failure(landing: Landing) -> ChainFailure:
     """Return why a transaction failed, by the program of the instruction that failed."""
     detail = f"{landing.error}: {landing.last_log}" if landing.last_log else str(landing.error)
     reason = json_failure_reason(landing.error, landing.programs)
-    return Failure(reason=reason, detail=detail[:_MAX_DETAIL])
+    return ChainFailure(reason=reason, detail=detail[:_MAX_DETAIL])
 
 
 def _transaction_error(refusal: RpcRefusalError) -> object:

@@ -20,7 +20,7 @@ from agentpay_server.chain.protocol import Absence, UnprovenError
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.history import AccountHistory
-from agentpay_server.chain.rpc.replies import Landing, Status
+from agentpay_server.chain.rpc.replies import Landing, ReportedStatus
 
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
@@ -49,7 +49,7 @@ class Evidence:
         # Outcomes are checked again and again while they are watched.
         self._accepted: dict[str, _Accepted] = {}
 
-    async def of_outcome(self, signature: str, status: Status) -> Landing:
+    async def of_outcome(self, signature: str, status: ReportedStatus) -> Landing:
         """Return the transaction that a status claims to have landed or failed.
 
         Raises:
@@ -91,7 +91,7 @@ class Evidence:
         if any(line.signature == signature for line in lines):
             raise UnprovenError("a history lists a transaction whose status a node does not know")
 
-    def _agree(self, status: Status, landing: Landing) -> bool:
+    def _agree(self, status: ReportedStatus, landing: Landing) -> bool:
         # Emulators count slots differently.
         return is_same_outcome(status, landing) and (self._is_emulator or status.slot == landing.slot)
 
@@ -104,7 +104,7 @@ class Evidence:
         reply = await self._call("getTransaction", signature, options)
         return None if reply is None else replies.read_landing(reply, signature)
 
-    async def _check_slot(self, status: Status) -> None:
+    async def _check_slot(self, status: ReportedStatus) -> None:
         """Raise unless the cluster has reached the slot of a transaction, as far as that is known."""
         if self._is_emulator:
             return
@@ -125,6 +125,6 @@ class Evidence:
             del self._accepted[next(iter(self._accepted))]
 
 
-def is_same_outcome(status: Status, landing: Landing) -> bool:
+def is_same_outcome(status: ReportedStatus, landing: Landing) -> bool:
     """Return whether a transaction ended as its status claims."""
     return landing.error == status.error

@@ -44,7 +44,7 @@ class Validity:
 
 
 @frozen(kw_only=True)
-class Status:
+class ReportedStatus:
     """A node's information on a signature.
 
     Attributes:
@@ -185,7 +185,7 @@ def read_is_emulator(reply: object) -> bool:
     return not _EMULATORS.isdisjoint(exactly(reply, dict, "version"))
 
 
-def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
+def read_statuses(reply: object, wanted: int) -> tuple[int, list[ReportedStatus | None]]:
     """Parse the node's slot and `wanted` statuses of a `getSignatureStatuses` result."""
     return read_position(reply), [None if line is None else _status(line) for line in _lines(reply, wanted)]
 
@@ -307,11 +307,11 @@ def read_prices(reply: object) -> list[int]:
     return [count(line, "prioritizationFee") for line in lines]
 
 
-def _status(line: object) -> Status:
+def _status(line: object) -> ReportedStatus:
     commitment = member(line, "confirmationStatus", str)
     if commitment not in _COMMITMENTS:
         raise malformed("an unknown commitment")
-    return Status(commitment=commitment, error=_error(line), slot=count(line, "slot"))
+    return ReportedStatus(commitment=commitment, error=_error(line), slot=count(line, "slot"))
 
 
 def _error(line: object) -> object:

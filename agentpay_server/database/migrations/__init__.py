@@ -46,7 +46,7 @@ _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
 @frozen
-class Release:
+class SchemaRelease:
     """The migrations of a version of the server.
 
     Attributes:
@@ -65,14 +65,14 @@ class Release:
         return frozenset(path.name.partition("_")[0] for path in modules)
 
 
-THIS_RELEASE: Final = Release(HEAD, (Path(__file__).parent / "versions",), metadata)
+THIS_RELEASE: Final = SchemaRelease(HEAD, (Path(__file__).parent / "versions",), metadata)
 
 
 async def upgrade(
     database: "FileDatabase | MemoryDatabase | PostgresDatabase",
     *,
     only_if_empty: bool = False,
-    release: Release = THIS_RELEASE,
+    release: SchemaRelease = THIS_RELEASE,
 ) -> None:
     """Upgrade an empty or older database to this version's schema.
 
@@ -93,7 +93,7 @@ async def upgrade(
         await database.lay_out(lambda connection: _upgrade(connection, release, only_if_empty=only_if_empty))
 
 
-def _upgrade_driver(driver: Any, release: Release) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
+def _upgrade_driver(driver: Any, release: SchemaRelease) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
     engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
     with engine.connect() as connection:
         # The driver's own transaction control is off.
@@ -102,7 +102,7 @@ def _upgrade_driver(driver: Any, release: Release) -> None:  # noqa: ANN401 - a 
         connection.commit()
 
 
-def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = False) -> None:
+def _upgrade(connection: Connection, release: SchemaRelease, *, only_if_empty: bool = False) -> None:
     version_table = _FILE_VERSION_TABLE
     if connection.dialect.name == "postgresql":
         version_table = postgres_schema.VERSION_TABLE

@@ -68,7 +68,7 @@ class AccountRecord:
 
 @row("policy_records", Index("ix_policy_records_due", "due_us"))
 @frozen
-class PolicyRecord:
+class PolicyRecordRow:
     """The on-chain record of an account's policy."""
 
     account_id: Annotated[str, KEY]
@@ -92,4 +92,4 @@ account_claims: Final = Table(
 )
 
 accounts: Final = table_of(AccountRecord)
-policy_records: Final = table_of(PolicyRecord)
+policy_records: Final = table_of(PolicyRecordRow)

@@ -84,7 +84,7 @@ transfers: Final = table_of(TransferRecord)
     Index("ix_payments_origin", "operator_id", "origin", "seq"),
 )
 @frozen(kw_only=True)
-class PaymentRecord:
+class PaymentRow:
     """The columns that a payment behind HTTP 402 has in addition to its transfer."""
 
     seq: Seq = 0
@@ -112,7 +112,7 @@ class PaymentRecord:
     outcome_duration_ms: int | None = None
 
 
-payments: Final = table_of(PaymentRecord)
+payments: Final = table_of(PaymentRow)
 
 
 @row(

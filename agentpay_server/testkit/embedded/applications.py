@@ -25,7 +25,7 @@ _HOST: Final = "testserver"
 """The host name of frameworks' test clients, which frameworks accept in tests."""
 
 
-class Application(Protocol):
+class WebhookApplication(Protocol):
     loop: asyncio.AbstractEventLoop | None
     """The caller's event loop that it runs on; None if it has its own thread."""
 
@@ -38,7 +38,7 @@ class Application(Protocol):
     def close(self) -> None: ...
 
 
-def application(app: Callable[..., Any], path: str) -> Application:
+def application(app: Callable[..., Any], path: str) -> WebhookApplication:
     """Wrap an ASGI 3 or WSGI application, distinguished by the number of arguments.
 
     Raises TypeError if it is neither, ValueError if the path does not begin with a slash.

@@ -21,7 +21,7 @@ from attrs import field, frozen
 from agentpay import webhooks
 from agentpay.contract.events import EVENTS, Event
 from agentpay.errors import WebhookError
-from agentpay_server.testkit.embedded.applications import Application, Headers
+from agentpay_server.testkit.embedded.applications import Headers, WebhookApplication
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
 """URL prefix of inboxes, to which only their own server can post."""
@@ -56,7 +56,11 @@ class WebhookInbox:
     """A registered receiver, usable from any thread."""
 
     def __init__(
-        self, url: str, pump: Callable[[float], None] | None, app: Application | None, app_secret: str | None
+        self,
+        url: str,
+        pump: Callable[[float], None] | None,
+        app: WebhookApplication | None,
+        app_secret: str | None,
     ) -> None:
         """Create a receiver, which `AgentPayServer.webhook_inbox` and `deliver_to` register.
 
@@ -335,7 +339,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
     def add(
         self,
         pump: Callable[[float], None] | None,
-        app: Application | None = None,
+        app: WebhookApplication | None = None,
         app_secret: str | None = None,
     ) -> WebhookInbox:
         inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump, app, app_secret)

@@ -28,7 +28,7 @@ class Listener:
         with_websockets: bool = False,
     ) -> None:
         hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
-        self._server = _Server(
+        self._server = _FastServer(
             application,
             hosts=hosts,
             shutdown_seconds=SHUTDOWN_SECONDS,
@@ -57,7 +57,7 @@ class Listener:
             await self._serving
 
 
-class _Server(PortServer):
+class _FastServer(PortServer):
     """Stops without delay, for fast tests: uvicorn checks for a stop only ten times a second."""
 
     def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base

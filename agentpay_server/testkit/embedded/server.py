@@ -21,7 +21,7 @@ from agentpay_server.clients._sync.sandbox import Sandbox
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
-from agentpay_server.testkit.embedded.applications import Application, application
+from agentpay_server.testkit.embedded.applications import WebhookApplication, application
 from agentpay_server.testkit.embedded.homes import Homes, RecordedDeliveries, RecordedEvents
 from agentpay_server.testkit.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
@@ -33,7 +33,7 @@ from agentpay_server.testkit.embedded.recorder import (
     Records,
 )
 from agentpay_server.testkit.embedded.timeline import timeline
-from agentpay_server.testkit.embedded.world import World
+from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
     NearDailyLimit,
@@ -128,7 +128,7 @@ class AgentPayServer(Homes):
             wrap_chain=self._recorder.watch,
         )
         self._owner: OwnerThread | None = None
-        self._world: World | None = None
+        self._world: EmbeddedWorld | None = None
 
     def start(self) -> Self:
         """Start the server, so that its methods can be called.
@@ -149,7 +149,7 @@ class AgentPayServer(Homes):
             self._owner.stop()
             raise
         self._started_at = from_us(self._config.clock.now_us())
-        self._world = World(server, self._owner, self._inboxes, self._recorder)
+        self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
         return self
 
     def close(self) -> None:
@@ -282,7 +282,7 @@ class AgentPayServer(Homes):
 
     def _registered(
         self,
-        app: Application | None,
+        app: WebhookApplication | None,
         app_secret: str | None,
         events: Sequence[EventType],
         account_ids: Sequence[str],
@@ -476,7 +476,7 @@ class AgentPayServer(Homes):
         raise TypeError("a server cannot be pickled: create a new one where it is needed")
 
     @property
-    def _running(self) -> World:
+    def _running(self) -> EmbeddedWorld:
         if self._world is None:
             raise RuntimeError("the server is not running: use it as a context manager, or call start()")
         return self._world

@@ -63,7 +63,7 @@ class _Clock(SandboxClock):
         return super().advance(seconds, minutes=minutes, hours=hours, days=days, **options)
 
 
-class World:
+class EmbeddedWorld:
     def __init__(
         self,
         server: Server,

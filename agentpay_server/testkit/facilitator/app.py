@@ -16,7 +16,7 @@ from agentpay_server.http.responses import Header, respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
-from agentpay_server.testkit.facilitator.service import Facilitator, InvalidRequestError
+from agentpay_server.testkit.facilitator.service import Facilitator, MalformedRequestError
 from agentpay_server.testkit.node.methods import Node
 
 PATH: Final = EXTENSIONS + "/sandbox/x402"
@@ -60,7 +60,7 @@ class FacilitatorHttp:
             return
         except Problem as problem:
             await _respond(send, problem.http_status, {"error": problem.message})
-        except InvalidRequestError as error:
+        except MalformedRequestError as error:
             await _respond(send, 400, {"error": f"Not an x402 request: {error}."})
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "facilitator.failed", exception=error)

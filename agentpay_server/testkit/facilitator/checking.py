@@ -25,7 +25,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.payments.terms import Leg, Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Protocol
 
 MAX_UNITS: Final = 200_000
 """Maximum compute-unit limit that sellers of MPP accept."""
@@ -42,7 +42,7 @@ _INVALID: Final = "invalid_exact_svm_payload"
 UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
 
 
-class PaymentRefusedError(ValueError):
+class InvalidPaymentError(ValueError):
     """`reason` is an x402 error code; `payer` is empty if unknown."""
 
     def __init__(self, reason: str, message: str, payer: str = "") -> None:
@@ -72,7 +72,7 @@ class _Step:
     data: bytes
 
 
-def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
+def check_payment(raw: bytes, terms: ChallengeTerms, *, fee_payers: Collection[str]) -> CheckedPayment:
     """Return the transaction in `raw`, if it pays `terms`, whose mint is an address, and does nothing else.
 
     Only a simulation shows whether its signatures are valid and the payer has the money. `fee_payers` are the
@@ -81,10 +81,10 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     try:
         transaction = transaction_of(raw)
     except Exception:  # noqa: BLE001 - solders raises several types
-        raise PaymentRefusedError(UNDECODABLE, "the transaction cannot be decoded") from None
+        raise InvalidPaymentError(UNDECODABLE, "the transaction cannot be decoded") from None
     message = transaction.message
     if isinstance(message, MessageV0) and message.address_table_lookups:
-        raise PaymentRefusedError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
+        raise InvalidPaymentError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
     keys = [str(key) for key in message.account_keys]
     _require_fee_payer(keys, terms, fee_payers)
     steps = [_step(instruction, message.account_keys) for instruction in message.instructions]
@@ -92,7 +92,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     # A memo only proves that the accounts that it lists have signed.
     moving = [step for step in steps if step.program != MEMO_PROGRAM]
     if any(address in fee_payers for step in moving for address in step.accounts):
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{_INVALID}_transaction_fee_payer_transferring_funds",
             "the fee payer takes part in the payment",
             payer,
@@ -102,7 +102,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
             _check_mpp(steps, terms, next(iter(keys), ""))
         else:
             _check_x402(steps, terms)
-    except PaymentRefusedError as refused:
+    except InvalidPaymentError as refused:
         refused.payer = payer
         raise
     return CheckedPayment(
@@ -117,17 +117,17 @@ def _step(instruction: CompiledInstruction, keys: Sequence[Pubkey]) -> _Step:
         accounts = tuple(str(keys[index]) for index in instruction.accounts)
         return _Step(keys[instruction.program_id_index], accounts, bytes(instruction.data))
     except IndexError:
-        raise PaymentRefusedError(UNDECODABLE, "an instruction names an account that is missing") from None
+        raise InvalidPaymentError(UNDECODABLE, "an instruction names an account that is missing") from None
 
 
-def _require_fee_payer(keys: Sequence[str], terms: Terms, fee_payers: Collection[str]) -> None:
+def _require_fee_payer(keys: Sequence[str], terms: ChallengeTerms, fee_payers: Collection[str]) -> None:
     if terms.fee_payer is None and any(key in fee_payers for key in keys):
         # The seller completes the signature of its key wherever a transaction names it.
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             "invalid_exact_svm_fee_payer_mismatch", "the payer must pay the fee: the seller did not offer to"
         )
     if terms.fee_payer is not None and keys[:1] != [terms.fee_payer]:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             "invalid_exact_svm_fee_payer_mismatch", f"the fee payer must be {terms.fee_payer}"
         )
 
@@ -145,22 +145,22 @@ def _is_transfer(step: _Step) -> bool:
 # --- x402
 
 
-def _check_x402(steps: Sequence[_Step], terms: Terms) -> None:
+def _check_x402(steps: Sequence[_Step], terms: ChallengeTerms) -> None:
     (leg,) = terms.legs
     if not _MIN_STEPS <= len(steps) <= _MAX_STEPS:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{_INVALID}_transaction_instructions_length",
             f"the transaction has {len(steps)} instructions; {_MIN_STEPS} to {_MAX_STEPS} are accepted",
         )
     _check_budget(steps[0], steps[1])
     transfer, optional = steps[2], steps[_MIN_STEPS:]
     if not _is_transfer(transfer):
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{_INVALID}_no_transfer_instruction", "the third instruction is not a checked transfer"
         )
     for name, step in zip(_OPTIONAL_STEPS, optional, strict=False):
         if step.program not in (MEMO_PROGRAM, _LIGHTHOUSE):
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 f"{_INVALID}_unknown_{name}_instruction",
                 f"the {name} instruction calls {step.program}; only memos may follow the transfer",
             )
@@ -168,36 +168,36 @@ def _check_x402(steps: Sequence[_Step], terms: Terms) -> None:
     if leg.memo is not None:
         memos = [step.data for step in optional if step.program == MEMO_PROGRAM]
         if len(memos) != 1:
-            raise PaymentRefusedError(f"{_INVALID}_memo_count", "the transaction must have exactly one memo")
+            raise InvalidPaymentError(f"{_INVALID}_memo_count", "the transaction must have exactly one memo")
         if memos[0] != leg.memo.encode():
-            raise PaymentRefusedError(f"{_INVALID}_memo_mismatch", "the memo must be that of the challenge")
+            raise InvalidPaymentError(f"{_INVALID}_memo_mismatch", "the memo must be that of the challenge")
 
 
 def _check_budget(limit: _Step, price: _Step) -> None:
     prefix = f"{_INVALID}_transaction_instructions_compute"
     if limit.program != COMPUTE_BUDGET_PROGRAM or limit.data[:1] != b"\x02" or len(limit.data) != 5:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{prefix}_limit_instruction", "the first instruction must set the compute-unit limit"
         )
     if price.program != COMPUTE_BUDGET_PROGRAM or price.data[:1] != b"\x03" or len(price.data) != 9:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{prefix}_price_instruction", "the second instruction must set the compute-unit price"
         )
     if _unit_price(price) > MAX_UNIT_PRICE:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{prefix}_price_instruction_too_high", f"the compute-unit price is above {MAX_UNIT_PRICE}"
         )
 
 
 def _check_x402_transfer(step: _Step, leg: Leg, mint: str) -> None:
     if step.accounts[1] != mint:
-        raise PaymentRefusedError(f"{_INVALID}_mint_mismatch", f"the mint must be {mint}")
+        raise InvalidPaymentError(f"{_INVALID}_mint_mismatch", f"the mint must be {mint}")
     if step.accounts[2] != associated_token_address(leg.recipient, mint):
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{_INVALID}_recipient_mismatch", f"the recipient must be the token account of {leg.recipient}"
         )
     if _amount(step) != leg.amount_micro:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             f"{_INVALID}_amount_mismatch",
             f"the amount is {_amount(step)}; it must be exactly {leg.amount_micro}",
         )
@@ -206,19 +206,19 @@ def _check_x402_transfer(step: _Step, leg: Leg, mint: str) -> None:
 # --- MPP
 
 
-def _check_mpp(steps: Sequence[_Step], terms: Terms, fee_payer: str) -> None:
+def _check_mpp(steps: Sequence[_Step], terms: ChallengeTerms, fee_payer: str) -> None:
     left = list(steps)
     for leg in terms.legs:
         transfer = next((step for step in left if _pays(step, leg, terms.mint)), None)
         if transfer is None:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "payment_invalid", f"no transfer of {leg.amount_micro} to {leg.recipient}"
             )
         left.remove(transfer)
         if leg.memo is not None:
             memo = next((s for s in left if s.program == MEMO_PROGRAM and s.data == leg.memo.encode()), None)
             if memo is None:
-                raise PaymentRefusedError("payment_invalid", "a memo of the challenge is missing")
+                raise InvalidPaymentError("payment_invalid", "a memo of the challenge is missing")
             left.remove(memo)
     for step in left:
         if terms.fee_payer is not None or not _is_creation(step, terms, fee_payer):
@@ -234,7 +234,7 @@ def _pays(step: _Step, leg: Leg, mint: str) -> bool:
     )
 
 
-def _is_creation(step: _Step, terms: Terms, fee_payer: str) -> bool:
+def _is_creation(step: _Step, terms: ChallengeTerms, fee_payer: str) -> bool:
     """Return whether a step creates the token account of a split, unless it exists, for the fee payer."""
     if step.program != ASSOCIATED_TOKEN_PROGRAM or step.data != b"\x01" or len(step.accounts) != 6:
         return False
@@ -250,16 +250,16 @@ def _is_creation(step: _Step, terms: Terms, fee_payer: str) -> bool:
 def _check_extra(step: _Step) -> None:
     """Refuse every instruction beyond the transfers and memos, except a modest compute budget."""
     if step.program != COMPUTE_BUDGET_PROGRAM:
-        raise PaymentRefusedError("payment_invalid", f"unexpected instruction of {step.program}")
+        raise InvalidPaymentError("payment_invalid", f"unexpected instruction of {step.program}")
     if step.data[:1] == b"\x02" and len(step.data) == 5:
         (units,) = struct.unpack_from("<I", step.data, 1)
         if units > MAX_UNITS:
-            raise PaymentRefusedError("payment_invalid", f"the compute-unit limit is above {MAX_UNITS}")
+            raise InvalidPaymentError("payment_invalid", f"the compute-unit limit is above {MAX_UNITS}")
     elif step.data[:1] == b"\x03" and len(step.data) == 9:
         if _unit_price(step) > MAX_UNIT_PRICE:
-            raise PaymentRefusedError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
+            raise InvalidPaymentError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
     else:
-        raise PaymentRefusedError("payment_invalid", "unsupported instruction of the compute budget")
+        raise InvalidPaymentError("payment_invalid", "unsupported instruction of the compute budget")
 
 
 def _amount(step: _Step) -> int:

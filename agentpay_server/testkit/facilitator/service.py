@@ -11,11 +11,11 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay_server.payments import fields, x402
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol, UnreadableChallengeError
 from agentpay_server.testkit.facilitator.checking import (
     UNDECODABLE,
     CheckedPayment,
-    PaymentRefusedError,
+    InvalidPaymentError,
     check_payment,
 )
 from agentpay_server.testkit.facilitator.fee_payer import (
@@ -36,7 +36,7 @@ _AMOUNT_KEYS: Final = {2: "amount", 1: "maxAmountRequired"}
 Json = dict[str, Any]
 
 
-class InvalidRequestError(ValueError):
+class MalformedRequestError(ValueError):
     """The message names the field."""
 
 
@@ -72,7 +72,7 @@ class Facilitator:
         try:
             checked = self._checked(_read(body))
             await self._simulate(checked)
-        except PaymentRefusedError as refused:
+        except InvalidPaymentError as refused:
             return {
                 "isValid": False,
                 "invalidReason": refused.reason,
@@ -86,7 +86,7 @@ class Facilitator:
         try:
             checked = self._checked(request)
             signature = await self._settled(checked)
-        except PaymentRefusedError as refused:
+        except InvalidPaymentError as refused:
             return {
                 "success": False,
                 "errorReason": refused.reason,
@@ -104,18 +104,18 @@ class Facilitator:
 
     def _checked(self, request: _Request) -> CheckedPayment:
         if (request.scheme, request.payload_scheme) != (_SCHEME, _SCHEME):
-            raise PaymentRefusedError("unsupported_scheme", "the scheme must be exact")
+            raise InvalidPaymentError("unsupported_scheme", "the scheme must be exact")
         if request.network != request.payload_network:
-            raise PaymentRefusedError("network_mismatch", "the payment is for another network")
+            raise InvalidPaymentError("network_mismatch", "the payment is for another network")
         if request.network != NETWORKS[request.version]:
-            raise PaymentRefusedError("invalid_network", f"the network must be {NETWORKS[request.version]}")
+            raise InvalidPaymentError("invalid_network", f"the network must be {NETWORKS[request.version]}")
         terms = _terms(request)
         if terms.fee_payer is None:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "invalid_exact_svm_payload_missing_fee_payer", "extra.feePayer is missing"
             )
         if terms.fee_payer != self._fee_payer.address:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "fee_payer_not_managed_by_facilitator",
                 f"extra.feePayer must be {self._fee_payer.address}, as GET /supported says",
             )
@@ -126,7 +126,7 @@ class Facilitator:
             await self._fee_payer.ready()
             await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
         except (SimulationFailedError, NotConfirmedError, FailedOnChainError, RpcError) as error:
-            raise PaymentRefusedError("transaction_simulation_failed", str(error), checked.payer) from None
+            raise InvalidPaymentError("transaction_simulation_failed", str(error), checked.payer) from None
 
     async def _settled(self, checked: CheckedPayment) -> str:
         """Broadcast a payment that has not landed, and return its signature.
@@ -135,18 +135,18 @@ class Facilitator:
         the payment has landed.
         """
         if checked.message_hash in self._settling:
-            raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+            raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
         try:
             if await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
-                raise PaymentRefusedError("duplicate_settlement", "this payment has settled", checked.payer)
+                raise InvalidPaymentError("duplicate_settlement", "this payment has settled", checked.payer)
             await self._simulate(checked)
             signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
             await self._fee_payer.confirmed(signature)
         except (RpcError, FailedOnChainError) as error:
-            raise PaymentRefusedError("transaction_failed", str(error), checked.payer) from None
+            raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
         except NotConfirmedError as error:
-            raise PaymentRefusedError("settlement_pending", str(error), checked.payer) from None
+            raise InvalidPaymentError("settlement_pending", str(error), checked.payer) from None
         finally:
             self._settling.discard(checked.message_hash)
         return signature
@@ -160,7 +160,7 @@ def _read(body: bytes) -> _Request:
         requirements = fields.member(request, "paymentRequirements", dict)
         version = fields.member(payload, "x402Version", int)
         if version not in NETWORKS:
-            raise InvalidRequestError("x402Version must be 2 or 1")
+            raise MalformedRequestError("x402Version must be 2 or 1")
         named = fields.member(payload, "accepted", dict) if version == 2 else payload
         encoded = fields.member(fields.member(payload, "payload", dict), "transaction", str)
         return _Request(
@@ -173,21 +173,21 @@ def _read(body: bytes) -> _Request:
             requirements=requirements,
         )
     except UnreadableChallengeError as error:
-        raise InvalidRequestError(str(error)) from None
+        raise MalformedRequestError(str(error)) from None
 
 
 def _decoded(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise PaymentRefusedError(UNDECODABLE, "the transaction is not base64") from None
+        raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
 
 
-def _terms(request: _Request) -> Terms:
+def _terms(request: _Request) -> ChallengeTerms:
     requirements = request.requirements
     try:
         extra = fields.optional(requirements, "extra", dict) or {}
-        return Terms(
+        return ChallengeTerms(
             protocol=_PROTOCOLS[request.version],
             network=Network.DEVNET,
             mint=fields.address(requirements, "asset"),
@@ -201,4 +201,4 @@ def _terms(request: _Request) -> Terms:
             fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
         )
     except UnreadableChallengeError as error:
-        raise PaymentRefusedError("invalid_payment_requirements", str(error)) from None
+        raise InvalidPaymentError("invalid_payment_requirements", str(error)) from None

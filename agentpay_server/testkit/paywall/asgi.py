@@ -15,7 +15,7 @@ from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.facilitator.fee_payer import FailedOnChainError, NotConfirmedError
 from agentpay_server.testkit.node.errors import RpcError
-from agentpay_server.testkit.paywall.seller import LostReplyError, Reply, Seller
+from agentpay_server.testkit.paywall.seller import LostReplyError, Seller, SellerReply
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -57,11 +57,11 @@ class SellerApp:
             return
         except (RpcError, NotConfirmedError, FailedOnChainError) as error:
             content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})
-            reply = Reply(503, [("content-type", "application/json")], content)
+            reply = SellerReply(503, [("content-type", "application/json")], content)
         await _send(reply, send)
 
 
-async def _send(reply: Reply, send: Send) -> None:
+async def _send(reply: SellerReply, send: Send) -> None:
     headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
     headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})

@@ -14,9 +14,9 @@ from agentpay.contract import json_text
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.payments import fields, x402
-from agentpay_server.payments.terms import Network, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.payments.terms import ChallengeTerms, Network, Protocol, UnreadableChallengeError
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.service import NETWORKS
 
 Headers = list[tuple[str, str]]
@@ -36,7 +36,7 @@ _PAYMENT_HEADERS: Final = {
 
 
 @frozen(kw_only=True)
-class Challenge:
+class ChallengeParts:
     """The parts of a challenge beyond its terms.
 
     `error` is why the last payment was refused, as a code, and `message` as a sentence. `now_us` is in
@@ -68,8 +68,8 @@ class Presented:
 
 
 def write(
-    offers: Sequence[Terms],
-    challenge: Challenge,
+    offers: Sequence[ChallengeTerms],
+    challenge: ChallengeParts,
     *,
     sessions: Sequence[tuple[str, str]] = (),
     entries: Sequence[Mapping[str, Any]] = (),
@@ -95,7 +95,7 @@ def write(
     return headers, json_text.print_json(content)
 
 
-def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[str, Any]:
+def requirements(terms: ChallengeTerms, *, url: str = "", description: str = "") -> dict[str, Any]:
     """Return the entry of an x402 challenge, which a payment of version 2 must repeat."""
     extra: dict[str, Any] = {}
     if terms.fee_payer is not None:
@@ -118,7 +118,7 @@ def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[
     return {**entry, "resource": url, "description": description, "mimeType": "application/json"}
 
 
-def _v2(accepts: Sequence[Mapping[str, Any]], challenge: Challenge) -> dict[str, Any]:
+def _v2(accepts: Sequence[Mapping[str, Any]], challenge: ChallengeParts) -> dict[str, Any]:
     return {
         "x402Version": 2,
         "error": challenge.error or "Payment required",
@@ -131,12 +131,12 @@ def _v2(accepts: Sequence[Mapping[str, Any]], challenge: Challenge) -> dict[str,
     }
 
 
-def _v1(terms: Terms, challenge: Challenge) -> dict[str, Any]:
+def _v1(terms: ChallengeTerms, challenge: ChallengeParts) -> dict[str, Any]:
     entry = requirements(terms, url=challenge.url, description=challenge.description)
     return {"x402Version": 1, "error": challenge.error or "Payment required", "accepts": [entry]}
 
 
-def _mpp(terms: Terms, challenge: Challenge) -> str:
+def _mpp(terms: ChallengeTerms, challenge: ChallengeParts) -> str:
     return mpp_challenge(
         mpp_request(terms),
         intent="charge",
@@ -166,7 +166,7 @@ def mpp_challenge(
     )
 
 
-def mpp_request(terms: Terms) -> dict[str, Any]:
+def mpp_request(terms: ChallengeTerms) -> dict[str, Any]:
     primary, *others = terms.legs
     details: dict[str, Any] = {
         "network": terms.network.value,
@@ -208,7 +208,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the presented payment, if any; `PaymentRefusedError` if it cannot be read."""
+    """Return the presented payment, if any; `InvalidPaymentError` if it cannot be read."""
     for name, value in headers:
         protocol = _PAYMENT_HEADERS.get(name.lower())
         if protocol is None or (protocol is Protocol.MPP and value[:8].lower() != "payment "):
@@ -216,21 +216,21 @@ def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
         try:
             return _presented(protocol, value)
         except UnreadableChallengeError as error:
-            raise PaymentRefusedError("invalid_payload", f"{name} cannot be read: {error}") from None
+            raise InvalidPaymentError("invalid_payload", f"{name} cannot be read: {error}") from None
     return None
 
 
-def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
+def require_own(presented: Presented, terms: ChallengeTerms, now_us: int) -> None:
     """Refuse a payment unless it is for a challenge that this seller issued for `terms`."""
     if presented.protocol is Protocol.MPP:
         _require_own_mpp(presented.echo, terms, now_us)
     elif presented.protocol is _V2:
         if presented.echo != requirements(terms):
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "no_matching_payment_requirements", "accepted is not an offer of this seller"
             )
     elif (presented.echo.get("scheme"), presented.echo.get("network")) != ("exact", NETWORKS[1]):
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             "no_matching_payment_requirements", "scheme and network are not an offer of this seller"
         )
 
@@ -239,17 +239,17 @@ def require_issued(echo: Mapping[str, Any]) -> None:
     """Refuse the parameters of a challenge of MPP unless this seller issued it."""
     parameters = {name: value for name, value in echo.items() if name != "id"}
     if not all(isinstance(value, str) for value in echo.values()):
-        raise PaymentRefusedError("payment_invalid", "the parameters of a challenge are texts")
+        raise InvalidPaymentError("payment_invalid", "the parameters of a challenge are texts")
     if not hmac.compare_digest(_mac(parameters).encode(), echo.get("id", "").encode()):
-        raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
+        raise InvalidPaymentError("payment_invalid", "this seller did not issue the challenge")
 
 
-def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
+def _require_own_mpp(echo: Mapping[str, Any], terms: ChallengeTerms, now_us: int) -> None:
     require_issued(echo)
     if echo["request"] != encoded_for_url(mpp_request(terms)):
-        raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
+        raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
     if echo["expires"] < format_timestamp(from_us(now_us)):
-        raise PaymentRefusedError("payment_expired", "the challenge has expired")
+        raise InvalidPaymentError("payment_expired", "the challenge has expired")
 
 
 def _presented(protocol: Protocol, value: str) -> Presented:

@@ -8,10 +8,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import ChannelError, Opening
+from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 
 MAX_UNITS: Final = 400_000
 MAX_UNIT_PRICE: Final = 5_000_000
@@ -22,7 +22,7 @@ class CheckedOpening:
     """A transaction that opens a channel, if the chain accepts it. The fee payer may still have to sign."""
 
     transaction: VersionedTransaction
-    opening: Opening
+    opening: OnchainTerms
 
 
 def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> CheckedOpening:
@@ -56,7 +56,7 @@ def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> CheckedOp
     return CheckedOpening(transaction=transaction, opening=opening)
 
 
-def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) -> list[Opening]:
+def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) -> list[OnchainTerms]:
     keys, kinds, openings = message.account_keys, [], []
     for step in message.instructions:
         program, data = keys[step.program_id_index], bytes(step.data)
@@ -75,8 +75,8 @@ def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) ->
     return openings
 
 
-def require_equal(opening: Opening, **terms: object) -> None:
-    """Refuse an opening on other terms; the names are those of `Opening`."""
+def require_equal(opening: OnchainTerms, **terms: object) -> None:
+    """Refuse an opening on other terms; the names are those of `OnchainTerms`."""
     for name, wanted in terms.items():
         if getattr(opening, name) != wanted:
             raise _refused(f"{name} of the opening is not what was asked for")
@@ -90,5 +90,5 @@ def _check_budget(data: bytes) -> None:
         raise _refused("the compute budget is not acceptable")
 
 
-def _refused(message: str) -> PaymentRefusedError:
-    return PaymentRefusedError("payment_invalid", message)
+def _refused(message: str) -> InvalidPaymentError:
+    return InvalidPaymentError("payment_invalid", message)

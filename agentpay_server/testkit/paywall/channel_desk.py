@@ -29,9 +29,9 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Channel, Opening, Share, Status, Voucher
+from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus, OnchainTerms, Share, Voucher
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -48,7 +48,12 @@ from agentpay_server.testkit.paywall.channel_products import (
     UptoMode,
     UptoProduct,
 )
-from agentpay_server.testkit.paywall.channel_wire import Moment, SessionAction, SignedVoucher, UptoPayment
+from agentpay_server.testkit.paywall.channel_wire import (
+    ChainMoment,
+    SessionAction,
+    SignedVoucher,
+    UptoPayment,
+)
 from agentpay_server.testkit.paywall.hostile import PRICE_FACTOR
 from agentpay_server.testkit.paywall.records import ChannelStatus, PaywallChannel
 
@@ -60,7 +65,7 @@ LOOKS_PER_GRACE: Final = 3
 
 
 @frozen(kw_only=True)
-class Keys:
+class SellerKeys:
     """The keys of a seller: the payee of its sessions, and the signer of the vouchers of `upto`."""
 
     fee_payer: Keypair
@@ -69,7 +74,7 @@ class Keys:
 
 
 @frozen(kw_only=True)
-class Served:
+class ServedByChannel:
     """The outcome of a request that was paid through a channel.
 
     `content` is what to send: the product's, or a status of the channel. `product` is None for such a status.
@@ -95,7 +100,7 @@ class _Account:
 
     protocol: Literal["session", "upto"]
     path: str
-    opening: Opening
+    opening: OnchainTerms
     at_us: int
     used_us: int
     look_us: int
@@ -152,7 +157,7 @@ class ChannelDesk:
         *,
         rpc: Rpc,
         fee_payer: FeePayer,
-        keys: Keys,
+        keys: SellerKeys,
         usdc_mint: str,
         recipient: str,
         now_us: Callable[[], int],
@@ -198,7 +203,7 @@ class ChannelDesk:
         for account in due:
             # What could not be done is tried again at the next look.
             with contextlib.suppress(
-                PaymentRefusedError, RpcError, NotConfirmedError, FailedOnChainError, SimulationFailedError
+                InvalidPaymentError, RpcError, NotConfirmedError, FailedOnChainError, SimulationFailedError
             ):
                 await self._look(account)
         return bool(due)
@@ -239,9 +244,9 @@ class ChannelDesk:
         is_over = account.protocol == "upto" or (end_us is not None and end_us <= now_us)
         self._update(name, look_us=now_us + _pause_us(account.opening), has_failed=is_over)
         found = await self._channel(account.opening.address)
-        if found is None or found.status in (Status.SEALED, Status.DISTRIBUTED):
+        if found is None or found.status in (OnchainStatus.SEALED, OnchainStatus.DISTRIBUTED):
             self._update(name, status="lost")
-        elif found.status is Status.CLOSING or is_over:
+        elif found.status is OnchainStatus.CLOSING or is_over:
             await self._settle(name)
 
     # --- Challenges
@@ -255,7 +260,7 @@ class ChannelDesk:
         if self.sells(path):
             await self._prepare(path)
             latest = await self._rpc("getLatestBlockhash")
-            moment = Moment(blockhash=latest["value"]["blockhash"], slot=latest["context"]["slot"])
+            moment = ChainMoment(blockhash=latest["value"]["blockhash"], slot=latest["context"]["slot"])
             session, upto = self.sessions.get(path), self.uptos.get(path)
             if session is not None:
                 request = self._request(session)
@@ -310,16 +315,16 @@ class ChannelDesk:
 
     # --- Sessions
 
-    async def session(self, path: str, request: str, action: SessionAction) -> Served:
+    async def session(self, path: str, request: str, action: SessionAction) -> ServedByChannel:
         """Perform an action of a session. `request` identifies the paid request: its method and its URL.
 
         Raises:
-            PaymentRefusedError: it is refused; the payer may try something else.
+            InvalidPaymentError: it is refused; the payer may try something else.
             UnservedError: the seller does not serve it, whatever it has kept.
         """
         product = self.sessions.get(path)
         if product is None:
-            raise PaymentRefusedError("unsupported_scheme", "sessions are not offered here")
+            raise InvalidPaymentError("unsupported_scheme", "sessions are not offered here")
         # A voucher of before a raise is for the old price.
         terms = [self._request_at(product, price) for price in {product.amount_micro, self._price(product)}]
         moment = channel_wire.require_own_session(action, terms, self._now_us())
@@ -329,9 +334,11 @@ class ChannelDesk:
             return self._after_voucher(product, action, await self._voucher(product, action, request))
         if action.action == "close":
             return await self._close(product, action)
-        raise PaymentRefusedError("invalid_payload", f"the action {action.action} is not supported")
+        raise InvalidPaymentError("invalid_payload", f"the action {action.action} is not supported")
 
-    async def _open(self, product: SessionProduct, action: SessionAction, moment: Moment) -> Served:
+    async def _open(
+        self, product: SessionProduct, action: SessionAction, moment: ChainMoment
+    ) -> ServedByChannel:
         checked = check_opening(action.transaction, fee_payer=self._fee_payer.address, allows_memo=False)
         opening, payload = checked.opening, action.payload
         require_equal(
@@ -354,23 +361,23 @@ class ChannelDesk:
         }
         for name, value in claimed.items():
             if payload.get(name) != value:
-                raise PaymentRefusedError("payment_invalid", f"{name} is not that of the transaction")
+                raise InvalidPaymentError("payment_invalid", f"{name} is not that of the transaction")
         if "bump" in payload or "authentication" in payload:
-            raise PaymentRefusedError("invalid_payload", "bump and authentication are not supported")
+            raise InvalidPaymentError("invalid_payload", "bump and authentication are not supported")
         splits = [{"recipient": str(share.recipient), "shareBps": share.bps} for share in opening.shares]
         if (payload.get("distributionSplits") or []) != splits:
-            raise PaymentRefusedError("payment_invalid", "distributionSplits is not that of the transaction")
+            raise InvalidPaymentError("payment_invalid", "distributionSplits is not that of the transaction")
         if opening.deposit_micro < (product.minimum_micro or 0):
-            raise PaymentRefusedError("payment_invalid", "the deposit is below minimumDeposit")
+            raise InvalidPaymentError("payment_invalid", "the deposit is below minimumDeposit")
         name = str(opening.address)
         if name in self._accounts:
             # The same opening again, perhaps because the reply was lost.
             self._forgotten.discard(name)
         else:
             if str(checked.transaction.message.recent_blockhash) != moment.blockhash:
-                raise PaymentRefusedError("payment_invalid", "the blockhash is not that of the challenge")
+                raise InvalidPaymentError("payment_invalid", "the blockhash is not that of the challenge")
             if not moment.slot - codecs.OPEN_SLOT_WINDOW <= opening.open_slot <= moment.slot:
-                raise PaymentRefusedError("payment_invalid", "openSlot does not fit recentSlot")
+                raise InvalidPaymentError("payment_invalid", "openSlot does not fit recentSlot")
             signature = await self._land(checked)
             now_us = self._now_us()
             self._accounts[name] = _Account(
@@ -396,21 +403,21 @@ class ChannelDesk:
         is_replay = cumulative == account.accepted_micro and account.last_request == request
         if product.mode is SessionMode.OUT_OF_ORDER and cumulative > account.refused_once:
             self._accounts[name] = evolve(account, refused_once=cumulative)
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "cumulative-not-monotonic", f"a voucher for {cumulative + price} was accepted before"
             )
         if is_replay:
             if product.mode is SessionMode.REFUSE_ACCEPTED:
-                raise PaymentRefusedError(
+                raise InvalidPaymentError(
                     "cumulative-not-monotonic", f"{cumulative} is not above {account.accepted_micro}"
                 )
             return name
         if cumulative < account.accepted_micro:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "cumulative-not-monotonic", f"{cumulative} is not above {account.accepted_micro}"
             )
         if cumulative - account.spent_micro < price:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "insufficient-authorized-voucher",
                 f"the voucher leaves {cumulative - account.spent_micro}; the request costs {price}",
             )
@@ -434,20 +441,20 @@ class ChannelDesk:
             await self._settle(name, status="sealed")
         return name
 
-    def _after_voucher(self, product: SessionProduct, action: SessionAction, name: str) -> Served:
+    def _after_voucher(self, product: SessionProduct, action: SessionAction, name: str) -> ServedByChannel:
         served = self._status(name, action)
         if product.mode is SessionMode.FORGET:
             self._forgotten.add(name)
         return evolve(served, product=product, paid_micro=self._accounts[name].last_micro)
 
-    async def _close(self, product: SessionProduct, action: SessionAction) -> Served:
+    async def _close(self, product: SessionProduct, action: SessionAction) -> ServedByChannel:
         if product.mode is SessionMode.NEVER_CLOSE:
             raise UnservedError(503)
         name = action.channel
         account = self._open_account(name)
         presented = self._verified(account, action)
         if presented.voucher.cumulative_micro < account.accepted_micro:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "cumulative-not-monotonic",
                 f"{presented.voucher.cumulative_micro} is below {account.accepted_micro}",
             )
@@ -465,9 +472,9 @@ class ChannelDesk:
     def _open_account(self, name: str) -> _Account:
         account = self._accounts.get(name)
         if account is None or account.protocol != "session" or name in self._forgotten:
-            raise PaymentRefusedError("channel-not-found", "this seller knows no such channel")
+            raise InvalidPaymentError("channel-not-found", "this seller knows no such channel")
         if account.status != "open" or name in self._busy:
-            raise PaymentRefusedError("channel-sealed", "the channel is closed")
+            raise InvalidPaymentError("channel-sealed", "the channel is closed")
         return account
 
     def _verified(self, account: _Account, action: SessionAction) -> SignedVoucher:
@@ -475,17 +482,17 @@ class ChannelDesk:
         presented = action.voucher()
         voucher, opening = presented.voucher, account.opening
         if voucher.channel != opening.address or presented.signer != str(opening.signer):
-            raise PaymentRefusedError("payment_invalid", "the voucher is of another channel or signer")
+            raise InvalidPaymentError("payment_invalid", "the voucher is of another channel or signer")
         if not voucher.is_signed_by(opening.signer, presented.signature):
-            raise PaymentRefusedError("payment_invalid", "the signature of the voucher is invalid")
+            raise InvalidPaymentError("payment_invalid", "the signature of the voucher is invalid")
         if voucher.cumulative_micro > opening.deposit_micro:
-            raise PaymentRefusedError("exceeds-deposit", f"the deposit is {opening.deposit_micro}")
+            raise InvalidPaymentError("exceeds-deposit", f"the deposit is {opening.deposit_micro}")
         latest = self._now_us() // SECOND_US + opening.grace_seconds + EXPIRY_MARGIN_SECONDS
         if voucher.expires_at and voucher.expires_at < latest:
-            raise PaymentRefusedError("voucher-expires-soon", "the voucher expires within the grace period")
+            raise InvalidPaymentError("voucher-expires-soon", "the voucher expires within the grace period")
         return presented
 
-    def _status(self, name: str, action: SessionAction, **more: str) -> Served:
+    def _status(self, name: str, action: SessionAction, **more: str) -> ServedByChannel:
         account = self._accounts[name]
         receipt = channel_wire.session_receipt(
             channel=name,
@@ -495,26 +502,28 @@ class ChannelDesk:
             spent_micro=account.spent_micro,
             **more,
         )
-        return Served(receipt=receipt, product=None, content={"channel": name, "status": account.status})
+        return ServedByChannel(
+            receipt=receipt, product=None, content={"channel": name, "status": account.status}
+        )
 
     # --- Up to a maximum
 
-    async def upto(self, path: str, payment: UptoPayment) -> Served:
+    async def upto(self, path: str, payment: UptoPayment) -> ServedByChannel:
         """Open the channel of a payment, serve, take what the request cost, and return the rest.
 
         Raises:
-            PaymentRefusedError: it is refused.
+            InvalidPaymentError: it is refused.
             UnservedError: the seller does not serve it, whatever it has taken.
         """
         product = self.uptos.get(path)
         if product is None:
-            raise PaymentRefusedError("unsupported_scheme", "upto is not offered here")
+            raise InvalidPaymentError("unsupported_scheme", "upto is not offered here")
         channel_wire.require_own_upto(payment, self._entry(product))
         checked = self._checked_upto(product, payment)
         name = str(checked.opening.address)
         if name in self._accounts or name in self._busy:
             payer = str(checked.opening.payer)
-            raise PaymentRefusedError("duplicate_settlement", "this payment was presented before", payer)
+            raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", payer)
         signature = await self._land(checked)
         now_us = self._now_us()
         self._accounts[name] = _Account(
@@ -535,7 +544,7 @@ class ChannelDesk:
         if product.mode is not UptoMode.NEVER_SETTLE:
             try:
                 await self._take(name, charged, expires_at=payment.whole("expiresAt"))
-            except PaymentRefusedError:
+            except InvalidPaymentError:
                 # Nothing is served, so a later settlement returns everything.
                 self._update(name, accepted_micro=0, signature=None, expires_at=0)
                 raise
@@ -547,7 +556,7 @@ class ChannelDesk:
         receipt = channel_wire.upto_receipt(
             payer=str(settled.opening.payer), signature=settled.settlement or "", amount_micro=charged
         )
-        return Served(receipt=receipt, product=product, paid_micro=charged)
+        return ServedByChannel(receipt=receipt, product=product, paid_micro=charged)
 
     def _checked_upto(self, product: UptoProduct, payment: UptoPayment) -> CheckedOpening:
         checked = check_opening(payment.transaction, fee_payer=self._fee_payer.address, allows_memo=True)
@@ -576,11 +585,11 @@ class ChannelDesk:
             payment.whole(name) == value for name, value in numbers.items()
         )
         if not is_claimed:
-            raise PaymentRefusedError("payment_invalid", "the payload is not that of the transaction")
+            raise InvalidPaymentError("payment_invalid", "the payload is not that of the transaction")
         if not now < payment.whole("expiresAt") <= now + channel_wire.TIMEOUT_SECONDS:
-            raise PaymentRefusedError("payment_expired", "expiresAt is not within maxTimeoutSeconds")
+            raise InvalidPaymentError("payment_expired", "expiresAt is not within maxTimeoutSeconds")
         if payment.whole("validAfter") > now:
-            raise PaymentRefusedError("payment_invalid", "validAfter is in the future")
+            raise InvalidPaymentError("payment_invalid", "validAfter is in the future")
         return checked
 
     @staticmethod
@@ -610,7 +619,7 @@ class ChannelDesk:
         """Co-sign and broadcast an opening; return its signature once the chain shows the channel."""
         name, payer = str(checked.opening.address), str(checked.opening.payer)
         if name in self._busy:
-            raise PaymentRefusedError("duplicate_settlement", "this channel is being opened", payer)
+            raise InvalidPaymentError("duplicate_settlement", "this channel is being opened", payer)
         self._busy.add(name)
         try:
             transaction = self._fee_payer.completed(checked.transaction)
@@ -620,11 +629,11 @@ class ChannelDesk:
             found = await self._channel(checked.opening.address)
         except (SimulationFailedError, FailedOnChainError, NotConfirmedError, RpcError) as error:
             reason = f"the chain does not accept the opening: {error}"
-            raise PaymentRefusedError("transaction_failed", reason, payer) from None
+            raise InvalidPaymentError("transaction_failed", reason, payer) from None
         finally:
             self._busy.discard(name)
-        if found is None or found.status is not Status.OPEN or not found.is_of(checked.opening):
-            raise PaymentRefusedError("payment_invalid", "the channel is not open on chain", payer)
+        if found is None or found.status is not OnchainStatus.OPEN or not found.is_of(checked.opening):
+            raise InvalidPaymentError("payment_invalid", "the channel is not open on chain", payer)
         return str(transaction.signatures[0])
 
     async def _settle(self, name: str, *, status: ChannelStatus = "settled") -> None:
@@ -640,7 +649,7 @@ class ChannelDesk:
             )
             signature = await self._send(steps)
         except (FailedOnChainError, NotConfirmedError, RpcError) as error:
-            raise PaymentRefusedError("transaction_failed", f"the channel was not settled: {error}") from None
+            raise InvalidPaymentError("transaction_failed", f"the channel was not settled: {error}") from None
         finally:
             self._busy.discard(name)
         settled_micro = 0 if voucher is None else voucher.cumulative_micro
@@ -660,7 +669,7 @@ class ChannelDesk:
         await self._fee_payer.confirmed(signature)
         return signature
 
-    async def _channel(self, address: Pubkey) -> Channel | None:
+    async def _channel(self, address: Pubkey) -> ChannelAccount | None:
         options = {"encoding": "base64", "commitment": "confirmed"}
         found = (await self._rpc("getAccountInfo", str(address), options))["value"]
         if found is None or found["owner"] != str(codecs.PROGRAM):
@@ -672,6 +681,6 @@ class ChannelDesk:
         return account
 
 
-def _pause_us(opening: Opening) -> int:
+def _pause_us(opening: OnchainTerms) -> int:
     """Return how long after a look at a channel the next one is due."""
     return opening.grace_seconds * SECOND_US // (LOOKS_PER_GRACE + 1)

@@ -15,7 +15,7 @@ from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.payments import fields, x402
 from agentpay_server.payments.terms import UnreadableChallengeError
 from agentpay_server.platform.clock import from_us
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.service import NETWORKS
 from agentpay_server.testkit.paywall import challenges
 from agentpay_server.testkit.paywall.channel_products import SessionProduct, UptoProduct
@@ -26,7 +26,7 @@ _VOLATILE: Final = ("recentBlockhash", "recentSlot")
 
 
 @frozen(kw_only=True)
-class Moment:
+class ChainMoment:
     """What a new challenge says about the chain."""
 
     blockhash: str
@@ -79,7 +79,7 @@ class SessionAction:
                 signature=Signature.from_string(fields.member(signed, "signature", str)),
             )
         except (UnreadableChallengeError, ValueError) as error:
-            raise PaymentRefusedError("invalid_payload", f"the voucher cannot be read: {error}") from None
+            raise InvalidPaymentError("invalid_payload", f"the voucher cannot be read: {error}") from None
 
 
 @frozen(kw_only=True)
@@ -97,7 +97,7 @@ class UptoPayment:
         try:
             return _whole(self.payload, name)
         except UnreadableChallengeError as error:
-            raise PaymentRefusedError("invalid_payload", str(error)) from None
+            raise InvalidPaymentError("invalid_payload", str(error)) from None
 
     def text(self, name: str) -> str:
         return _text(self.payload, name)
@@ -141,7 +141,7 @@ def session_request(
 
 
 def session_challenge(
-    request: Mapping[str, Any], moment: Moment, *, category: str | None, description: str, now_us: int
+    request: Mapping[str, Any], moment: ChainMoment, *, category: str | None, description: str, now_us: int
 ) -> tuple[str, str]:
     details = {
         **request["methodDetails"],
@@ -196,7 +196,7 @@ def upto_entry(
     }
 
 
-def with_moment(entry: Mapping[str, Any], moment: Moment) -> dict[str, Any]:
+def with_moment(entry: Mapping[str, Any], moment: ChainMoment) -> dict[str, Any]:
     recent = {"recentBlockhash": moment.blockhash, "recentSlot": str(moment.slot)}
     return {**entry, "extra": {**entry["extra"], **recent}}
 
@@ -216,7 +216,7 @@ def upto_receipt(*, payer: str, signature: str, amount_micro: int) -> tuple[str,
 
 
 def read(headers: Iterable[tuple[str, str]]) -> SessionAction | UptoPayment | None:
-    """Return a payment through a channel, None for another one; `PaymentRefusedError` if unreadable."""
+    """Return a payment through a channel, None for another one; `InvalidPaymentError` if unreadable."""
     for name, value in headers:
         lower = name.lower()
         is_mpp = lower in ("payment-authorization", "authorization")
@@ -234,11 +234,13 @@ def read(headers: Iterable[tuple[str, str]]) -> SessionAction | UptoPayment | No
                 if accepted.get("scheme") == "upto":
                     return UptoPayment(accepted=accepted, payload=fields.member(content, "payload", dict))
         except UnreadableChallengeError as error:
-            raise PaymentRefusedError("invalid_payload", f"{name} cannot be read: {error}") from None
+            raise InvalidPaymentError("invalid_payload", f"{name} cannot be read: {error}") from None
     return None
 
 
-def require_own_session(action: SessionAction, terms: Iterable[Mapping[str, Any]], now_us: int) -> Moment:
+def require_own_session(
+    action: SessionAction, terms: Iterable[Mapping[str, Any]], now_us: int
+) -> ChainMoment:
     """Refuse an action unless it is for a challenge of this seller, on one of these terms.
 
     Return what the challenge said about the chain. An expired challenge refuses only openings.
@@ -248,13 +250,13 @@ def require_own_session(action: SessionAction, terms: Iterable[Mapping[str, Any]
         request = fields.base64_object(action.challenge["request"], "the challenge", is_url=True)
         details = fields.member(request, "methodDetails", dict)
     except (KeyError, UnreadableChallengeError):
-        raise PaymentRefusedError("payment_invalid", "the challenge cannot be read") from None
+        raise InvalidPaymentError("payment_invalid", "the challenge cannot be read") from None
     lasting = {name: value for name, value in details.items() if name not in _VOLATILE}
     if {**request, "methodDetails": lasting} not in terms:
-        raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
+        raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
     if action.action == "open" and action.challenge["expires"] < format_timestamp(from_us(now_us)):
-        raise PaymentRefusedError("payment_expired", "the challenge has expired")
-    return Moment(blockhash=details["recentBlockhash"], slot=int(details["recentSlot"]))
+        raise InvalidPaymentError("payment_expired", "the challenge has expired")
+    return ChainMoment(blockhash=details["recentBlockhash"], slot=int(details["recentSlot"]))
 
 
 def require_own_upto(payment: UptoPayment, entry: Mapping[str, Any]) -> None:
@@ -262,7 +264,7 @@ def require_own_upto(payment: UptoPayment, entry: Mapping[str, Any]) -> None:
     lasting = extra if isinstance(extra, dict) else {}
     lasting = {name: value for name, value in lasting.items() if name not in _VOLATILE}
     if {**payment.accepted, "extra": lasting} != entry:
-        raise PaymentRefusedError(
+        raise InvalidPaymentError(
             "no_matching_payment_requirements", "accepted is not an offer of this seller"
         )
 
@@ -276,14 +278,14 @@ def _text(holder: Mapping[str, Any], name: str) -> str:
     try:
         return fields.member(holder, name, str)
     except UnreadableChallengeError as error:
-        raise PaymentRefusedError("invalid_payload", str(error)) from None
+        raise InvalidPaymentError("invalid_payload", str(error)) from None
 
 
 def _base64(holder: Mapping[str, Any], name: str) -> bytes:
     try:
         return base64.b64decode(_text(holder, name), validate=True)
     except ValueError:
-        raise PaymentRefusedError("invalid_payload", f"{name} is not base64") from None
+        raise InvalidPaymentError("invalid_payload", f"{name} is not base64") from None
 
 
 def _whole(holder: Mapping[str, Any], name: str) -> int:

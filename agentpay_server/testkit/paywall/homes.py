@@ -19,7 +19,7 @@ from agentpay_server.sandbox.snapshots import Part
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.embedded.world import World
+from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
 from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
 
@@ -56,7 +56,7 @@ class ServerHome:
     """A home on the thread, the chain and the clock of a server in process; ValueError on a cluster."""
 
     def __init__(self, server: AgentPayServer, name: str) -> None:
-        self._world: World = server._running  # noqa: SLF001 - as its port does
+        self._world: EmbeddedWorld = server._running  # noqa: SLF001 - as its port does
         self.owner: OwnerThread = self._world.owner
         node = self._world.node
         self._rpc = rpc_of(node)

@@ -6,10 +6,10 @@ from typing import Any, Final
 from attrs import evolve
 
 from agentpay.contract import json_text
-from agentpay_server.payments.terms import Network, Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Network, Protocol
 from agentpay_server.testkit.paywall.challenges import (
     REALM,
-    Challenge,
+    ChallengeParts,
     Headers,
     encoded,
     encoded_for_url,
@@ -24,27 +24,29 @@ PRICE_FACTOR: Final = 5
 _ENORMOUS_CHARACTERS: Final = 1024 * 1024
 
 
-def on_mainnet(terms: Terms) -> Terms:
+def on_mainnet(terms: ChallengeTerms) -> ChallengeTerms:
     return evolve(terms, network=Network.MAINNET)
 
 
-def of_other_mint(terms: Terms) -> Terms:
+def of_other_mint(terms: ChallengeTerms) -> ChallengeTerms:
     return evolve(terms, mint=OTHER_MINT)
 
 
-def at_higher_price(terms: Terms) -> Terms:
+def at_higher_price(terms: ChallengeTerms) -> ChallengeTerms:
     return evolve(
         terms,
         legs=tuple(evolve(leg, amount_micro=leg.amount_micro * PRICE_FACTOR) for leg in terms.legs),
     )
 
 
-def to_other_payee(terms: Terms, payee: str) -> Terms:
+def to_other_payee(terms: ChallengeTerms, payee: str) -> ChallengeTerms:
     primary, *others = terms.legs
     return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
 
 
-def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tuple[Headers, bytes]:
+def malformed(
+    offers: Sequence[ChallengeTerms], challenge: ChallengeParts, number: int
+) -> tuple[Headers, bytes]:
     """An unreadable 402; `number` selects the malformation."""
     headers: Headers = []
     body = b"{}"
@@ -58,7 +60,7 @@ def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tup
     return headers, body
 
 
-def enormous(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
+def enormous(offers: Sequence[ChallengeTerms], challenge: ChallengeParts) -> tuple[Headers, bytes]:
     """A 402 of a megabyte, well-formed apart from its size."""
     padding = "A" * _ENORMOUS_CHARACTERS
     headers: Headers = []
@@ -89,11 +91,11 @@ def _mpp_header(request: str, **more: str) -> str:
 
 
 _Made = tuple[str, str] | bytes
-_Writer = Callable[[Terms, Challenge], _Made]
+_Writer = Callable[[ChallengeTerms, ChallengeParts], _Made]
 
 
 def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    def write(terms: Terms, challenge: Challenge) -> _Made:
+    def write(terms: ChallengeTerms, challenge: ChallengeParts) -> _Made:
         entry = {**requirements(terms, url=challenge.url), **changed}
         if terms.protocol is Protocol.X402_V2:
             return "payment-required", encoded({"x402Version": 2, "accepts": [entry]})
@@ -103,7 +105,7 @@ def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
 
 
 def _request_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    def write(terms: Terms, _challenge: Challenge) -> _Made:
+    def write(terms: ChallengeTerms, _challenge: ChallengeParts) -> _Made:
         return "www-authenticate", _mpp_header(encoded_for_url({**mpp_request(terms), **changed}))
 
     return write

@@ -16,7 +16,7 @@ from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.paywall.asgi import SellerApp
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, Keys
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, SellerKeys
 from agentpay_server.testkit.paywall.channel_products import (
     GRACE_SECONDS,
     SessionMode,
@@ -103,7 +103,7 @@ class Paywall:
             desk=ChannelDesk(
                 rpc=self._home.rpc,
                 fee_payer=fee_payer,
-                keys=Keys(
+                keys=SellerKeys(
                     fee_payer=self._home.keypair("fee payer"),
                     payee=self._home.keypair("recipient"),
                     authorizer=self._home.keypair("authorizer"),

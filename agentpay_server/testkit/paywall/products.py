@@ -11,7 +11,7 @@ from agentpay.contract import json_text
 from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.usdc import to_micro
 from agentpay_server.payments.fields import is_unicode
-from agentpay_server.payments.terms import MAX_LEGS, Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import MAX_LEGS, ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.paywall.modes import Mode
 
 E = TypeVar("E", bound=StrEnum)
@@ -44,12 +44,12 @@ class Product:
     content: Any = None
     mode: Mode | None = None
 
-    def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> Terms:
+    def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> ChallengeTerms:
         rest_micro = self.amount_micro - sum(self.splits.values())
         legs = [Leg(recipient=recipient, amount_micro=rest_micro, memo=self.external_id)]
         legs += [Leg(recipient=address, amount_micro=part) for address, part in self.splits.items()]
         is_sponsored = protocol in X402 if self.is_sponsored is None else self.is_sponsored
-        return Terms(
+        return ChallengeTerms(
             protocol=protocol,
             network=Network.LOCALNET if protocol is Protocol.MPP else Network.DEVNET,
             mint=mint,

@@ -10,10 +10,10 @@ from attrs import define, evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
-from agentpay_server.payments.terms import Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
-from agentpay_server.testkit.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
 from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -23,8 +23,8 @@ from agentpay_server.testkit.facilitator.fee_payer import (
 )
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall import challenges, channel_wire, hostile
-from agentpay_server.testkit.paywall.challenges import Challenge, Headers, Presented
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, Served, UnservedError
+from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers, Presented
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, ServedByChannel, UnservedError
 from agentpay_server.testkit.paywall.channel_wire import SessionAction, UptoPayment
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS, Mode
 from agentpay_server.testkit.paywall.products import Product
@@ -43,7 +43,7 @@ class LostReplyError(Exception):
 
 
 @frozen
-class Reply:
+class SellerReply:
     status: int
     headers: Headers
     body: bytes
@@ -55,15 +55,15 @@ class _Visit:
     url: str
     product: Product
     mode: Mode
-    offers: tuple[Terms, ...]
+    offers: tuple[ChallengeTerms, ...]
     now_us: int
     channels: tuple[Headers, list[dict[str, Any]]] = ([], [])
 
-    def terms_of(self, presented: Presented) -> Terms:
+    def terms_of(self, presented: Presented) -> ChallengeTerms:
         for terms in self.offers:
             if terms.protocol is presented.protocol:
                 return terms
-        raise PaymentRefusedError("unsupported_scheme", f"{presented.protocol} is not offered here")
+        raise InvalidPaymentError("unsupported_scheme", f"{presented.protocol} is not offered here")
 
 
 @define
@@ -139,14 +139,14 @@ class Seller:
         for message_hash in due:
             _, checked = self._late.pop(message_hash)
             # The sale records the failure if the payment has expired or the node fails.
-            with contextlib.suppress(PaymentRefusedError):
+            with contextlib.suppress(InvalidPaymentError):
                 await self._settle_late(checked)
         has_looked = await self.desk.run_due()
         return bool(due) or has_looked
 
     # --- Requests
 
-    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> Reply:
+    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> SellerReply:
         """Raises `LostReplyError` if the connection is to be dropped."""
         noted = PaywallRequest(
             method=method,
@@ -166,7 +166,7 @@ class Seller:
             del self.requests[:-RECORDS_MAX]
         return reply
 
-    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> Reply:
+    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> SellerReply:
         path = urlsplit(noted.request.url).path
         if self.desk.sells(path):
             reply = await self._through_channel(noted, path, headers)
@@ -176,7 +176,7 @@ class Seller:
         product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
         if product is None:
             sold = sorted({*self.products, *self.desk.sessions, *self.desk.uptos})
-            return Reply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
+            return SellerReply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
         visit = self._visit(noted.request, product, is_collector=is_collector)
         await self._prepare(visit.offers)
         visit = evolve(visit, channels=await self.desk.offers(path))
@@ -186,14 +186,14 @@ class Seller:
                 return self._ask(visit)
             noted.request = evolve(noted.request, protocol=presented.protocol)
             return await self._paid(visit, presented)
-        except PaymentRefusedError as refused:
+        except InvalidPaymentError as refused:
             message = _sentence(str(refused))
             noted.request = evolve(noted.request, reason=refused.reason, message=message)
             return self._ask(visit, error=refused.reason, message=message)
 
     async def _through_channel(
         self, noted: _OpenRecord, path: str, headers: Sequence[tuple[str, str]]
-    ) -> Reply | None:
+    ) -> SellerReply | None:
         """Respond to a payment through a channel, and to requests for what is sold in no other way."""
         request = noted.request
         error = message = None
@@ -205,16 +205,16 @@ class Seller:
                 is_session = isinstance(payment, SessionAction)
                 noted.request = evolve(request, protocol=Protocol.MPP if is_session else Protocol.X402_V2)
                 return _through(path, await self._desk_serves(path, request, payment))
-        except PaymentRefusedError as refused:
+        except InvalidPaymentError as refused:
             error, message = refused.reason, _sentence(str(refused))
             noted.request = evolve(noted.request, reason=error, message=message)
         except UnservedError as unserved:
             if unserved.status is None:
                 raise LostReplyError from None
-            return Reply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
+            return SellerReply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
         sessions, entries = await self.desk.offers(path)
         product = self.desk.sessions.get(path) or self.desk.uptos.get(path)
-        challenge = Challenge(
+        challenge = ChallengeParts(
             url=request.url,
             description="" if product is None else product.description,
             category=None,
@@ -223,11 +223,11 @@ class Seller:
             now_us=self._now_us(),
         )
         fields, body = challenges.write((), challenge, sessions=sessions, entries=entries)
-        return Reply(402, [*_JSON, *fields], body)
+        return SellerReply(402, [*_JSON, *fields], body)
 
     async def _desk_serves(
         self, path: str, request: PaywallRequest, payment: SessionAction | UptoPayment
-    ) -> Served:
+    ) -> ServedByChannel:
         if isinstance(payment, SessionAction):
             return await self.desk.session(path, f"{request.method} {request.url}", payment)
         return await self.desk.upto(path, payment)
@@ -256,7 +256,7 @@ class Seller:
 
     # --- Challenges
 
-    def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
+    def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> SellerReply:
         challenge = self._challenge(visit, error, message)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
@@ -268,21 +268,23 @@ class Seller:
             offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
             sessions, entries = visit.channels
             headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
-        return Reply(402, [*_JSON, *headers], body)
+        return SellerReply(402, [*_JSON, *headers], body)
 
-    def _ask_more(self, visit: _Visit) -> Reply:
+    def _ask_more(self, visit: _Visit) -> SellerReply:
         """Ask again, after being paid."""
-        offers: Sequence[Terms] = visit.offers
+        offers: Sequence[ChallengeTerms] = visit.offers
         if visit.mode is Mode.RAISE_PRICE:
             offers = [hostile.at_higher_price(terms) for terms in offers]
         elif visit.mode is Mode.CHANGE_PAYEE:
             offers = [hostile.to_other_payee(terms, self._other_payee) for terms in offers]
         headers, body = challenges.write(offers, self._challenge(visit))
-        return Reply(402, [*_JSON, *headers], body)
+        return SellerReply(402, [*_JSON, *headers], body)
 
-    def _challenge(self, visit: _Visit, error: str | None = None, message: str | None = None) -> Challenge:
+    def _challenge(
+        self, visit: _Visit, error: str | None = None, message: str | None = None
+    ) -> ChallengeParts:
         product, is_injected = visit.product, visit.mode is Mode.INJECTED_INSTRUCTION
-        return Challenge(
+        return ChallengeParts(
             url=visit.url,
             description=INJECTION if is_injected else product.description,
             category=product.category,
@@ -293,7 +295,7 @@ class Seller:
 
     # --- Payments
 
-    async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
+    async def _paid(self, visit: _Visit, presented: Presented) -> SellerReply:
         terms = visit.terms_of(presented)
         challenges.require_own(presented, terms, visit.now_us)
         raw = presented.transaction
@@ -304,7 +306,7 @@ class Seller:
         if sale is not None:
             return self._presented_again(visit, presented, sale)
         if checked.message_hash in self._checking:
-            raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+            raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
         if presented.signature is not None:
             # The payer has settled it, whatever this seller's mode.
             sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=presented.signature)
@@ -324,34 +326,36 @@ class Seller:
             self._checking.discard(checked.message_hash)
         return self._after_paying(visit, presented, sale)
 
-    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
         match visit.mode:
             case Mode.LOSE_REPLY:
                 raise LostReplyError
             case Mode.FAIL_AFTER_SETTLING:
-                return Reply(500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}')
+                return SellerReply(
+                    500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
+                )
             case Mode.HOLD:
-                return Reply(503, _JSON, b'{"error":"service_unavailable"}')
+                return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
             case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
                 return self._ask_more(visit)
             case Mode.REDIRECT:
                 # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
-                return Reply(307, [("location", _collector_url(visit.url))], b"")
+                return SellerReply(307, [("location", _collector_url(visit.url))], b"")
         return _served(visit, presented, sale)
 
-    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
         is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
         if self.serves_again and sale.status == "settled" and is_sold:
             return _served(visit, presented, sale)
         if visit.mode is Mode.HOLD:
-            return Reply(503, _JSON, b'{"error":"service_unavailable"}')
-        raise PaymentRefusedError("duplicate_settlement", "this payment was presented before", sale.payer)
+            return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
+        raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", sale.payer)
 
-    async def _landed(self, signature: str, terms: Terms) -> bytes:
+    async def _landed(self, signature: str, terms: ChallengeTerms) -> bytes:
         """Return a transaction that the payer broadcast, as it is on chain."""
         if terms.fee_payer is not None:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "payment_invalid",
                 "this seller pays the fee, so it must broadcast the payment: send type transaction",
             )
@@ -359,13 +363,13 @@ class Seller:
         try:
             found = await self._rpc("getTransaction", signature, options)
         except RpcError as error:
-            raise PaymentRefusedError(
+            raise InvalidPaymentError(
                 "payment_invalid", f"the chain cannot be asked for it: {error}"
             ) from None
         if found is None:
-            raise PaymentRefusedError("payment_invalid", f"the chain has no transaction {signature}")
+            raise InvalidPaymentError("payment_invalid", f"the chain has no transaction {signature}")
         if found["meta"]["err"] is not None:
-            raise PaymentRefusedError("payment_invalid", f"the transaction {signature} failed on chain")
+            raise InvalidPaymentError("payment_invalid", f"the transaction {signature} failed on chain")
         return base64.b64decode(found["transaction"][0])
 
     async def _simulate(self, checked: CheckedPayment) -> None:
@@ -373,10 +377,10 @@ class Seller:
             await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
         except (SimulationFailedError, RpcError) as error:
             reason = f"the chain would refuse the payment: {error}"
-            raise PaymentRefusedError("transaction_simulation_failed", reason, checked.payer) from None
+            raise InvalidPaymentError("transaction_simulation_failed", reason, checked.payer) from None
 
     async def _settle(self, checked: CheckedPayment) -> Sale:
-        """Broadcast a payment; `PaymentRefusedError` if it has not landed."""
+        """Broadcast a payment; `InvalidPaymentError` if it has not landed."""
         sale = self._sales[checked.message_hash]
         try:
             signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
@@ -385,7 +389,7 @@ class Seller:
             sale = evolve(sale, status="settled")
         except (RpcError, FailedOnChainError, NotConfirmedError) as error:
             sale = evolve(sale, status="failed")
-            raise PaymentRefusedError("transaction_failed", str(error), checked.payer) from None
+            raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
         finally:
             self._sales[checked.message_hash] = sale
         return sale
@@ -393,13 +397,13 @@ class Seller:
     async def _settle_late(self, checked: CheckedPayment) -> None:
         try:
             await self._simulate(checked)
-        except PaymentRefusedError:
+        except InvalidPaymentError:
             sale = self._sales[checked.message_hash]
             self._sales[checked.message_hash] = evolve(sale, status="failed")
             raise
         await self._settle(checked)
 
-    async def _prepare(self, offers: Sequence[Terms]) -> None:
+    async def _prepare(self, offers: Sequence[ChallengeTerms]) -> None:
         """Fund the fee payer, and create the missing token accounts of all recipients."""
         await self._fee_payer.ready()
         owners = dict.fromkeys(
@@ -410,7 +414,7 @@ class Seller:
 
 _JSON: Final[Headers] = [("content-type", "application/json")]
 
-_CHANGES: Final[dict[Mode, Callable[[Terms], Terms]]] = {
+_CHANGES: Final[dict[Mode, Callable[[ChallengeTerms], ChallengeTerms]]] = {
     Mode.WRONG_NETWORK: hostile.on_mainnet,
     Mode.WRONG_MINT: hostile.of_other_mint,
 }
@@ -420,7 +424,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
-def _sale(visit: _Visit, terms: Terms, checked: CheckedPayment) -> Sale:
+def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:
     return Sale(
         path=visit.product.path,
         protocol=terms.protocol,
@@ -434,20 +438,20 @@ def _sale(visit: _Visit, terms: Terms, checked: CheckedPayment) -> Sale:
     )
 
 
-def _through(path: str, served: Served) -> Reply:
+def _through(path: str, served: ServedByChannel) -> SellerReply:
     content: Any = served.content
     if served.product is not None:
         content = served.product.content
         if content is None:
             content = {"path": path, "paid_usdc": f"{from_micro(served.paid_micro):f}"}
-    return Reply(200, [*_JSON, served.receipt], json_text.print_json(content))
+    return SellerReply(200, [*_JSON, served.receipt], json_text.print_json(content))
 
 
-def _served(visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+def _served(visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
     content: Any = visit.product.content
     if content is None:
         content = {"path": visit.product.path, "paid_usdc": f"{sale.amount_usdc:f}"}
-    return Reply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
+    return SellerReply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
 
 
 def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]:

@@ -57,7 +57,7 @@ _WAITING_MAX: Final = 4
 
 
 @frozen(kw_only=True)
-class Step:
+class DemoStep:
     """One step of the demo.
 
     Attributes:
@@ -78,7 +78,7 @@ class Step:
 class DemoWorld:
     """`seed` decides every step."""
 
-    def __init__(self, server: AgentPayServer, seed: int, show: Callable[[Step], None]) -> None:
+    def __init__(self, server: AgentPayServer, seed: int, show: Callable[[DemoStep], None]) -> None:
         self._server = server
         self._operator = server.client()
         self._random = random.Random(seed)  # noqa: S311 - no secret depends on it
@@ -333,4 +333,4 @@ class DemoWorld:
         if not self._has_begun:
             return
         self._steps += 1
-        self._show(Step(number=self._steps, actor=actor, action=action, status=status, **details))
+        self._show(DemoStep(number=self._steps, actor=actor, action=action, status=status, **details))

@@ -19,7 +19,7 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
 )
 from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ async def bought(world: RpcWorld, amount_micro: int = 4, nonce: int = 0) -> Purc
     payment = build_payment(
         world.custody,
         await world.chain.latest_blockhash(),
-        Terms(
+        ChallengeTerms(
             protocol=Protocol.MPP,
             network=Network.LOCALNET,
             mint=USDC,

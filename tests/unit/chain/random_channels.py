@@ -20,7 +20,7 @@ from solders.transaction_metadata import FailedTransactionMetadata, TransactionM
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Opening, Share, Voucher
+from agentpay_server.chain.channels.codecs import OnchainTerms, Share, Voucher
 from agentpay_server.chain.embedded.virtual_machine import new_machine, set_clock
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
@@ -71,7 +71,7 @@ class RandomChannels:
         self.outcomes: Counter[Error | None] = Counter()
         self.wallets = Wallets(*([self._keypair() for _ in range(count)] for count in (3, 3, 3, 3, 5)))
         self.fee_payer = self._keypair().pubkey()
-        self.openings: list[Opening] = []
+        self.openings: list[OnchainTerms] = []
         self.serial = 0
         self.slot, self.now = 1_000_000, 1_800_000_000
         for wallet in (self.fee_payer, *self.wallets.all):
@@ -199,7 +199,7 @@ class RandomChannels:
         recipients = self.random.sample(self.wallets.others, self.random.choice((0, 0, 1, 2, 5)))
         bps = choose((1, 333, 2_000))
         payee = choose((*self.wallets.payees * 3, choose(self.wallets.payers)))
-        opening = Opening(
+        opening = OnchainTerms(
             payer=choose(self.wallets.payers).pubkey(),
             rent_payer=choose((*self.wallets.lenders, *self.wallets.payers)).pubkey(),
             payee=payee.pubkey(),
@@ -219,15 +219,15 @@ class RandomChannels:
             self.put(opening.address, Account(choose((1, 10**7)), b"", SYSTEM_PROGRAM))
         return [codecs.open_channel(opening)]
 
-    def is_live(self, opening: Opening) -> bool:
+    def is_live(self, opening: OnchainTerms) -> bool:
         return opening.address in self.model.accounts
 
-    def any_opening(self) -> Opening | None:
+    def any_opening(self) -> OnchainTerms | None:
         live = [each for each in self.openings if self.is_live(each)]
         is_wanted = live and self.random.random() < 0.97
         return self.random.choice(live if is_wanted else self.openings) if self.openings else None
 
-    def voucher(self, opening: Opening) -> list[Instruction]:
+    def voucher(self, opening: OnchainTerms) -> list[Instruction]:
         choose = self.random.choice
         account = self.model.accounts.get(opening.address)
         settled = (
@@ -300,11 +300,11 @@ class RandomChannels:
         last = codecs.settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=has_voucher)
         return [*steps, last, self.distribute(opening)]
 
-    def distribute(self, opening: Opening) -> Instruction:
+    def distribute(self, opening: OnchainTerms) -> Instruction:
         treasury = self.random.choice((*codecs.TREASURIES.values(),) * 5 + (opening.payer,))
         return codecs.distribute_opened(opening, treasury=treasury)
 
-    def transfer(self, opening: Opening) -> Instruction:
+    def transfer(self, opening: OnchainTerms) -> Instruction:
         """Pay a unit into an escrow, as strangers can."""
         stranger = self.wallets.payers[0].pubkey()
         held = self.model.accounts.get(opening.escrow)
@@ -356,7 +356,7 @@ class RandomChannels:
         return keys
 
 
-def _unchecked_open(opening: Opening) -> Instruction:
+def _unchecked_open(opening: OnchainTerms) -> Instruction:
     """`open_channel` refuses a payer who is the payee; the program must refuse it too."""
     other = codecs.open_channel(evolve(opening, payee=opening.signer))
     accounts = list(other.accounts)

@@ -27,7 +27,12 @@ from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
-from agentpay_server.chain.embedded.persistence import ChainState, ForeignLedgerError, LedgerMovedError, Page
+from agentpay_server.chain.embedded.persistence import (
+    ChainState,
+    ForeignLedgerError,
+    LedgerMovedError,
+    PersistedPage,
+)
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.embedded.virtual_machine import new_machine
@@ -54,7 +59,7 @@ class Ledger:
     def __init__(self, inner: MemoryLedger | None = None) -> None:
         self.database = MemoryDatabase()
         self.inner = DatabaseLedger(self.database) if inner is None else inner
-        self.pages: list[Page] = []
+        self.pages: list[PersistedPage] = []
         self.acts: list[Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]] = []
         self.is_down = False
         self.statuses_read = 0
@@ -84,7 +89,7 @@ class Ledger:
     def capture(self) -> Callable[[], None]:
         return self.inner.capture()
 
-    async def write(self, page: Page) -> None:
+    async def write(self, page: PersistedPage) -> None:
         if self.is_down:
             raise OSError("scripted: no disk")
         self.pages.append(page)
@@ -200,7 +205,7 @@ def test_every_account_is_unchanged_after_a_restart(world: World) -> None:
 
 def test_a_restart_does_not_refill_an_empty_treasury(world: World) -> None:
     treasury = world.pubkey(TREASURY)
-    page = Page(
+    page = PersistedPage(
         before=world.chain._written,
         after=ChainState(genesis=world.chain._genesis, slot=9, height=9, height_since_us=START_US),
         first_accounts={str(treasury): None},
@@ -660,7 +665,7 @@ def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
             _, accounts = await it.ledger.read() or pytest.fail("it has begun")
             account = accounts[it.chain.usdc_mint]
             await it.ledger.write(
-                Page(
+                PersistedPage(
                     before=state,
                     after=evolve(state, slot=state.slot + 100_000, height=state.height + 100),
                     first_accounts={str(Keypair().pubkey()): account for _ in range(2_000)},

@@ -30,10 +30,10 @@ from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.chain.protocol import (
     Absence,
     Blockhash,
+    ChainFailure,
     ChainUnavailableError,
     ComputeBudget,
     Deposit,
-    Failure,
     FailureReason,
     SignatureStatus,
     SignedTransaction,
@@ -122,14 +122,14 @@ async def test_the_failure_reason_depends_on_the_program_that_was_called() -> No
     node.lands(SHORTFALL)
     status = await rpc_chain(node).signature_status(SIGNED.signature)
     assert status is not None
-    assert status.failure == Failure(
+    assert status.failure == ChainFailure(
         reason=FailureReason.INSUFFICIENT_FUNDS, detail=f"{SHORTFALL}: Error: insufficient funds"
     )
     memo_failed = {"InstructionError": [1, {"Custom": 1}]}
     node.lands(memo_failed)
     status = await rpc_chain(node).signature_status(SIGNED.signature)
     assert status is not None
-    assert status.failure == Failure(
+    assert status.failure == ChainFailure(
         reason=FailureReason.OTHER, detail=f"{memo_failed}: Error: insufficient funds"
     )
 

@@ -26,7 +26,7 @@ from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
 
 pytestmark = pytest.mark.anyio
 
@@ -39,7 +39,7 @@ def prepared(nonce: int) -> PreparedPayment:
     return build_payment(
         CUSTODY,
         Blockhash(value=BLOCKHASH, last_valid_block_height=900),
-        Terms(
+        ChallengeTerms(
             protocol=Protocol.MPP,
             network=Network.DEVNET,
             mint=USDC,

@@ -11,13 +11,20 @@ from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Channel, ChannelError, Opening, Share, Status, Voucher
+from agentpay_server.chain.channels.codecs import (
+    ChannelAccount,
+    ChannelError,
+    OnchainStatus,
+    OnchainTerms,
+    Share,
+    Voucher,
+)
 from agentpay_server.chain.instructions import USDC_MINTS
 
 PAYER, PAYEE, SIGNER, RENT_PAYER, THIRD = (Keypair.from_seed(bytes([seed] * 32)) for seed in range(1, 6))
 MINT = Pubkey.from_string(USDC_MINTS["mainnet-beta"])
 
-OPENING = Opening(
+OPENING = OnchainTerms(
     payer=PAYER.pubkey(),
     rent_payer=RENT_PAYER.pubkey(),
     payee=PAYEE.pubkey(),
@@ -32,10 +39,10 @@ OPENING = Opening(
 VOUCHER = Voucher(channel=OPENING.address, cumulative_micro=3_000, expires_at=4_102_444_800)
 
 
-def channel(**changes: object) -> Channel:
-    made = Channel(
+def channel(**changes: object) -> ChannelAccount:
+    made = ChannelAccount(
         bump=253,
-        status=Status.OPEN,
+        status=OnchainStatus.OPEN,
         salt=42,
         deposit_micro=20_000,
         settled_micro=0,
@@ -180,7 +187,9 @@ def test_other_bytes_are_no_voucher(message: bytes) -> None:
 
 
 def test_a_channel_is_read_back() -> None:
-    made = channel(status=Status.CLOSING, settled_micro=5, paid_micro=4, closing_since=-3, withdrawn_at=7)
+    made = channel(
+        status=OnchainStatus.CLOSING, settled_micro=5, paid_micro=4, closing_since=-3, withdrawn_at=7
+    )
     data = bytes(made)
     assert len(data) == codecs.CHANNEL_BYTES
     assert codecs.read_channel(data) == made

@@ -18,7 +18,14 @@ from solders.transaction_metadata import TransactionMetadata
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import Channel, ErrorCode, Opening, Share, Status, Voucher
+from agentpay_server.chain.channels.codecs import (
+    ChannelAccount,
+    OnchainStatus,
+    OnchainTerms,
+    ProgramError,
+    Share,
+    Voucher,
+)
 from agentpay_server.chain.channels.program import built_program
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.embedded import machines
@@ -53,7 +60,7 @@ class Channels:
             )
         self.world.land_instruction(instructions.transfer_lamports(treasury, LENDER.pubkey(), 10**9))
         self.world.mint(self.tokens(PAYER), 1_000_000)
-        self.opening = Opening(
+        self.opening = OnchainTerms(
             payer=PAYER.pubkey(),
             rent_payer=LENDER.pubkey(),
             payee=PAYEE.pubkey(),
@@ -105,7 +112,7 @@ class Channels:
         return codecs.distribute_opened(self.opening, treasury=PROGRAM_TREASURY)
 
     @property
-    def channel(self) -> Channel | None:
+    def channel(self) -> ChannelAccount | None:
         account = self.world.svm.get_account(self.opening.address)
         if account is None or not account.lamports:
             return None
@@ -113,7 +120,7 @@ class Channels:
         return codecs.read_channel(account.data)
 
     @property
-    def status(self) -> Status | None:
+    def status(self) -> OnchainStatus | None:
         return None if self.channel is None else self.channel.status
 
     def balances(self) -> tuple[int, ...]:
@@ -122,7 +129,7 @@ class Channels:
         return tuple(self.world.balance(self.tokens(owner)) for owner in owners)
 
 
-def refused(failure: str | None, code: ErrorCode) -> bool:
+def refused(failure: str | None, code: ProgramError) -> bool:
     return failure is not None and f"({code.value})" in failure.replace("code: ", "(").replace(" }", ")")
 
 
@@ -141,7 +148,7 @@ def test_opening_moves_the_deposit_and_lends_the_rent() -> None:
     channel = channels.channel
     assert channel is not None
     assert channel.is_of(channels.opening)
-    assert (channel.status, channel.settled_micro, channel.closing_since) == (Status.OPEN, 0, 0)
+    assert (channel.status, channel.settled_micro, channel.closing_since) == (OnchainStatus.OPEN, 0, 0)
 
 
 def test_a_close_pays_everyone_to_the_unit_and_returns_the_rent() -> None:
@@ -152,7 +159,7 @@ def test_a_close_pays_everyone_to_the_unit_and_returns_the_rent() -> None:
     expected = codecs.payouts(deposit_micro=20_000, settled_micro=3_001, shares=channels.opening.shares)
     assert (expected.payee_micro, expected.recipients_micro) == (2_901, (99,))
     assert channels.balances() == (1_000_000 - 3_001, 2_901, 99, 1)
-    assert channels.status is Status.DISTRIBUTED
+    assert channels.status is OnchainStatus.DISTRIBUTED
     # The verification of the voucher costs the fee of a signature; LENDER pays, PAYEE signs.
     gained = channels.world.lamports(str(LENDER.pubkey())) - lent
     assert gained == codecs.ESCROW_LAMPORTS - 15_000
@@ -163,13 +170,15 @@ def test_a_closed_channel_returns_its_rent_once_its_address_cannot_be_opened_aga
     channels.open()
     assert channels.close(1) is None
     reclaim = codecs.reclaim(channel=channels.opening.address, rent_payer=LENDER.pubkey())
-    assert refused(channels.send(reclaim), ErrorCode.RECLAIM_TOO_EARLY)
+    assert refused(channels.send(reclaim), ProgramError.RECLAIM_TOO_EARLY)
     # The address is in use: nothing can be opened there.
     assert channels.send(codecs.open_channel(channels.opening)) is not None
     channels.world.now_us += (codecs.OPEN_SLOT_WINDOW + 1) * BLOCK_US
     assert channels.send(reclaim) is None
     assert channels.status is None
-    assert refused(channels.send(codecs.open_channel(channels.opening)), ErrorCode.OPEN_SLOT_OUTSIDE_WINDOW)
+    assert refused(
+        channels.send(codecs.open_channel(channels.opening)), ProgramError.OPEN_SLOT_OUTSIDE_WINDOW
+    )
 
 
 def test_a_late_close_removes_the_channel_at_once() -> None:
@@ -187,9 +196,9 @@ def test_only_a_higher_voucher_counts() -> None:
     assert channels.send(channels.voucher(2_000), settle) is None
     for cumulative in (2_000, 1_999):
         failure = channels.send(channels.voucher(cumulative), settle)
-        assert refused(failure, ErrorCode.VOUCHER_NOT_ABOVE_SETTLED)
-    assert refused(channels.send(channels.voucher(20_001), settle), ErrorCode.VOUCHER_OVER_DEPOSIT)
-    assert refused(channels.send(settle), ErrorCode.VOUCHER_MISSING)
+        assert refused(failure, ProgramError.VOUCHER_NOT_ABOVE_SETTLED)
+    assert refused(channels.send(channels.voucher(20_001), settle), ProgramError.VOUCHER_OVER_DEPOSIT)
+    assert refused(channels.send(settle), ProgramError.VOUCHER_MISSING)
     assert channels.send(channels.distribute()) is None
     assert channels.balances() == (980_000, 1_933, 66, 0)
     assert channels.close(2_001) is None
@@ -201,11 +210,11 @@ def test_a_payer_without_sol_closes_by_force_and_gets_everything_back() -> None:
     channels.open()
     close = codecs.request_close(payer=PAYER.pubkey(), channel=channels.opening.address)
     assert channels.send(close) is None
-    assert channels.status is Status.CLOSING
+    assert channels.status is OnchainStatus.CLOSING
     seal = codecs.seal(channels.opening.address)
-    assert refused(channels.send(seal), ErrorCode.GRACE_NOT_OVER)
+    assert refused(channels.send(seal), ProgramError.GRACE_NOT_OVER)
     channels.world.now_us += 899 * SECOND_US
-    assert refused(channels.send(seal), ErrorCode.GRACE_NOT_OVER)
+    assert refused(channels.send(seal), ProgramError.GRACE_NOT_OVER)
     channels.world.now_us += SECOND_US
     assert channels.send(seal, channels.distribute()) is None
     assert channels.balances() == (1_000_000, 0, 0, 0)
@@ -225,7 +234,7 @@ def test_a_payee_settles_within_the_grace_period_and_not_later() -> None:
     late.open()
     assert late.send(close) is None
     late.world.now_us += 900 * SECOND_US
-    assert refused(late.close(3_000), ErrorCode.WRONG_STATUS)
+    assert refused(late.close(3_000), ProgramError.WRONG_STATUS)
 
 
 def test_a_refund_that_cannot_be_received_is_lost_to_the_treasury() -> None:
@@ -245,7 +254,7 @@ def test_a_payer_withdraws_before_the_distribution() -> None:
     withdraw = codecs.withdraw_payer(payer=opening.payer, channel=opening.address, mint=opening.mint)
     assert channels.send(withdraw) is None
     assert channels.balances()[0] == 999_500
-    assert refused(channels.send(withdraw), ErrorCode.ALREADY_WITHDRAWN)
+    assert refused(channels.send(withdraw), ProgramError.ALREADY_WITHDRAWN)
     assert channels.send(channels.distribute()) is None
     assert channels.balances() == (999_500, 483, 16, 1)
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 from sqlalchemy import func, insert, select
 
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.tables import OperatorRecord, metadata, operators
 from agentpay_server.operators import store as keys
@@ -55,7 +55,7 @@ async def test_a_unit_returns_its_result_after_the_commit(database):
     "error",
     [
         ValueError(),
-        ConflictError(),
+        ConstraintError(),
         KeyError(),
         KeyboardInterrupt(),
         SystemExit(),
@@ -79,7 +79,7 @@ async def test_a_conflict_rolls_back_the_earlier_statements_of_its_unit(database
         add(connection, "a")
         add(connection, "a")
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(twice)
 
     assert await database.read(count) == 0
@@ -91,7 +91,7 @@ async def test_a_conflict_among_many_rows_rolls_all_back(database):
             _INSERT, [{"operator_id": n, "name": n, "created_us": 0} for n in ("a", "b", "a", "c")]
         )
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(many)
 
     assert await database.read(count) == 0

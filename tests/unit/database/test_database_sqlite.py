@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError
 from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_database, parameters_of, text_of
 
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.sqlite import SqliteConnection
 from agentpay_server.ledger import accounts
 
@@ -74,7 +74,7 @@ class Both:
             try:
                 result = self._connection.execute(statement, parameters)
                 outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
-            except ConflictError:
+            except ConstraintError:
                 outcome = "conflict"
             return outcome, state_of(self.ours, statement, before)
         finally:
@@ -341,7 +341,7 @@ def test_scalars_returns_the_first_columns(connection):
 def test_a_conflict_keeps_its_cause(connection):
     row = dict.fromkeys(columns_of(STATEMENTS["operators.store.OPERATORS[insert]"]) or [], "v1")
 
-    with pytest.raises(ConflictError) as raised:
+    with pytest.raises(ConstraintError) as raised:
         connection.execute(STATEMENTS["operators.store.OPERATORS[insert]"], row)
 
     assert isinstance(raised.value.__cause__, sqlite3.IntegrityError)

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from sqlalchemy import BigInteger, Boolean, Column, LargeBinary, MetaData, Table, Text, insert, select
 
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
 
@@ -78,7 +78,7 @@ async def test_a_constraint_violation_raises_conflict_and_rolls_the_unit_back(da
         add(connection, "one")
         add(connection, "one")
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(unit)
     assert await database.read(names) == []
 
@@ -185,7 +185,7 @@ async def test_a_failed_unit_of_a_shared_transaction_is_rolled_back_alone(databa
     assert [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes] == [
         1,
         LookupError,
-        ConflictError,
+        ConstraintError,
         1,
     ]
     assert await database.read(names) == ["one", "two"]

@@ -22,7 +22,7 @@ from sqlalchemy import (
 
 from agentpay_server.database import migrations
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.migrations import HEAD, THIS_RELEASE, Release, upgrade
+from agentpay_server.database.migrations import HEAD, THIS_RELEASE, SchemaRelease, upgrade
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_schema import VERSION_TABLE
 from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
@@ -239,7 +239,7 @@ def upgrade():
 def next_release(directory, then=""):
     directory.mkdir()
     (directory / "0999_notes.py").write_text(NOTES.format(head=HEAD, then=then), "utf-8")
-    return Release("0999", (*THIS_RELEASE.folders, directory))
+    return SchemaRelease("0999", (*THIS_RELEASE.folders, directory))
 
 
 async def store_a_row(database):

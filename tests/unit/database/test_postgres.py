@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
 
 from agentpay_server.database import postgres
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
@@ -90,7 +90,7 @@ async def test_a_failed_unit_is_rolled_back(database):
 async def test_a_constraint_violation_raises_conflict(database):
     await database.run(put, "one")
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(put, "one")
 
 
@@ -147,7 +147,7 @@ async def test_only_a_read_of_several_statements_opens_a_transaction(database, u
 async def test_a_unit_that_continues_after_a_rollback_raises_undone(database):
     def unit(connection):
         put(connection, "one")
-        with contextlib.suppress(ConflictError):
+        with contextlib.suppress(ConstraintError):
             put(connection, "one")
 
     with pytest.raises(UndoneError):
@@ -477,7 +477,7 @@ async def test_a_closed_database_refuses_units(database):
 
 async def test_errors_do_not_show_parameters(database):
     await database.run(put, "one")
-    with pytest.raises(ConflictError) as conflict:
+    with pytest.raises(ConstraintError) as conflict:
         await database.run(put, "two", "one")
     with pytest.raises(Exception, match="invalid input") as fault:
         await database.run(lambda c: c.execute(INSERT, {"name": "planted-secret", "value": "x"}))
@@ -516,7 +516,7 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
         return_exceptions=True,
     )
     assert results.count(None) == 1
-    assert all(result is None or isinstance(result, ConflictError) for result in results)
+    assert all(result is None or isinstance(result, ConstraintError) for result in results)
     await database.run(put_account)
     asked = RequestedKey(account_id="acct_1", idempotency_key="key", by_operator=True)
     held = await database.read(transfers.KEYS.find, asked, 0)
@@ -541,7 +541,7 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
         return_exceptions=True,
     )
     assert results.count(None) == (1 if by_operator else 20)
-    assert all(result is None or isinstance(result, ConflictError) for result in results)
+    assert all(result is None or isinstance(result, ConstraintError) for result in results)
 
 
 @pytest.mark.parametrize("is_fair", [False, True])

@@ -5,7 +5,7 @@ import stores
 from attrs import evolve
 from sqlalchemy import bindparam, literal_column
 
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.rows import Rows, StaleRowError
@@ -69,7 +69,7 @@ async def test_an_inserted_record_is_read_with_its_sequence_number(database):
 async def test_a_second_row_with_the_same_key_is_a_conflict(database):
     await stored(database, KEY)
 
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         await database.run(KEYS.insert, evolve(KEY, digest="d2"))
 
 

@@ -12,7 +12,7 @@ from solders.keypair import Keypair
 from solders.message import Message
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.database.connection import ConflictError
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
@@ -69,7 +69,7 @@ def run(database: MemoryDatabase, unit: Any, *args: Any, **options: Any) -> Any:
 
 def test_a_second_transaction_in_flight_for_a_subject_is_refused() -> None:
     database = stored(transaction())
-    with pytest.raises(ConflictError):
+    with pytest.raises(ConstraintError):
         run(database, store.insert_transaction, transaction("second"))
     # Of another kind, or for another subject, it is another matter.
     run(database, store.insert_transaction, transaction("third", kind=Kind.SESSION_SETTLE))

@@ -33,20 +33,20 @@ from agentpay_server.payments.building import (
     base_units,
     build_payment,
 )
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
 
 T = TypeVar("T")
 
 PAYER = spending_key(1)
 LANDED = SignatureStatus(is_final=True)
-PLAIN = Terms(
+PLAIN = ChallengeTerms(
     protocol=Protocol.X402_V2,
     network=Network.DEVNET,
     mint=USDC,
     legs=(Leg(recipient=SELLER, amount_micro=1_000),),
     fee_payer=str(FACILITATOR.pubkey()),
 )
-SPLITTING = Terms(
+SPLITTING = ChallengeTerms(
     protocol=Protocol.MPP,
     network=Network.LOCALNET,
     mint=USDC,
@@ -100,7 +100,7 @@ class World:
         run(self.chain.send(signed.raw))
         assert run(self.chain.signature_status(signed.signature)) == LANDED
 
-    def built(self, terms: Terms, **options: Any) -> PreparedPayment:
+    def built(self, terms: ChallengeTerms, **options: Any) -> PreparedPayment:
         return build_payment(
             self.custody,
             run(self.chain.latest_blockhash()),
@@ -175,7 +175,7 @@ def test_a_payment_with_the_treasury_as_fee_payer_lands_with_every_leg(world: Wo
 
 @pytest.mark.parametrize("terms", [PLAIN, SPLITTING, evolve(SPLITTING, fee_payer=PLAIN.fee_payer)])
 def test_the_unit_limit_suffices_and_a_nonce_makes_equal_payments_distinct(
-    world: World, terms: Terms
+    world: World, terms: ChallengeTerms
 ) -> None:
     first, second = (world.built(terms, nonce=nonce) for nonce in (0, 1))
     assert first.message_hash != second.message_hash
@@ -190,7 +190,7 @@ def test_the_unit_limit_suffices_and_a_nonce_makes_equal_payments_distinct(
 
 
 def test_x402_payments_have_one_memo_and_mpp_payments_one_per_leg(world: World) -> None:
-    def memos(terms: Terms) -> list[bytes]:
+    def memos(terms: ChallengeTerms) -> list[bytes]:
         transaction = VersionedTransaction.from_bytes(world.built(terms).raw)
         return [
             bytes(step.data)

@@ -24,11 +24,11 @@ from challenge_world import (
 
 from agentpay_server.payments.rules import read_challenge, sift, wrap
 from agentpay_server.payments.terms import (
+    ChallengeTerms,
     Leg,
     Network,
     Offer,
     Protocol,
-    Terms,
     UnreadableChallengeError,
 )
 
@@ -49,7 +49,7 @@ def chosen(*offers: Offer, **options: Any) -> Offer | None:
     return next(iter(found.payable.values()), None)
 
 
-PLAIN = Terms(
+PLAIN = ChallengeTerms(
     protocol=Protocol.X402_V2,
     network=Network.DEVNET,
     mint=USDC,

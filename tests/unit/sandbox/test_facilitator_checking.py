@@ -14,12 +14,12 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError, check_payment
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError, check_payment
 
 USDC = USDC_MINTS["mainnet-beta"]
 PAYER, FEE_PAYER, SELLER, PARTNER = (Keypair.from_seed(bytes([n]) * 32) for n in range(1, 5))
-TERMS = Terms(
+TERMS = ChallengeTerms(
     protocol=Protocol.MPP,
     network=Network.LOCALNET,
     mint=USDC,
@@ -59,7 +59,7 @@ def signed(*steps: Instruction, fee_payer: Keypair = FEE_PAYER) -> bytes:
     return bytes(VersionedTransaction.populate(message, signatures))
 
 
-def check(raw: bytes, terms: Terms = TERMS) -> str:
+def check(raw: bytes, terms: ChallengeTerms = TERMS) -> str:
     return check_payment(raw, terms, fee_payers=(str(FEE_PAYER.pubkey()),)).payer
 
 
@@ -100,7 +100,7 @@ def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
     ],
 )
 def test_a_transaction_with_missing_or_additional_steps_is_refused(steps: tuple[Instruction, ...]) -> None:
-    with pytest.raises(PaymentRefusedError):
+    with pytest.raises(InvalidPaymentError):
         check(signed(*steps))
 
 
@@ -137,19 +137,19 @@ def test_a_payer_of_the_fee_may_create_the_token_account_of_a_split() -> None:
     ids=["primary", "payer", "other payer", "mint", "not idempotent", "no data", "short", "program", "long"],
 )
 def test_every_other_creation_is_refused(step: Instruction) -> None:
-    with pytest.raises(PaymentRefusedError, match="unexpected instruction"):
+    with pytest.raises(InvalidPaymentError, match="unexpected instruction"):
         check(signed(*STEPS, step, fee_payer=PAYER), UNSPONSORED)
 
 
 def test_the_sellers_fee_payer_creates_no_token_account() -> None:
-    with pytest.raises(PaymentRefusedError):
+    with pytest.raises(InvalidPaymentError):
         check(signed(*STEPS, creation(payer=FEE_PAYER)))
-    with pytest.raises(PaymentRefusedError):
+    with pytest.raises(InvalidPaymentError):
         check(signed(*STEPS, creation(payer=FEE_PAYER), fee_payer=PAYER), UNSPONSORED)
 
 
 def test_only_the_fee_payer_of_the_challenge_may_pay_the_fee() -> None:
-    with pytest.raises(PaymentRefusedError, match="fee payer"):
+    with pytest.raises(InvalidPaymentError, match="fee payer"):
         check(signed(*STEPS, fee_payer=PAYER))
     assert check(signed(*STEPS, fee_payer=PAYER), evolve(TERMS, fee_payer=None)) == str(PAYER.pubkey())
 
@@ -174,7 +174,7 @@ def test_altered_bytes_pay_the_same_or_are_refused(
     del raw[len(raw) - cut :]
     try:
         checked = check_payment(bytes(raw), ASKED[protocol], fee_payers=(str(FEE_PAYER.pubkey()),))
-    except PaymentRefusedError:
+    except InvalidPaymentError:
         return
     keys = checked.transaction.message.account_keys
     paid = [
@@ -191,5 +191,5 @@ def test_altered_bytes_pay_the_same_or_are_refused(
 @given(st.binary(max_size=1_300))
 def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     for terms in ASKED.values():
-        with pytest.raises(PaymentRefusedError):
+        with pytest.raises(InvalidPaymentError):
             check_payment(raw, terms, fee_payers=())

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 import pytest
 
-from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending
@@ -115,7 +115,7 @@ def test_a_funded_escrow_takes_the_cap_out_of_the_balance_and_keeps_it_reserved(
 
 
 def test_a_failed_opening_releases_the_cap_everywhere() -> None:
-    outcome = OPENING.failed(opening(failure=Failure(reason=FailureReason.OTHER, detail="refused")))
+    outcome = OPENING.failed(opening(failure=ChainFailure(reason=FailureReason.OTHER, detail="refused")))
 
     assert added(outcome) == {"acct_payer": {"in_flight": -10, "session_reserved": -10}}
     assert (after(outcome).status, outcome.events) == ("failed", ())
@@ -176,7 +176,7 @@ def test_a_session_without_charges_burns_both_fees_and_credits_nobody_else() -> 
 
 def test_a_refused_settlement_stays_closing_and_is_signed_again_later() -> None:
     for outcome in (
-        SETTLING.failed(closing(CLOSING, failure=Failure(reason=FailureReason.OTHER, detail="refused"))),
+        SETTLING.failed(closing(CLOSING, failure=ChainFailure(reason=FailureReason.OTHER, detail="refused"))),
         SETTLING.dropped(closing(CLOSING, reason=REFUSED_BY_CHAIN)),
     ):
         assert outcome.postings == ()
@@ -187,7 +187,7 @@ def test_a_refused_settlement_stays_closing_and_is_signed_again_later() -> None:
 
 
 def test_a_settlement_that_the_chain_has_outdated_is_signed_again_at_once() -> None:
-    moved = Failure(reason=FailureReason.ACCOUNT_NOT_EMPTY, detail="dust")
+    moved = ChainFailure(reason=FailureReason.ACCOUNT_NOT_EMPTY, detail="dust")
     found = after(SETTLING.failed(closing(CLOSING, failure=moved)))
     assert (found.status, found.closes_us, found.error) == ("closing", 9, None)
 

@@ -25,8 +25,8 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder, Verdi
 from agentpay_server.platform.clock import DAY_US, HOUR_US
 from agentpay_server.sessions.rules import (
     TRANSITIONS,
-    Limits,
-    Terms,
+    OpeningTerms,
+    SessionLimits,
     cap_events,
     charge_refusal,
     charge_verdict,
@@ -43,7 +43,7 @@ NOW_US = 10 * DAY_US
 CAP = 5_000_000
 PLENTY = Means(spent_micro=0, available_micro=MAX * 10)
 RECIPIENT = Recipient(account_id="acct_b", token_account="token-b", owner="owner-b")
-TERMS = Terms(account_id="acct_a", to="acct_b", cap_micro=CAP, category=None)
+TERMS = OpeningTerms(account_id="acct_a", to="acct_b", cap_micro=CAP, category=None)
 FINAL = {SessionStatus.SETTLED, SessionStatus.FAILED}
 
 micros = st.integers(min_value=0, max_value=MAX)
@@ -393,23 +393,23 @@ def test_a_settlement_is_refused_if_the_books_exceed_the_escrow(total, held):
 
 
 def test_a_session_without_limits_lasts_until_it_is_closed():
-    assert closes_us(Limits(), opened_us=NOW_US, charged_us=NOW_US + 1) is None
+    assert closes_us(SessionLimits(), opened_us=NOW_US, charged_us=NOW_US + 1) is None
 
 
 def test_a_session_without_charges_closes_after_the_idle_limit():
-    limits = Limits(idle_us=HOUR_US)
+    limits = SessionLimits(idle_us=HOUR_US)
 
     assert closes_us(limits, opened_us=NOW_US, charged_us=None) == NOW_US + HOUR_US
 
 
 def test_a_charge_does_not_extend_the_lifetime():
-    limits = Limits(lifetime_us=1_000)
+    limits = SessionLimits(lifetime_us=1_000)
 
     assert closes_us(limits, opened_us=0, charged_us=999) == 1_000
 
 
 def test_a_charge_extends_the_idle_limit_within_the_lifetime():
-    limits = Limits(idle_us=100, lifetime_us=1_000)
+    limits = SessionLimits(idle_us=100, lifetime_us=1_000)
 
     assert closes_us(limits, opened_us=0, charged_us=50) == 150
     assert closes_us(limits, opened_us=0, charged_us=900) == 1_000
@@ -418,7 +418,7 @@ def test_a_charge_extends_the_idle_limit_within_the_lifetime():
 
 @given(micros, amounts, amounts, st.none() | micros)
 def test_a_session_closes_within_its_lifetime(opened, idle, lifetime, charged):
-    limits = Limits(idle_us=idle, lifetime_us=lifetime)
+    limits = SessionLimits(idle_us=idle, lifetime_us=lifetime)
 
     assert opened < closes_us(limits, opened_us=opened, charged_us=charged) <= opened + lifetime
 
@@ -426,4 +426,4 @@ def test_a_session_closes_within_its_lifetime(opened, idle, lifetime, charged):
 @pytest.mark.parametrize("limits", [{"idle_us": 0}, {"lifetime_us": 0}, {"idle_us": -1}])
 def test_limits_below_one_are_refused(limits):
     with pytest.raises(ValueError, match="must be >= 1"):
-        Limits(**limits)
+        SessionLimits(**limits)

@@ -6,7 +6,7 @@ import attrs
 import pytest
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.protocol import Failure, FailureReason
+from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.handlers import Ending
@@ -120,7 +120,7 @@ def test_a_recipient_elsewhere_gets_no_history() -> None:
 
 
 def test_a_failed_transfer_releases_its_hold_and_moves_nothing() -> None:
-    failure = Failure(reason=FailureReason.INSUFFICIENT_FUNDS, detail="short")
+    failure = ChainFailure(reason=FailureReason.INSUFFICIENT_FUNDS, detail="short")
     outcome = TRANSFERS.failed(ending(failure=failure))
 
     assert added(outcome) == {"acct_payer": {"in_flight": -5}}

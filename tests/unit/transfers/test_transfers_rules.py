@@ -8,10 +8,10 @@ import pytest
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
 from agentpay_server.platform.clock import DAY_US
-from agentpay_server.transfers.rules import TRANSITIONS, Terms, is_approvable, verdict_if_equal
+from agentpay_server.transfers.rules import TRANSITIONS, TransferTerms, is_approvable, verdict_if_equal
 
 NOW_US = 10 * DAY_US
-TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
+TERMS = TransferTerms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
 OTHER_TERMS = [
     attrs.evolve(TERMS, account_id="acct_c"),
     attrs.evolve(TERMS, to="acct_c"),

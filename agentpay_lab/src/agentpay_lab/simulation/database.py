@@ -20,13 +20,15 @@ from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.database import migrations
 from agentpay_server.database.connection import Connection, Parameters, Result
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.migrations import THIS_RELEASE, Release
+from agentpay_server.database.migrations import THIS_RELEASE, SchemaRelease
 from agentpay_server.database.runner import DatabaseUnavailableError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-NEXT_RELEASE: Final = Release("simulated", (*THIS_RELEASE.folders, Path(__file__).parent / "next_release"))
+NEXT_RELEASE: Final = SchemaRelease(
+    "simulated", (*THIS_RELEASE.folders, Path(__file__).parent / "next_release")
+)
 """A later release, which only adds tables and columns."""
 
 _SIGNATURE_LENGTHS = range(80, 89)
@@ -79,7 +81,7 @@ class SharedDatabase:
     def is_locked(self) -> bool:
         return self.changes is not None and not self.changes.is_dead
 
-    def lay_out(self, release: Release) -> None:
+    def lay_out(self, release: SchemaRelease) -> None:
         _finished(migrations.upgrade(self._database, release=release))
         if release is NEXT_RELEASE:
             self.release = release
@@ -132,7 +134,7 @@ class DatabaseLink:
         self._latency = chance.stream("database latency", server)
         self._may_die, self._life, self._true_us = may_die, life, true_us
 
-    async def lay_out(self, release: Release) -> None:
+    async def lay_out(self, release: SchemaRelease) -> None:
         """Other servers wait meanwhile."""
         await self._travel()
         shared = self._shared

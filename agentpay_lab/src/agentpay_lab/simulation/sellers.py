@@ -18,10 +18,10 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.payments import PaymentHeader
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
-from agentpay_server.testkit.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
 from agentpay_server.testkit.paywall import challenges
-from agentpay_server.testkit.paywall.challenges import Challenge, Headers
+from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient
@@ -42,7 +42,7 @@ class SellerPurchase:
     key: str
     account_id: str
     seller: "SimulatedSeller"
-    terms: Terms
+    terms: ChallengeTerms
 
 
 class SimulatedSeller:
@@ -58,7 +58,7 @@ class SimulatedSeller:
         self._latency = world.chance.stream("latency of", self.name)
         self.origin = f"https://{self.name}.invalid"
 
-    def terms(self, chance: random.Random) -> Terms:
+    def terms(self, chance: random.Random) -> ChallengeTerms:
         protocol = chance.choice(_PROTOCOLS)
         is_sponsored = chance.random() < (0.5 if protocol is Protocol.MPP else 0.9)
         recipient = str(self.owner.pubkey())
@@ -67,7 +67,7 @@ class SimulatedSeller:
         if protocol is Protocol.MPP and others and chance.random() < 0.3:
             share = Leg(recipient=str(chance.choice(others).pubkey()), amount_micro=chance.randint(1, 1_000))
             legs.append(share)
-        return Terms(
+        return ChallengeTerms(
             protocol=protocol,
             network=Network.LOCALNET if protocol is Protocol.MPP else Network.DEVNET,
             mint=USDC_MINT,
@@ -75,7 +75,7 @@ class SimulatedSeller:
             fee_payer=str(self.fee_payer.pubkey()) if is_sponsored else None,
         )
 
-    async def ask(self, purchase: SellerPurchase) -> tuple[Terms, Headers, str]:
+    async def ask(self, purchase: SellerPurchase) -> tuple[ChallengeTerms, Headers, str]:
         """Respond 402; return the requested terms, the headers and the body."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         terms, world = purchase.terms, self._world
@@ -83,7 +83,7 @@ class SimulatedSeller:
             first, *others = terms.legs
             first = evolve(first, amount_micro=first.amount_micro + dearer.choice((1, 1_000)))
             terms = evolve(terms, legs=(first, *others))
-        challenge = Challenge(
+        challenge = ChallengeParts(
             url=f"{self.origin}/goods",
             description="",
             category=None,
@@ -94,11 +94,11 @@ class SimulatedSeller:
         headers, body = challenges.write([terms], challenge)
         return terms, headers, body.decode()
 
-    def check(self, header: PaymentHeader, terms: Terms) -> CheckedPayment:
+    def check(self, header: PaymentHeader, terms: ChallengeTerms) -> CheckedPayment:
         """Refuse a payment that does not pay the requested terms."""
         presented = challenges.read_payment([(header.name, header.value)])
         if presented is None:
-            raise PaymentRefusedError("no payment", f"{header.name} presents none")
+            raise InvalidPaymentError("no payment", f"{header.name} presents none")
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 
     async def take(self, paid: CheckedPayment) -> bool:
@@ -202,7 +202,7 @@ async def _authorized(
         return None
     try:
         paid = purchase.seller.check(payment.header, terms)
-    except PaymentRefusedError as refused:
+    except InvalidPaymentError as refused:
         world.violate("a payment does not match its challenge", key, refused.reason, refused)
         return None
     judges.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)

@@ -21,7 +21,7 @@ from agentpay_server.assembly.config import Edge, ServerConfig
 from agentpay_server.assembly.server import Server as Runtime
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.database.migrations import THIS_RELEASE, Release
+from agentpay_server.database.migrations import THIS_RELEASE, SchemaRelease
 from agentpay_server.database.runner import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.http.app import Application
 from agentpay_server.platform.clock import MACHINE_NOW_US
@@ -195,7 +195,7 @@ class SimulatedServer:
         life.runtime, life.app = runtime, Application(runtime)
         self._note("up")
 
-    async def _storage(self, life: Life, release: Release) -> Storage:
+    async def _storage(self, life: Life, release: SchemaRelease) -> Storage:
         world = self._world
         database = DatabaseLink(
             world.database,

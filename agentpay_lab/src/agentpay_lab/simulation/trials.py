@@ -29,8 +29,8 @@ from agentpay_lab.simulation.sellers import SellerPurchase, SimulatedSeller
 from agentpay_lab.simulation.servers import Life, MachineClock
 from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
-from agentpay_server.testkit.facilitator.checking import PaymentRefusedError
+from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.paywall import challenges
 
 CRASH: Final = "agent.crashed"
@@ -298,7 +298,7 @@ class _TrialWorld(SimulatedWorld):
         seller = chance.choice(self.sellers)
         price = _PRICE_MICRO + chance.randrange(1000)
         protocol = chance.choice((Protocol.X402_V2, Protocol.MPP))
-        terms = Terms(
+        terms = ChallengeTerms(
             protocol=protocol,
             network=Network.LOCALNET if protocol is Protocol.MPP else Network.DEVNET,
             mint=USDC_MINT,
@@ -399,7 +399,7 @@ class _Shops(httpx.AsyncBaseTransport):
             try:
                 header = PaymentHeader(name=presented[0][0], value=presented[0][1])
                 paid = seller.check(header, sold.purchase.terms)
-            except PaymentRefusedError as refused:
+            except InvalidPaymentError as refused:
                 world.timeline.note("answer", seller.name, name, "refuses", refused.reason)
             else:
                 signed = str(seller._signed(paid.transaction).signatures[0])  # noqa: SLF001 - as it broadcasts
