@@ -57,6 +57,20 @@ _SENTENCES: Final = ("errorMessage", "detail", "message", "title")
 """Where x402, MPP (RFC 9457) and plain APIs put the reason of a refusal, the most specific first."""
 
 
+RECEIPT_FIELDS: Final = ("payment-response", "payment-receipt", "x-payment-response")
+"""Header fields in which a seller sends its receipt."""
+
+RECEIPT_MAX_CHARACTERS: Final = 4_096
+
+NO_RESPONSE: Final = 504
+"""Reported as the seller's status if it did not respond to a voucher."""
+
+
+def sells_by_session(headers: Iterable[tuple[str, str]]) -> bool:
+    """Return whether the header fields of a 402 may offer a session."""
+    return any(name.lower() == "www-authenticate" and "session" in value for name, value in headers)
+
+
 class ChallengeTooLargeError(ValueError):
     """Nothing is paid: a challenge is larger than any payment needs."""
 

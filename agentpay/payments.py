@@ -18,7 +18,6 @@ decides under the policy, signs, and returns the header that presents the paymen
 """
 
 import contextlib
-import threading
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator
@@ -29,6 +28,9 @@ from attrs import evolve, frozen
 
 from agentpay import _messages
 from agentpay._challenges import (
+    NO_RESPONSE,
+    RECEIPT_FIELDS,
+    RECEIPT_MAX_CHARACTERS,
     Challenge,
     ChallengeTooLargeError,
     beside_authorization,
@@ -36,8 +38,10 @@ from agentpay._challenges import (
     origin_of,
     payment_key,
     refusal_reason,
+    sells_by_session,
 )
 from agentpay._http import cookie_of
+from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
@@ -77,10 +81,13 @@ REFUSAL_SECONDS: Final = 5.0
 """How long the body of a refusal is read, in seconds."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
-_RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
-_RECEIPT_MAX_CHARACTERS: Final = 4_096
 _MAX_OPENINGS: Final = 3
 _MAX_PRESENTED: Final = 2
+_NO_RESPONSE: Final[dict[str, Any]] = {
+    "status_code": NO_RESPONSE,
+    "max_retries": 0,
+    "timeout": REFUSAL_SECONDS,
+}
 
 
 @frozen(kw_only=True)
@@ -141,9 +148,10 @@ class _Opened(NamedTuple):
 
 
 class _Send(NamedTuple):
-    """Send the request."""
+    """Send the request; if the seller does not respond, report that for the voucher."""
 
     request: Any
+    charge_id: str | None = None
 
 
 _Step: TypeAlias = _Peek | _Authorize | _Report | _Send | _Lock | _Opened
@@ -222,7 +230,7 @@ class PaymentAuth(Auth):
         self._reports = report
         self._seller_client = seller_client
         # By seller, and by session.
-        self._locks: dict[str, Any] = {}
+        self._locks: Any = AsyncLocks() if self._is_async else Locks()
         self._sessions: dict[str, _Opened] = {}
 
     def __enter__(self) -> Self:
@@ -263,11 +271,6 @@ class PaymentAuth(Auth):
                         session, base_url=self._client.base_url, seller_client=http, url=opened.url
                     )
 
-    def _async_lock(self, origin: str) -> Any:  # noqa: ANN401 - of whichever event loop runs
-        import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it
-
-        return self._locks.setdefault(origin, anyio.Lock())
-
     def _seller(self, opened: _Opened, kind: str) -> Any:  # noqa: ANN401 - a client of either library
         if self._seller_client is not None:
             return contextlib.nullcontext(self._seller_client)
@@ -289,17 +292,25 @@ class PaymentAuth(Auth):
             while True:
                 step = flow.send(answer)
                 if isinstance(step, _Send):
-                    answer = yield step.request
+                    try:
+                        answer = yield step.request
+                    except GeneratorExit as end:
+                        # The library ends the flow while it raises the error of its transport.
+                        failure = _messages.library_of(step.request).TransportError
+                        if step.charge_id is not None and isinstance(end.__context__, failure):
+                            with _logged(step.charge_id):
+                                self._client.payments.report_outcome(step.charge_id, **_NO_RESPONSE)
+                        raise
                 elif isinstance(step, _Peek):
                     answer = _messages.peek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
                     answer = self._client.payments.authorize(**self._order(step))
                 elif isinstance(step, _Lock):
-                    held.enter_context(self._locks.setdefault(step.origin, threading.Lock()))
+                    held.enter_context(self._locks.of(step.origin))
                 elif isinstance(step, _Opened):
                     self._sessions[step.session_id] = step
                 else:
-                    with _logged(step):
+                    with _logged(step.transfer_id):
                         self._client.payments.report_outcome(step.transfer_id, **step.outcome)
 
     async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:  # noqa: ANN401 - as above
@@ -319,18 +330,30 @@ class PaymentAuth(Auth):
                 while True:
                     step = flow.send(answer)
                     if isinstance(step, _Send):
-                        answer = yield step.request
+                        try:
+                            answer = yield step.request
+                        except GeneratorExit:
+                            # Here nothing says why; a caller that gives up has no response either.
+                            if step.charge_id is not None:
+                                await self._report_lost(step.charge_id)
+                            raise
                     elif isinstance(step, _Peek):
                         answer = await _messages.apeek(step.response, step.seconds)
                     elif isinstance(step, _Authorize):
                         answer = await self._client.payments.authorize(**self._order(step))
                     elif isinstance(step, _Lock):
-                        await held.enter_async_context(self._async_lock(step.origin))
+                        await held.enter_async_context(self._locks.of(step.origin))
                     elif isinstance(step, _Opened):
                         self._sessions[step.session_id] = step
                     else:
-                        with _logged(step):
+                        with _logged(step.transfer_id):
                             await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+
+    async def _report_lost(self, charge_id: str) -> None:
+        import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it
+
+        with anyio.move_on_after(REFUSAL_SECONDS, shield=True), _logged(charge_id):
+            await self._client.payments.report_outcome(charge_id, **_NO_RESPONSE)
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
@@ -361,7 +384,7 @@ class PaymentAuth(Auth):
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
             return
         key = payment_key(request.extensions) or str(uuid.uuid4())
-        if self._session_cap is not None and _sells_by_session(challenge):
+        if self._session_cap is not None and sells_by_session(challenge.headers):
             yield _Lock(challenge.origin)
         answer: Payment | SessionStep = yield _Authorize(challenge, key)
         if isinstance(answer, SessionStep):
@@ -432,7 +455,7 @@ class PaymentAuth(Auth):
         for attempt in range(_MAX_PRESENTED):
             self._present(request, record, step.header, response)
             started = time.monotonic()
-            response = yield _Send(request)
+            response = yield _Send(request, step.charge_id)
             duration_ms = int((time.monotonic() - started) * 1000)
             if response.status_code != 402 or attempt == _MAX_PRESENTED - 1:
                 break
@@ -559,17 +582,14 @@ _OWN_AUTHORIZATION: Final = (
 )
 
 
-def _sells_by_session(challenge: Challenge) -> bool:
-    return any("session" in value for name, value in challenge.headers if name.lower() == "www-authenticate")
-
-
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library
     response.extensions = {**response.extensions, "payment": record}
 
 
 def _receipt_of(response: Any) -> str | None:  # noqa: ANN401 - as above
-    found: list[bytes] = [value for name, value in response.headers.raw if name.lower() in _RECEIPTS]
-    return found[0][:_RECEIPT_MAX_CHARACTERS].decode("latin-1") if found else None
+    fields = ((name.lower().decode("latin-1"), value) for name, value in response.headers.raw)
+    found: list[bytes] = [value for name, value in fields if name in RECEIPT_FIELDS]
+    return found[0][:RECEIPT_MAX_CHARACTERS].decode("latin-1") if found else None
 
 
 def _is_payment(authorization: str) -> bool:
@@ -583,11 +603,11 @@ def _is_json(headers: Any) -> bool:  # noqa: ANN401 - headers of either library
 
 
 @contextlib.contextmanager
-def _logged(step: _Report) -> Generator[None]:
+def _logged(transfer_id: str) -> Generator[None]:
     try:
         yield
     except AgentPayError as error:
-        logger.warning("the outcome of payment %s was not reported: %s", step.transfer_id, error)
+        logger.warning("the outcome of payment %s was not reported: %s", transfer_id, error)
 
 
 @contextlib.contextmanager

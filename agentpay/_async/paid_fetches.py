@@ -13,10 +13,12 @@ from attrs import evolve, frozen
 from agentpay import _fetching
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.purchases import AsyncPurchases
-from agentpay._challenges import url_sent
+from agentpay._async.session_fetches import AsyncSessionFetches
+from agentpay._challenges import sells_by_session, url_sent
 from agentpay._fetching import AsyncFetcher, FetchFailedError, FetchRefusedError, Page, Request
 from agentpay._http import cookie_of
-from agentpay.contract.payments import Payment
+from agentpay._locks import AsyncLocks
+from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string, to_decimal
 from agentpay.errors import (
@@ -25,6 +27,7 @@ from agentpay.errors import (
     ConflictError,
     IdempotencyConflictError,
     NotFoundError,
+    SessionCapExceededError,
     WaitTimeoutError,
 )
 from agentpay.tools import reports
@@ -50,6 +53,7 @@ class Wanted:
 
     url: str
     max_usdc: str
+    session_cap_usdc: str | None = None
     method: str = "GET"
     headers: Mapping[str, str] | None = None
     body: str | None = None
@@ -77,6 +81,8 @@ class AsyncPaidFetches:
         self._purchases = purchases
         self._private_origins = frozenset(map(_fetching.private_origin, private_origins))
         self._fetcher = AsyncFetcher()
+        self._session_fetches = AsyncSessionFetches(client, self._fetcher, PAID_READ_SECONDS)
+        self._locks = AsyncLocks()
 
     async def fetch(self, ref: str, wanted: Wanted) -> FetchResult:
         """Return a page and the outcome of its payment.
@@ -92,10 +98,67 @@ class AsyncPaidFetches:
         if page.status != 402:
             reason = f"The URL responded {page.status} without asking for payment."
             return _with_page(_if_delivered(self._unpresented(ref, purchase, None, reason), page), page)
-        signed = await self._signed(ref, purchase, request, page, wanted.max_usdc)
+        if wanted.session_cap_usdc is not None and sells_by_session(page.headers):
+            # One voucher of a session is in flight.
+            async with self._locks.of(request.target.origin):
+                return await self._paid(ref, purchase, request, page, wanted)
+        return await self._paid(ref, purchase, request, page, wanted)
+
+    async def _paid(
+        self, ref: str, purchase: Purchase, request: Request, page: Page, wanted: Wanted
+    ) -> FetchResult:
+        signed = await self._signed(ref, purchase, request, page, wanted)
+        if isinstance(signed, SessionStep):
+            return await self._paid_in_session(ref, purchase, request, page, wanted, step=signed)
         if isinstance(signed, Payment):
             return await self._presented(ref, _with_cookies(request, page), signed)
         return _with_page(signed, page)
+
+    async def _paid_in_session(
+        self,
+        ref: str,
+        purchase: Purchase,
+        request: Request,
+        page: Page,
+        wanted: Wanted,
+        *,
+        step: SessionStep,
+    ) -> FetchResult:
+        """Present an opening if necessary, then a voucher once, and report both outcomes."""
+
+        async def authorize(asked: Page) -> SessionStep:
+            signed = await self._authorized(purchase.key, request, asked, wanted)
+            assert isinstance(signed, SessionStep)  # noqa: S101 - the key is that of a session
+            return signed
+
+        try:
+            voucher = await self._session_fetches.opened(request, page, step, authorize)
+        except (FetchRefusedError, FetchFailedError) as error:
+            reason = f"The opening of a session was presented, and {error}. No request was paid."
+            return _with_page(self._in_session(ref, step, "failed", reason), None)
+        except (AgentPayError, ValueError) as error:
+            return _with_page(await self._not_signed(ref, purchase, error, request), page)
+        if voucher.step == "open":
+            reason = "The seller did not open the channel of its session. No request was paid."
+            return _with_page(self._in_session(ref, voucher, "failed", reason), page)
+        problem = self._problem(voucher, request, purchase.transfer, wanted.max_usdc)
+        if problem is not None:
+            return _with_page(self._in_session(ref, voucher, "rejected", problem), page)
+        paid = await self._session_fetches.paid(request, page, voucher)
+        if paid is not None and paid.is_success:
+            return _with_page(self._in_session(ref, voucher, "charged", None), paid)
+        told = "did not respond" if paid is None else f"responded {paid.status}"
+        reason = f"The seller {told} to the voucher that was presented."
+        return _with_page(self._in_session(ref, voucher, "paid_not_delivered", reason), paid)
+
+    def _in_session(
+        self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
+    ) -> PaymentResult:
+        amount = None if step.step == "open" else format_string(step.amount_usdc)
+        known = reports.payment_without_transfer(
+            ref, status, to=step.origin, amount_usdc=amount, reason=reason
+        )
+        return cast("PaymentResult", {**known, "session_id": step.session_id})
 
     def _request(self, wanted: Wanted) -> Request:
         target = _fetching.target_of(wanted.url, self._private_origins)
@@ -128,8 +191,8 @@ class AsyncPaidFetches:
         raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects", "Tell the user. Do not pay for it.")
 
     async def _signed(
-        self, ref: str, purchase: Purchase, request: Request, page: Page, max_usdc: str
-    ) -> Payment | PaymentResult:
+        self, ref: str, purchase: Purchase, request: Request, page: Page, wanted: Wanted
+    ) -> Payment | SessionStep | PaymentResult:
         """Return the payment to present, or why there is none."""
         earlier = purchase.transfer
         if earlier is not None and is_rejected_by_person(earlier):
@@ -138,12 +201,12 @@ class AsyncPaidFetches:
             # The next key would accept it: the service compares only payments of the same key.
             return self._conflict(earlier, ref, request)
         try:
-            payment = await self._authorized(purchase.key, request, page, max_usdc)
+            payment = await self._authorized(purchase.key, request, page, wanted)
         except (AgentPayError, ValueError) as error:
             return _if_delivered(await self._not_signed(ref, purchase, error, request), page)
-        if payment.header is None:
+        if isinstance(payment, Payment) and payment.header is None:
             return self._report(await self._client.transfers.get(payment.transfer_id), ref)
-        problem = self._problem(payment, request, earlier, max_usdc)
+        problem = self._problem(payment, request, earlier, wanted.max_usdc)
         # With a problem, only this process has the signed bytes, and they expire: no money can move.
         return payment if problem is None else self._unpresented(ref, purchase, "rejected", problem)
 
@@ -156,7 +219,9 @@ class AsyncPaidFetches:
         target = request.target
         return (payment.origin, payment.url) == (target.origin, url_sent(target.url))
 
-    async def _authorized(self, key: str, request: Request, page: Page, max_usdc: str) -> Payment:
+    async def _authorized(
+        self, key: str, request: Request, page: Page, wanted: Wanted
+    ) -> Payment | SessionStep:
         return await self._client.payments.authorize(
             account_id=await self._account_id(),
             idempotency_key=key,
@@ -164,14 +229,15 @@ class AsyncPaidFetches:
             method=request.method,
             headers=page.headers,
             body=None if page.is_truncated else page.body,
-            max_amount=max_usdc,
+            max_amount=wanted.max_usdc,
+            session_cap=wanted.session_cap_usdc,
         )
 
     def _problem(
-        self, payment: Payment, request: Request, earlier: Transfer | None, max_usdc: str
+        self, payment: Payment | SessionStep, request: Request, earlier: Transfer | None, max_usdc: str
     ) -> str | None:
         """Return why a signed payment must not be presented; None if it may."""
-        assert payment.header is not None  # noqa: S101 - checked before
+        assert isinstance(payment.header, PaymentHeader)  # noqa: S101 - checked before
         if payment.amount_usdc > to_decimal(max_usdc):
             return f"the payment is {payment.amount_usdc} USDC, more than max_usdc"
         if payment.origin != request.target.origin:
@@ -239,7 +305,13 @@ class AsyncPaidFetches:
         if isinstance(error, ChainUnavailableError):
             return self._known(ref, "failed", reason)
         if reports.is_refusal(error):
-            known = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error), **used_up}
+            used_up = _CAP_REACHED.fields if isinstance(error, SessionCapExceededError) else used_up
+            known = {
+                "transfer_id": getattr(error, "transfer_id", None),
+                "session_id": getattr(error, "session_id", None),
+                **reports.refusal(error),
+                **used_up,
+            }
             return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
         return self._known(ref, "unknown", reason)
 
@@ -296,6 +368,13 @@ _USED_UP: Final = reports.Advice(
 )
 
 
+_CAP_REACHED: Final = reports.Advice(
+    "The session's cap is used up. Close it with close_session, session_id as session_ref. If the task asks "
+    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session.",
+    may_retry_with_same_ref=True,
+)
+
+
 def _with_cookies(request: Request, page: Page) -> Request:
     """Return the request with the cookies that the 402 set, in which a seller may keep its challenge."""
     cookie = cookie_of(request.target.url, page.headers)
@@ -315,4 +394,4 @@ def _because(result: PaymentResult, reason: str | None) -> PaymentResult:
 
 def _with_page(result: PaymentResult, page: Page | None) -> FetchResult:
     content = None if page is None else content_of(page)
-    return cast("FetchResult", {**result, "untrusted_content": content})
+    return cast("FetchResult", {"session_id": None, **result, "untrusted_content": content})

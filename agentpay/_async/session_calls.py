@@ -1,14 +1,17 @@
 """The session tools: operations of `AsyncAgentTools` on sessions and charges, by reference."""
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import cast
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay.contract.identifiers import SESSION, is_identifier
 from agentpay.contract.sessions import Session
 from agentpay.errors import (
     APIError,
     ChainUnavailableError,
     IdempotencyConflictError,
+    NotFoundError,
     OutcomeUnknownError,
     SessionClosedError,
     TransferFailedError,
@@ -102,6 +105,9 @@ class AsyncSessionCalls:
         return reports.session_of(session, ref)
 
     async def _found(self, ref: str) -> Session | None:
+        if is_identifier(ref, SESSION):
+            with contextlib.suppress(NotFoundError):
+                return await self._client.sessions.get(ref)
         page = await self._client.sessions.list(
             account_id=await self._account_id(), idempotency_key=key_of(ref), limit=100
         )

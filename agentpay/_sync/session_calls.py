@@ -1,15 +1,18 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The session tools: operations of `AgentTools` on sessions and charges, by reference."""
 
+import contextlib
 from collections.abc import Callable
 from typing import cast
 
 from agentpay._sync.client import AgentPay
+from agentpay.contract.identifiers import SESSION, is_identifier
 from agentpay.contract.sessions import Session
 from agentpay.errors import (
     APIError,
     ChainUnavailableError,
     IdempotencyConflictError,
+    NotFoundError,
     OutcomeUnknownError,
     SessionClosedError,
     TransferFailedError,
@@ -103,6 +106,9 @@ class SessionCalls:
         return reports.session_of(session, ref)
 
     def _found(self, ref: str) -> Session | None:
+        if is_identifier(ref, SESSION):
+            with contextlib.suppress(NotFoundError):
+                return self._client.sessions.get(ref)
         page = self._client.sessions.list(
             account_id=self._account_id(), idempotency_key=key_of(ref), limit=100
         )

@@ -282,6 +282,7 @@ class AgentTools:
         method: str = "GET",
         headers: Mapping[str, str] | None = None,
         body: str | None = None,
+        session_cap_usdc: str | None = None,
     ) -> FetchResult:
         """Fetch a page, and pay its 402 once for each reference.
 
@@ -293,21 +294,25 @@ class AgentTools:
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
             headers: header fields of the request, except fields with payments or keys.
             body: body of the request.
+            session_cap_usdc: the USDC to lock for a seller that sells by session; without it, such a seller
+                is not paid. Later calls use the same session, until `close_session` with its `session_id`.
 
         Returns:
             What became of the payment, and in `untrusted_content` what the site sent; `status` is None where
-            nothing was to be paid.
+            nothing was to be paid, and `charged` where a voucher of the session `session_id` paid.
 
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
         wanted = {"url": url, "max_usdc": max_usdc, "method": method, "headers": headers, "body": body}
+        wanted["session_cap_usdc"] = session_cap_usdc
         given = checked("fetch_paid", {**wanted, "payment_ref": payment_ref})
         del given["payment_ref"]
         try:
             result = self._fetches.fetch(payment_ref, Wanted(**given))
         except Exception as error:  # noqa: BLE001 - it may have been presented, so nothing raises
-            result = cast("FetchResult", {**self._unknown(payment_ref, error), "untrusted_content": None})
+            lost = {**self._unknown(payment_ref, error), "session_id": None, "untrusted_content": None}
+            result = cast("FetchResult", lost)
         return cast("FetchResult", self._with_remaining(result))
 
     def open_session(
@@ -357,7 +362,7 @@ class AgentTools:
         """Settle a session: pay what was charged, return the rest. It may be repeated.
 
         Args:
-            session_ref: the reference of the session.
+            session_ref: the reference of the session, or the `session_id` of a result.
 
         Raises:
             ToolInputError: an argument is invalid; nothing was done.

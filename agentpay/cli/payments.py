@@ -36,6 +36,12 @@ def payments() -> None:
     help="Account that pays. Default: the agent key's.",
 )
 @click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
+@click.option(
+    "--session-cap",
+    type=Usdc(),
+    metavar="USDC",
+    help="USDC to lock for a seller that sells by session. Default: such a seller is not paid.",
+)
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
 @click.option("--memo", help="Memo, at most 200 characters.")
 @click.option(
@@ -50,6 +56,7 @@ def authorize_payment(
     resource: str,
     payer: str | None,
     max_amount: Decimal | None,
+    session_cap: Decimal | None,
     method: str,
     memo: str | None,
     idempotency_key: str | None,
@@ -61,6 +68,9 @@ def authorize_payment(
 
     Prints the header to send with the paid request; with -q nothing else. Anyone who has it can present it
     until it expires. While the payment waits for approval there is none, and the exit code is 4.
+
+    With --session-cap, a seller that sells by session is paid in steps. After the step open, send the header,
+    and authorize the same 402 with the same --idempotency-key: the step voucher pays the request.
     """  # noqa: D301 - the escape stops click from rewrapping the line
     headers, body = _response(sys.stdin.buffer.read())
     account_id = find_account_or_own(server, output, payer)
@@ -74,6 +84,7 @@ def authorize_payment(
             headers=headers,
             body=body,
             max_amount=max_amount,
+            session_cap=session_cap,
             memo=memo,
         )
     header = payment.header

@@ -121,7 +121,13 @@ _LISTED: Final = _object(
 PAYMENT: Final[Schema] = MappingProxyType(_object(**_PAYMENT))
 """The result of `pay` and `get_payment`."""
 
-FETCH: Final[Schema] = MappingProxyType(_object(**_PAYMENT, untrusted_content=_CONTENT))
+FETCH: Final[Schema] = MappingProxyType(
+    _object(
+        **_PAYMENT,
+        session_id=_or_null("Its session, sess_…"),
+        untrusted_content=_CONTENT,
+    )
+)
 """The result of `fetch_paid`."""
 
 SESSION: Final[Schema] = MappingProxyType(_object(**_SESSION))

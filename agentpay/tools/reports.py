@@ -39,6 +39,7 @@ logger: logging.Logger = logging.getLogger("agentpay.tools")
 
 _MOVED: Final[Mapping[str, YesNo]] = {
     "settled": "yes",
+    "charged": "yes",
     "paid_not_delivered": "yes",
     "pending_approval": "no",
     "rejected": "no",
@@ -117,6 +118,10 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
         "It is paid, and the seller did not deliver. Call fetch_paid again with the SAME ref and arguments: "
         "it asks the seller again and pays nothing more. If that does not deliver either, tell the user. Do "
         "not buy it again with another ref."
+    ),
+    "charged": _no_retry(
+        "Done: paid within the session session_id. Once the task needs nothing more of this seller, close it "
+        "with close_session, session_id as session_ref."
     ),
     "approved": _again("Call fetch_paid again with the same ref and arguments."),
     "rejected": _REFUSED,
@@ -199,7 +204,7 @@ def payment_without_transfer(
     *,
     to: str | None,
     amount_usdc: str | None,
-    reason: str,
+    reason: str | None,
     advice: Advice | None = None,
 ) -> PaymentResult:
     """Return the result for a payment that the service has not recorded."""

@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 
 PaymentStatus = Literal[
     "settled",
+    "charged",
     "paid_not_delivered",
     "submitted",
     "pending_approval",
@@ -48,8 +49,10 @@ class PaymentResult(TypedDict):
 
     Attributes:
         status: how far it has come; None where `fetch_paid` had nothing to pay. `paid_not_delivered`: of
-            `fetch_paid`, settled, but the seller's response is no success. `conflict`: the reference is that
-            of another payment, which the other fields describe. `unauthorized`: the service refuses the key.
+            `fetch_paid`, settled or charged, but the seller's response is no success. `charged`: of
+            `fetch_paid`, a voucher of a session has paid, which its close settles. `conflict`: the reference
+            is that of another payment, which the other fields describe. `unauthorized`: the service refuses
+            the key.
         money_moved: whether money has left the account under this reference; for `conflict`, by this call,
             so `no`.
         may_retry_with_same_ref: whether repeating the call with the same reference can help, at once or after
@@ -84,9 +87,11 @@ class FetchResult(PaymentResult):
     """The result of `fetch_paid`: that of a payment, and what the site sent.
 
     Attributes:
+        session_id: the session, `sess_…`, of a seller that sells by session; otherwise None.
         untrusted_content: the response; None where there was none.
     """
 
+    session_id: str | None
     untrusted_content: UntrustedContent | None
 
 

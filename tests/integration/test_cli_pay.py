@@ -54,6 +54,25 @@ def test_pay_pays_once_and_shows_the_exchange(
     assert len(paywall.sales) == 1
 
 
+def test_pay_presents_vouchers_of_one_session_that_is_closed_later(
+    commands: CommandLine, server: AgentPayServer, client: AgentPay, funded: Funded, paywall: Paywall
+) -> None:
+    account_id = funded("1").account_id
+    paywall.sell_by_session("/tick", "0.25")
+    arguments = ("pay", f"{paywall.base_url}/tick", "--account", account_id, "--session-cap", "0.5")
+    for total in ("0.250000", "0.500000"):
+        result = commands.run(*arguments)
+        assert result.exit_code == 0, result.output
+        assert f"{total} of 0.500000 USDC in sess_" in result.stderr
+    assert commands.run(*arguments).exit_code == 5
+    (session,) = client.sessions.list(account_id=account_id)
+    closed = CliRunner(env=commands.environment).invoke(main, ["sessions", "close", session.session_id])
+    assert closed.exit_code == 0, closed.output
+    server.sandbox.clock.advance(1)
+    (channel,) = paywall.channels
+    assert (channel.status, str(channel.settled_usdc)) == ("settled", "0.500000")
+
+
 def test_an_empty_payment_key_is_refused(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
     account_id = funded("1").account_id
     url = f"{paywall.base_url}/forecast"

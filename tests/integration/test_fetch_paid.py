@@ -778,3 +778,65 @@ def with_patience(fetch: Callable[[float], Page]) -> Page:
         with contextlib.suppress(FetchFailedError):
             return fetch(0.2 * 2**doubled)
     raise AssertionError("no head arrived within any deadline")
+
+
+# --- Sellers that sell by session
+
+
+def metered(tools: AgentTools, paywall: Paywall, ref: str, **changes: Any) -> FetchResult:
+    return fetched(tools, paywall, "/tick", payment_ref=ref, session_cap_usdc="0.01", **changes)
+
+
+@sync_and_async
+def test_calls_share_one_session_and_close_session_ends_it(
+    tools: AgentTools, client: AgentPay, server: AgentPayServer, account: str, paywall: Paywall
+) -> None:
+    paywall.sell_by_session("/tick", "0.001", content={"sky": "blue"})
+    results = [metered(tools, paywall, f"tick-000{number}") for number in range(3)]
+    assert {(each["status"], each["amount_usdc"]) for each in results} == {("charged", "0.001000")}
+    assert len({each["session_id"] for each in results}) == 1
+    # A repeated reference presents the same voucher.
+    again = metered(tools, paywall, "tick-0002")
+    assert (again["status"], again["session_id"]) == ("charged", results[0]["session_id"])
+    closing = tools.close_session(session_ref=str(results[0]["session_id"]))
+    assert (closing["status"], closing["running_total_usdc"]) == ("closing", "0.003000")
+    server.sandbox.clock.advance(1)
+    assert spent(client, account) == "0.003000"
+
+
+def test_a_post_opens_a_session_with_a_get(tools: AgentTools, paywall: Paywall) -> None:
+    paywall.sell_by_session("/tick", "0.001")
+    result = metered(tools, paywall, "tick-0001", method="POST", body="{}")
+    assert (result["status"], result["amount_usdc"]) == ("charged", "0.001000")
+
+
+def test_without_a_cap_a_session_is_not_paid(tools: AgentTools, paywall: Paywall) -> None:
+    paywall.sell_by_session("/tick", "0.001")
+    result = fetched(tools, paywall, "/tick")
+    assert (result["status"], result["session_id"]) == ("rejected", None)
+    assert "session_cap" in str(result["reason"])
+
+
+def test_a_used_up_cap_opens_no_second_session(tools: AgentTools, client: AgentPay, paywall: Paywall) -> None:
+    paywall.sell_by_session("/tick", "0.004")
+    for number in range(2):
+        assert metered(tools, paywall, f"tick-000{number}")["status"] == "charged"
+    result = metered(tools, paywall, "tick-0002")
+    assert (result["status"], result["money_moved"]) == ("rejected", "no")
+    assert "close_session" in str(result["next_step"])
+    (session,) = client.sessions.list()
+    assert session.session_id == result["session_id"]
+    tools.close_session(session_ref=session.session_id)
+    assert metered(tools, paywall, "tick-0002")["status"] == "charged"
+
+
+def test_a_stolen_voucher_is_paid_and_not_delivered(
+    tools: AgentTools, client: AgentPay, paywall: Paywall
+) -> None:
+    paywall.sell_by_session("/tick", "0.001")
+    metered(tools, paywall, "tick-0001")
+    paywall.sell_by_session("/tick", "0.001", mode="steal_voucher")
+    results = [metered(tools, paywall, f"tick-000{number}") for number in (2, 3)]
+    assert {(each["status"], each["money_moved"]) for each in results} == {("paid_not_delivered", "yes")}
+    (session,) = client.sessions.list()
+    assert (session.status, session.closing_reason) == ("closing", "payee_refuses")

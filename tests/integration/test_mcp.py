@@ -58,7 +58,7 @@ INPUTS = {
     "pay": (["payment_ref", "to", "amount_usdc"], ["memo", "category"]),
     "get_payment": (["payment_ref"], ["wait_seconds"]),
     "list_payments": ([], ["status", "limit", "cursor"]),
-    "fetch_paid": (["url", "max_usdc", "payment_ref"], ["method", "headers", "body"]),
+    "fetch_paid": (["url", "max_usdc", "payment_ref"], ["method", "headers", "body", "session_cap_usdc"]),
     "open_session": (["session_ref", "to", "cap_usdc"], ["category"]),
     "charge_session": (["session_ref", "charge_ref", "amount_usdc"], []),
     "close_session": (["session_ref"], []),

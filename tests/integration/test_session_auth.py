@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
@@ -161,6 +162,57 @@ def test_a_close_that_cannot_be_presented_is_forced(
     server.sandbox.clock.advance(60 + 3600)
     session = client.sessions.get(session_id)
     assert (session.status, session.settled_usdc) == ("settled", Decimal("0.001"))
+
+
+def test_two_requests_without_a_response_close_the_session(
+    client: AgentPay, account: Account, seller: httpx.Client, auth: PaymentAuth, shop: Paywall
+) -> None:
+    seller.get("/call", auth=auth)
+    with httpx.Client(transport=_Deaf(shop.transport()), base_url=shop.base_url) as broken:
+        for _ in range(2):
+            with pytest.raises(httpx.ReadTimeout):
+                broken.get("/call", auth=auth)
+    (session,) = client.sessions.list(account_id=account.account_id)
+    assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
+
+
+@pytest.mark.anyio
+async def test_two_requests_without_a_response_close_the_session_of_an_async_client(
+    server: AgentPayServer, account: Account, shop: Paywall
+) -> None:
+    async with (
+        server.async_client() as client,
+        httpx.AsyncClient(transport=_Deaf(shop.async_transport()), base_url=shop.base_url) as broken,
+    ):
+        auth = PaymentAuth(client, account_id=account.account_id, session_cap="1", seller_client=broken)
+        for _ in range(2):
+            with pytest.raises(httpx.ReadTimeout):
+                await broken.get("/call", auth=auth)
+        (session,) = [each async for each in client.sessions.list(account_id=account.account_id)]
+        assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
+
+
+class _Deaf(httpx.BaseTransport, httpx.AsyncBaseTransport):
+    """A way to a seller that loses the responses to vouchers."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response: httpx.Response = self._inner.handle_request(request)
+        self._lose(request)
+        return response
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        response: httpx.Response = await self._inner.handle_async_request(request)
+        self._lose(request)
+        return response
+
+    @staticmethod
+    def _lose(request: httpx.Request) -> None:
+        record = request.extensions.get("payment")
+        if record is not None and record.session.charge_id is not None:
+            raise httpx.ReadTimeout("no response", request=request)
 
 
 def _unreachable(request: httpx.Request) -> httpx.Response:
