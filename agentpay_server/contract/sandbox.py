@@ -150,7 +150,7 @@ class SetFault(Request):
     Attributes:
         times: how often it happens, 1 to 1,000; None until it is disarmed.
         effect: what goes wrong; only for request faults.
-        delay_ms: how long a `delay` delays each request, 1 to 60,000.
+        delay_ms: how long a `delay` delays each request, and `facilitator:slow` each response, 1 to 60,000.
     """
 
     _example: ClassVar = {"times": 1, "effect": "delay"}
@@ -168,10 +168,10 @@ class Fault(Model):
 
     Attributes:
         name: its name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`,
-            `http:<method> <path>`, or `crash_at:<point>`.
+            `http:<method> <path>`, `facilitator:<fault>`, or `crash_at:<point>`.
         times: how often it will still happen; None until it is disarmed.
         effect: what goes wrong with a request; None for other faults.
-        delay_ms: how long a request is delayed; None if it is not.
+        delay_ms: how long a request or a response is delayed; None if it is not.
     """
 
     _example: ClassVar = {

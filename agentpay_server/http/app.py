@@ -62,7 +62,7 @@ from agentpay_server.platform.metrics import Metrics
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
-from agentpay_server.sandbox.http_faults import HttpFault
+from agentpay_server.sandbox.request_faults import RequestFault
 
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
@@ -291,7 +291,7 @@ class _Path:
             await self._fail(fault, endpoint, scope, receive, send)
 
     async def _fail(
-        self, fault: HttpFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
+        self, fault: RequestFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
         restores = self._snapshots.restores
         if fault.effect is HttpEffect.RESET:

@@ -1,4 +1,4 @@
-"""The sandbox's faults, armed by name: faults of the chain, of requests, and failpoints.
+"""The sandbox's faults, armed by name: of the chain, of requests, of the facilitator, and failpoints.
 
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
@@ -13,10 +13,17 @@ from agentpay_server.contract.sandbox import HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.errors import Problem, invalid, shown
 from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
-from agentpay_server.sandbox.http_faults import OPERATIONS, HttpFault, HttpFaults
+from agentpay_server.sandbox.request_faults import (
+    OPERATIONS,
+    FacilitatorFault,
+    RequestFault,
+    RequestFaults,
+)
 
 CRASH_AT: Final = "crash_at:"
 HTTP: Final = "http:"
+FACILITATOR: Final = "facilitator:"
+SLOW: Final = f"{FACILITATOR}{FacilitatorFault.SLOW}"
 _NAMES: Final = ", ".join(ChainFault)
 
 
@@ -39,7 +46,8 @@ class Faults:
 
     def __init__(self, chain: FaultyChain, *, may_crash: bool) -> None:
         self._chain = chain
-        self.http: HttpFaults = HttpFaults()
+        self.http: RequestFaults = RequestFaults()
+        self.facilitator: RequestFaults = RequestFaults()
         self._may_crash = may_crash
         self._seqs: dict[str, int] = {}
         self._last_seq = 0
@@ -55,8 +63,16 @@ class Faults:
                     "/v1/accounts/{account_id}'. Sandbox operations cannot fail"
                 )
             return
+        if name.startswith(FACILITATOR):
+            fault = name.removeprefix(FACILITATOR)
+            if fault not in list(FacilitatorFault):
+                known = ", ".join(FacilitatorFault)
+                raise _bad_name(
+                    f"has an unknown fault of the facilitator: {shown(fault)!r}; available: {known}"
+                )
+            return
         if not name.startswith(CRASH_AT):
-            known = f"{_NAMES}, {HTTP}<method> <path> and {CRASH_AT}<point>"
+            known = f"{_NAMES}, {HTTP}<method> <path>, {FACILITATOR}<fault> and {CRASH_AT}<point>"
             raise _bad_name(f"is unknown: {shown(name)!r}; available: {known}")
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:
@@ -76,10 +92,15 @@ class Faults:
             wrong.append(FieldError(field="effect", message=f"must be one of {', '.join(HttpEffect)}"))
         if not name.startswith(HTTP) and request.effect is not None:
             wrong.append(FieldError(field="effect", message=f"applies only to request faults, {HTTP}…"))
-        if request.effect is HttpEffect.DELAY and request.delay_ms is None:
-            wrong.append(FieldError(field="delay_ms", message="is required for the effect delay"))
-        if request.effect is not HttpEffect.DELAY and request.delay_ms is not None:
-            wrong.append(FieldError(field="delay_ms", message="applies only to the effect delay"))
+        is_delay = request.effect is HttpEffect.DELAY or name == SLOW
+        if is_delay and request.delay_ms is None:
+            wrong.append(
+                FieldError(field="delay_ms", message=f"is required for the effect delay and for {SLOW}")
+            )
+        if not is_delay and request.delay_ms is not None:
+            wrong.append(
+                FieldError(field="delay_ms", message=f"applies only to the effect delay and to {SLOW}")
+            )
         if name.startswith(CRASH_AT) and request.times not in (None, 1):
             wrong.append(FieldError(field="times", message="must be 1 or omitted: a process dies once"))
         if wrong:
@@ -91,9 +112,9 @@ class Faults:
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))
             times = 1
-        elif request.effect is not None:
-            fault = HttpFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
-            self.http.arm(name.removeprefix(HTTP), fault)
+        elif (requests := self._requests(name)) is not None:
+            fault = RequestFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
+            requests.arm(name.partition(":")[2], fault)
         else:
             self._chain.arm(ChainFault(name), times)
         self._last_seq += 1
@@ -103,8 +124,8 @@ class Faults:
         )
 
     def delete(self, name: str) -> None:
-        if name.startswith(HTTP):
-            self.http.disarm(name.removeprefix(HTTP))
+        if (requests := self._requests(name)) is not None:
+            requests.disarm(name.partition(":")[2])
         elif not name.startswith(CRASH_AT):
             self._chain.disarm(ChainFault(name))
         elif name == self._crash():
@@ -125,21 +146,22 @@ class Faults:
             for name, times in counts.items()
             if times != 0
         ]
-        for operation, fault in self.http.armed().items():
-            name = f"{HTTP}{operation}"
-            found.append(
-                ArmedFault(
-                    name=name,
-                    times=fault.times,
-                    seq=self._seqs.get(name, 0),
-                    effect=fault.effect,
-                    delay_ms=fault.delay_ms,
+        for prefix, requests in ((HTTP, self.http), (FACILITATOR, self.facilitator)):
+            for operation, fault in requests.armed().items():
+                name = f"{prefix}{operation}"
+                found.append(
+                    ArmedFault(
+                        name=name,
+                        times=fault.times,
+                        seq=self._seqs.get(name, 0),
+                        effect=fault.effect,
+                        delay_ms=fault.delay_ms,
+                    )
                 )
-            )
         return sorted(found, key=lambda fault: fault.seq, reverse=True)
 
     def capture(self) -> Callable[[], None]:
-        restorers = [self._chain.capture(), self.http.capture()]
+        restorers = [self._chain.capture(), self.http.capture(), self.facilitator.capture()]
         if self._may_crash:
             restorers.append(points.capture())
         seqs, last_seq = self._seqs.copy(), self._last_seq
@@ -150,6 +172,12 @@ class Faults:
             self._seqs, self._last_seq = seqs.copy(), last_seq
 
         return restore
+
+    def _requests(self, name: str) -> RequestFaults | None:
+        """Return the faults of requests to which a name belongs; None for other faults."""
+        if name.startswith(HTTP):
+            return self.http
+        return self.facilitator if name.startswith(FACILITATOR) else None
 
     def _crash(self) -> str | None:
         point = points.armed() if self._may_crash else None

@@ -24,7 +24,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay import AgentPay
+from agentpay import AgentPay, InvalidRequestError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import instructions
@@ -442,3 +442,92 @@ def test_the_facilitator_accepts_a_payment_of_payer(
     header = base64.b64encode(httpx.Request("GET", "http://x", json=challenge).content).decode()
     payment = Payer(server, account).payment(httpx.Response(402, headers={"payment-required": header}))
     assert post(server, "/settle", case.request(payment.raw))["success"]
+
+
+# --- Faults ------------------------------------------------------------------------------------------------
+
+
+def _received(client: AgentPay, seller: Account) -> str:
+    return str(client.accounts.balance(seller.account_id).balance_usdc)
+
+
+PAID, UNPAID = "0.001000", "0.000000"
+
+
+@pytest.mark.parametrize(
+    ("fault", "told", "received", "later"),
+    [
+        ("pending", (False, "settlement_pending"), PAID, (False, "duplicate_settlement")),
+        ("false_success", (True, None), UNPAID, (True, None)),
+        ("false_failure", (False, "transaction_failed"), PAID, (False, "duplicate_settlement")),
+        ("forgets", (False, "settlement_pending"), UNPAID, (True, None)),
+    ],
+)
+def test_a_faulty_facilitator_says_one_thing_and_does_another(
+    server: AgentPayServer,
+    client: AgentPay,
+    case: Case,
+    seller: Account,
+    fault: str,
+    told: tuple[bool, str | None],
+    received: str,
+    later: tuple[bool, str | None],
+) -> None:
+    request = case.request()
+    with server.sandbox.fault(f"facilitator:{fault}", times=1):
+        result = post(server, "/settle", request)
+    assert (result["success"], result.get("errorReason")) == told
+    assert _received(client, seller) == received
+    # The signature shows on chain what the facilitator does not say.
+    if result["transaction"]:
+        is_on_chain = any(result["transaction"] == each.signature for each in server.transactions)
+        assert is_on_chain == (received == PAID)
+    # The fault is over: the same payment gets the truth.
+    again = post(server, "/settle", request)
+    assert (again["success"], again.get("errorReason")) == later
+    assert _received(client, seller) == PAID
+
+
+def test_a_facilitator_that_settles_twice_reports_the_one_payment_again(
+    server: AgentPayServer, client: AgentPay, case: Case, seller: Account
+) -> None:
+    request = case.request()
+    with server.sandbox.fault("facilitator:settles_twice"):
+        results = [post(server, "/settle", request) for _ in range(3)]
+    assert [result["success"] for result in results] == [True] * 3
+    assert len({result["transaction"] for result in results}) == 1
+    assert _received(client, seller) == PAID
+
+
+def test_a_slow_facilitator_settles_before_it_responds(
+    server: AgentPayServer, client: AgentPay, case: Case, seller: Account
+) -> None:
+    request = case.request()
+    url = f"{server.facilitator_url}/settle"
+    with server.sandbox.fault("facilitator:slow", delay_ms=60_000), pytest.raises(httpx.ReadTimeout):
+        httpx.post(url, json=request, verify=False, timeout=httpx.Timeout(30, read=1))
+    assert _received(client, seller) == PAID
+
+
+def test_faults_of_the_facilitator_count_settlements_of_sound_payments(
+    server: AgentPayServer, client: AgentPay, case: Case, seller: Account, account: Account
+) -> None:
+    unsound = Case(server, account, seller)
+    unsound.steps[2] = unsound.transfer(account.chain_address)
+    server.sandbox.set_fault("facilitator:false_success", times=2)
+    assert not post(server, "/settle", unsound.request())["success"]
+    assert post(server, "/verify", case.request())["isValid"]
+    assert [fault.times for fault in server.sandbox.faults()] == [2]
+    assert post(server, "/settle", case.request())["success"]
+    assert [fault.times for fault in server.sandbox.faults()] == [1]
+    server.sandbox.clear_faults()
+    assert server.sandbox.faults().data == ()
+
+
+def test_an_invalid_fault_of_the_facilitator_names_what_is_allowed(server: AgentPayServer) -> None:
+    with pytest.raises(InvalidRequestError, match="settles_twice"):
+        server.sandbox.set_fault("facilitator:steals")
+    with pytest.raises(InvalidRequestError, match="delay_ms"):
+        server.sandbox.set_fault("facilitator:slow")
+    with pytest.raises(InvalidRequestError, match="delay_ms"):
+        server.sandbox.set_fault("facilitator:pending", delay_ms=5)

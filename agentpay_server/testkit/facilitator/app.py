@@ -15,6 +15,7 @@ from agentpay_server.http.requests import DisconnectedError, read_body, require_
 from agentpay_server.http.responses import Header, respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
+from agentpay_server.sandbox.request_faults import RequestFaults
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
 from agentpay_server.testkit.facilitator.service import Facilitator, MalformedRequestError
 from agentpay_server.testkit.node.methods import Node
@@ -69,10 +70,12 @@ class FacilitatorHttp:
             await _respond(send, 200, result)
 
 
-def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHttp:
+def facilitator_of(
+    node: Node, *, body_timeout_seconds: float, faults: RequestFaults | None = None
+) -> FacilitatorHttp:
     """Its key is derived from the chain, so that challenges issued before a restart remain valid."""
     fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
-    return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)
+    return FacilitatorHttp(Facilitator(fee_payer, faults), body_timeout_seconds=body_timeout_seconds)
 
 
 async def _respond(send: Send, status: int, content: dict[str, Any], headers: Sequence[Header] = ()) -> None:

@@ -43,12 +43,16 @@ UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
 
 
 class InvalidPaymentError(ValueError):
-    """`reason` is an x402 error code; `payer` is empty if unknown."""
+    """`reason` is an x402 error code; `payer` is empty if unknown.
 
-    def __init__(self, reason: str, message: str, payer: str = "") -> None:
+    `transaction` is the signature of a payment that may still land, else empty.
+    """
+
+    def __init__(self, reason: str, message: str, payer: str = "", *, transaction: str = "") -> None:
         super().__init__(message)
         self.reason = reason
         self.payer = payer
+        self.transaction = transaction
 
 
 @frozen(kw_only=True)

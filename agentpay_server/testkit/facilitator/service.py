@@ -1,9 +1,10 @@
 """The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
 
 It has the interface of public facilitators, in versions 2 and 1 of x402, so that sellers' packages use it
-unchanged. Its own key pays fees and nothing else.
+unchanged. Its own key pays fees and nothing else. The sandbox's faults `facilitator:…` make it misbehave.
 """
 
+import asyncio
 import base64
 from collections.abc import Mapping
 from typing import Any, Final
@@ -12,6 +13,7 @@ from attrs import frozen
 
 from agentpay_server.payments import fields, x402
 from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol, UnreadableChallengeError
+from agentpay_server.sandbox.request_faults import FacilitatorFault, RequestFaults
 from agentpay_server.testkit.facilitator.checking import (
     UNDECODABLE,
     CheckedPayment,
@@ -52,8 +54,11 @@ class _Request:
 
 
 class Facilitator:
-    def __init__(self, fee_payer: FeePayer) -> None:
+    """Without `faults` it behaves."""
+
+    def __init__(self, fee_payer: FeePayer, faults: RequestFaults | None = None) -> None:
         self._fee_payer = fee_payer
+        self._faults = faults
         self._settling: set[str] = set()
 
     def supported(self) -> Json:
@@ -85,14 +90,14 @@ class Facilitator:
         request = _read(body)
         try:
             checked = self._checked(request)
-            signature = await self._settled(checked)
+            signature = await self._settled_or_not(checked)
         except InvalidPaymentError as refused:
             return {
                 "success": False,
                 "errorReason": refused.reason,
                 "errorMessage": str(refused),
                 "payer": refused.payer,
-                "transaction": "",
+                "transaction": refused.transaction,
                 "network": request.network,
             }
         return {
@@ -128,7 +133,37 @@ class Facilitator:
         except (SimulationFailedError, NotConfirmedError, FailedOnChainError, RpcError) as error:
             raise InvalidPaymentError("transaction_simulation_failed", str(error), checked.payer) from None
 
-    async def _settled(self, checked: CheckedPayment) -> str:
+    async def _settled_or_not(self, checked: CheckedPayment) -> str:
+        """Settle a payment, or do what one armed fault says; a fault counts the payments that it affects."""
+        signature = str(self._fee_payer.completed(checked.transaction).signatures[0])
+        if self._takes(FacilitatorFault.FALSE_SUCCESS):
+            return signature
+        if self._takes(FacilitatorFault.FORGETS):
+            raise _pending(checked, signature)
+        if self._takes(FacilitatorFault.PENDING):
+            await self._settled(checked, waits=False)
+            raise _pending(checked, signature)
+        if self._takes(FacilitatorFault.FALSE_FAILURE):
+            await self._settled(checked)
+            raise InvalidPaymentError("transaction_failed", "the transaction failed on chain", checked.payer)
+        if self._takes(FacilitatorFault.SETTLES_TWICE):
+            if not await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
+                await self._settled(checked)
+            return signature
+        delay_ms = self._takes_delay()
+        try:
+            return await self._settled(checked)
+        finally:
+            await asyncio.sleep(delay_ms / 1000)
+
+    def _takes(self, fault: FacilitatorFault) -> bool:
+        return self._faults is not None and self._faults.take(fault) is not None
+
+    def _takes_delay(self) -> int:
+        fault = None if self._faults is None else self._faults.take(FacilitatorFault.SLOW)
+        return 0 if fault is None else fault.delay_ms or 0
+
+    async def _settled(self, checked: CheckedPayment, *, waits: bool = True) -> str:
         """Broadcast a payment that has not landed, and return its signature.
 
         Of two requests for one payment, one settles: the other is refused while it does, and later because
@@ -137,19 +172,31 @@ class Facilitator:
         if checked.message_hash in self._settling:
             raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
+        completed = self._fee_payer.completed(checked.transaction)
+        signature = str(completed.signatures[0])
         try:
-            if await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
+            if await self._fee_payer.has_landed(completed):
                 raise InvalidPaymentError("duplicate_settlement", "this payment has settled", checked.payer)
             await self._simulate(checked)
-            signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
-            await self._fee_payer.confirmed(signature)
+            await self._fee_payer.broadcast(completed)
+            if waits:
+                await self._fee_payer.confirmed(signature)
         except (RpcError, FailedOnChainError) as error:
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-        except NotConfirmedError as error:
-            raise InvalidPaymentError("settlement_pending", str(error), checked.payer) from None
+        except NotConfirmedError:
+            raise _pending(checked, signature) from None
         finally:
             self._settling.discard(checked.message_hash)
         return signature
+
+
+def _pending(checked: CheckedPayment, signature: str) -> InvalidPaymentError:
+    return InvalidPaymentError(
+        "settlement_pending",
+        f"{signature} has not landed yet: look it up before you ask for another payment",
+        checked.payer,
+        transaction=signature,
+    )
 
 
 def _read(body: bytes) -> _Request:

@@ -249,7 +249,8 @@ def node_of(server: Server) -> Node:
 
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     timeout_seconds = server.context.settings.body_timeout_seconds
-    facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)
+    faults = None if server.faults is None else server.faults.facilitator
+    facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds, faults=faults)
     rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
     # A separate source, so that requests of Solana clients do not change seeded identifiers.
     return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))
