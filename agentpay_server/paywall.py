@@ -2,10 +2,13 @@
 
 `Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles the payments on a
 test chain. It also sells through payment channels: by session of MPP, and up to a maximum by x402. `Mode`,
-`SessionMode` and `UptoMode` list its possible misbehavior.
+`SessionMode` and `UptoMode` list its possible misbehavior. `HostilePayer` is the other side: it tries to get
+more from a seller than it pays for.
 """
 
 from agentpay_server.testkit.paywall import (
+    Attempt,
+    HostilePayer,
     Mode,
     Paywall,
     PaywallChannel,
@@ -13,10 +16,13 @@ from agentpay_server.testkit.paywall import (
     Protocol,
     Sale,
     SessionMode,
+    Trick,
     UptoMode,
 )
 
 __all__ = [
+    "Attempt",
+    "HostilePayer",
     "Mode",
     "Paywall",
     "PaywallChannel",
@@ -24,5 +30,6 @@ __all__ = [
     "Protocol",
     "Sale",
     "SessionMode",
+    "Trick",
     "UptoMode",
 ]

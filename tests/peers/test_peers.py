@@ -25,6 +25,7 @@ from solders.keypair import Keypair
 from agentpay.contract.accounts import Account
 from agentpay.contract.payments import Payment
 from agentpay_server import AgentPayServer
+from agentpay_server.paywall import HostilePayer, Trick
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "how-to" / "test-x402-server.md"
@@ -41,6 +42,7 @@ MPP_NODE = ("@solana/mpp@0.6.0", "mppx@0.11.0", "viem@2.56.0", "@solana/kit@6.5.
 PAY_KIT = ("solana-pay-kit==0.10.0", "fastapi>=0.110,<1", "uvicorn>=0.38,<1")
 
 _START_SECONDS = 60
+_UNPAID = {Trick.TRUNCATED, Trick.OTHER_AMOUNT, Trick.WITHDRAWN}
 _PRICE_MICRO = 1_000
 # Facilitators wait for a cluster for half a minute, and their clients with them.
 _PATIENT = httpx.Timeout(65)
@@ -192,6 +194,48 @@ def test_a_seller_whose_handler_fails_does_not_settle(world: World, name: str) -
         before = world.balances()
         response, _ = buy(world, http, "/boom")
         assert (response.status_code, world.balances()) == (500, before)
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", X402_SHOPS)
+def test_a_hostile_payer_gets_nothing_unpaid_from_a_seller_with_the_x402_package(
+    world: World, name: str
+) -> None:
+    payer = HostilePayer(world.server)
+    with X402_SHOPS[name](world) as http, X402_SHOPS[name](world) as other:
+        for attempt in payer.attack(http, "/plain", other=other):
+            assert not attempt.is_cheated, attempt
+            paid = Decimal(0) if attempt.trick in _UNPAID else Decimal("0.001")
+            assert attempt.paid_usdc == paid, attempt
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+@pytest.mark.parametrize("name", X402_SHOPS)
+@pytest.mark.parametrize(
+    ("fault", "trick", "served", "paid"),
+    [
+        ("slow", "honest", 1, "0.001"),
+        ("pending", "honest", 0, "0.001"),
+        ("false_success", "honest", 1, "0"),
+        ("false_failure", "honest", 0, "0.001"),
+        ("settles_twice", "replay", 1, "0.001"),
+        ("forgets", "honest", 0, "0"),
+    ],
+)
+def test_what_a_seller_with_the_x402_package_does_behind_a_faulty_facilitator(
+    world: World, name: str, fault: str, trick: str, served: int, paid: str
+) -> None:
+    """Facts about the packages: they believe what their facilitator says."""
+    payer = HostilePayer(world.server)
+    delay_ms = 1 if fault == "slow" else None
+    with (
+        X402_SHOPS[name](world) as http,
+        world.server.sandbox.fault(f"facilitator:{fault}", delay_ms=delay_ms),
+    ):
+        attempt = payer.attempt(trick, http, "/plain")
+    assert (attempt.served, attempt.paid_usdc) == (served, Decimal(paid)), attempt
 
 
 @pytest.mark.peers

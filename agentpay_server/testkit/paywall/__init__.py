@@ -2,16 +2,20 @@
 
 `Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles the payments on a
 test chain. It also sells through payment channels: by session of MPP, and up to a maximum by x402. `Mode`,
-`SessionMode` and `UptoMode` list its possible misbehavior.
+`SessionMode` and `UptoMode` list its possible misbehavior. `HostilePayer` is the other side: it tries to get
+more from a seller than it pays for.
 """
 
 from agentpay_server.payments.terms import Protocol
 from agentpay_server.testkit.paywall.channel_products import SessionMode, UptoMode
+from agentpay_server.testkit.paywall.hostile_payer import Attempt, HostilePayer, Trick
 from agentpay_server.testkit.paywall.modes import Mode
 from agentpay_server.testkit.paywall.paywall import Paywall
 from agentpay_server.testkit.paywall.records import PaywallChannel, PaywallRequest, Sale
 
 __all__ = [
+    "Attempt",
+    "HostilePayer",
     "Mode",
     "Paywall",
     "PaywallChannel",
@@ -19,5 +23,6 @@ __all__ = [
     "Protocol",
     "Sale",
     "SessionMode",
+    "Trick",
     "UptoMode",
 ]

@@ -1,0 +1,134 @@
+"""The hostile payer: each trick against the paywall, which gives nothing away, and sellers that do."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+
+import httpx
+import pytest
+import validators
+
+from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Attempt, HostilePayer, Mode, Paywall, Protocol, Trick
+
+PRICE = Decimal("0.25")
+
+
+@pytest.fixture(autouse=True)
+def _embedded() -> None:
+    validators.embedded_only("payer and seller live on its chain")
+
+
+@pytest.fixture
+def payer(server: AgentPayServer) -> HostilePayer:
+    return HostilePayer(server)
+
+
+def client(paywall: Paywall) -> httpx.Client:
+    return httpx.Client(transport=paywall.transport(), base_url=paywall.base_url)
+
+
+@pytest.fixture
+def paywall(server: AgentPayServer) -> Iterator[Paywall]:
+    with Paywall(server) as shop:
+        for protocol in Protocol:
+            shop.sell(f"/{protocol}", PRICE, protocols=[protocol])
+        yield shop
+
+
+@pytest.mark.parametrize("protocol", list(Protocol))
+def test_the_paywall_gives_nothing_away(
+    server: AgentPayServer, paywall: Paywall, payer: HostilePayer, protocol: Protocol
+) -> None:
+    with Paywall(server, {f"/{protocol}": PRICE}, protocols=[protocol], name="other") as another:
+        attempts = payer.attack(client(paywall), f"/{protocol}", other=client(another))
+    assert [attempt.trick for attempt in attempts] == list(Trick)
+    paid = {Trick.HONEST, Trick.REPLAY, Trick.REPLAY_AT_ONCE, Trick.TWO_SELLERS}
+    for attempt in attempts:
+        assert not attempt.is_cheated, attempt
+        expected = (1, PRICE) if attempt.trick in paid else (0, 0)
+        assert (attempt.served, attempt.paid_usdc) == expected, attempt
+    assert paywall.received_usdc == 4 * PRICE
+
+
+def test_one_payment_at_two_shops_of_one_owner_is_served_once(
+    server: AgentPayServer, paywall: Paywall, payer: HostilePayer
+) -> None:
+    """Both check the same recipient: the chain alone knows that the payment was spent."""
+    shops = [
+        Paywall(server, {"/x": PRICE}, pay_to=paywall.recipient, name=f"branch {number}")
+        for number in range(2)
+    ]
+    attempt = payer.attempt(Trick.TWO_SELLERS, client(shops[0]), "/x", other=client(shops[1]))
+    assert (attempt.served, attempt.paid_usdc) == (1, PRICE), attempt
+
+
+Cheat = Callable[[Paywall], None]
+
+
+def _serves_again(paywall: Paywall) -> None:
+    paywall.serves_again = True
+
+
+def _never_settles(paywall: Paywall) -> None:
+    paywall.mode = Mode.NEVER_SETTLE
+
+
+@pytest.mark.parametrize(("trick", "change"), [(Trick.REPLAY, _serves_again), (Trick.HONEST, _never_settles)])
+def test_a_seller_that_serves_unpaid_is_reported(
+    paywall: Paywall, payer: HostilePayer, trick: Trick, change: Cheat
+) -> None:
+    change(paywall)
+    attempt = payer.attempt(trick, client(paywall), "/x402_v2")
+    assert attempt.is_cheated
+    assert "at a price of 0.250000 USDC" in str(attempt)
+
+
+def test_a_seller_that_trusts_every_header_is_cheated_by_each_trick_that_pays_nothing(
+    paywall: Paywall, payer: HostilePayer
+) -> None:
+    asked = client(paywall).get("/x402_v2")
+
+    def trusting(request: httpx.Request) -> httpx.Response:
+        if "payment-signature" in request.headers:
+            return httpx.Response(200, json={"weather": "rain"})
+        return httpx.Response(402, headers=asked.headers, content=asked.content)
+
+    shop = httpx.Client(transport=httpx.MockTransport(trusting), base_url="http://shop.example")
+    cheated = {attempt.trick for attempt in payer.attack(shop, "/x402_v2") if attempt.is_cheated}
+    assert cheated == set(Trick) - {Trick.TWO_SELLERS}
+
+
+def test_the_payer_pays_a_network_fee_that_the_seller_does_not(paywall: Paywall, payer: HostilePayer) -> None:
+    paywall.sell("/own-fee", PRICE, protocols=["mpp"], sponsored=False)
+    attempt = payer.attempt("honest", client(paywall), "/own-fee")
+    assert (attempt.served, attempt.paid_usdc) == (1, PRICE)
+
+
+def test_a_signed_payment_is_that_of_the_402(paywall: Paywall, payer: HostilePayer) -> None:
+    http = client(paywall)
+    name, value = payer.sign(http.get("/x402_v2"))
+    assert name == "PAYMENT-SIGNATURE"
+    assert json.loads(base64.b64decode(value))["accepted"]["amount"] == "250000"
+    assert http.get("/x402_v2", headers={name: value}).status_code == 200
+
+
+def test_two_payers_have_two_wallets(server: AgentPayServer, payer: HostilePayer) -> None:
+    assert HostilePayer(server).address == payer.address
+    assert HostilePayer(server, name="another").address != payer.address
+
+
+def refused(attempt: Callable[[], Attempt]) -> str:
+    with pytest.raises(ValueError, match=r".") as caught:
+        attempt()
+    return str(caught.value)
+
+
+def test_what_cannot_be_tried_is_a_value_error(paywall: Paywall, payer: HostilePayer) -> None:
+    http = client(paywall)
+    assert "other=" in refused(lambda: payer.attempt("two_sellers", http, "/x402_v2"))
+    assert "responded 404, not 402" in refused(lambda: payer.attempt("honest", http, "/nothing"))
+    assert "'steal'" in refused(lambda: payer.attempt("steal", http, "/x402_v2"))
+    paywall.sell("/mainnet", PRICE, mode=Mode.WRONG_NETWORK)
+    assert "network is mainnet-beta" in refused(lambda: payer.attempt("honest", http, "/mainnet"))
