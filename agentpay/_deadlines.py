@@ -86,16 +86,16 @@ class _Backend:
         self._backend = backend
 
     def connect_tcp(self, *args: Any, **options: Any) -> Any:
-        return _Stream(self._backend.connect_tcp(*args, **options))
+        return _DeadlineStream(self._backend.connect_tcp(*args, **options))
 
     def connect_unix_socket(self, *args: Any, **options: Any) -> Any:
-        return _Stream(self._backend.connect_unix_socket(*args, **options))
+        return _DeadlineStream(self._backend.connect_unix_socket(*args, **options))
 
     def sleep(self, seconds: float) -> None:
         self._backend.sleep(seconds)
 
 
-class _Stream:
+class _DeadlineStream:
     """A network stream of httpcore that keeps deadlines."""
 
     def __init__(self, stream: Any) -> None:
@@ -112,7 +112,7 @@ class _Stream:
             self._stream.write(buffer[start : start + _PIECE_BYTES], timeout.now())
 
     def start_tls(self, *args: Any, **options: Any) -> Any:
-        return _Stream(self._stream.start_tls(*args, **options))
+        return _DeadlineStream(self._stream.start_tls(*args, **options))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

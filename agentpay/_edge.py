@@ -25,9 +25,9 @@ from agentpay._given import (
     class_names,
 )
 from agentpay._observing import Observer
-from agentpay._options import Call
+from agentpay._options import CallSettings
 from agentpay._requests import PreparedRequest
-from agentpay._settings import Settings, Steps, logger
+from agentpay._settings import ClientSettings, Steps, logger
 from agentpay._version import __version__
 from agentpay.contract.bodies import Body
 from agentpay.contract.printable import printable
@@ -84,7 +84,7 @@ class Attempt(NamedTuple):
         return self.timeout is not None and self.timeout - self.waited < self.timeout * LEAST_LEFT
 
 
-class Edge:
+class BaseTransport:
     def __init__(
         self, base_url: str, given: HttpClient | AsyncHttpClient | None, library: ModuleType
     ) -> None:
@@ -119,7 +119,7 @@ class Edge:
             }
         )
 
-    def headers(self, settings: Settings) -> Headers:
+    def headers(self, settings: ClientSettings) -> Headers:
         """Their `repr` hides the key."""
         headers: Headers = self._defaults.copy()
         if settings.app_info:
@@ -128,7 +128,7 @@ class Edge:
         headers["Authorization"] = f"Bearer {settings.api_key.reveal()}"
         return headers
 
-    def _attempt_of(self, request: PreparedRequest, call: Call) -> Attempt:
+    def _attempt_of(self, request: PreparedRequest, call: CallSettings) -> Attempt:
         steps = call.timeout if isinstance(call.timeout, Steps) else None
         timeout = call.timeout if not isinstance(call.timeout, Steps) else call.timeout.pool
         if call.ends_at is not None:

@@ -104,7 +104,7 @@ class Target:
 
 
 @frozen(kw_only=True)
-class Request:
+class PageRequest:
     """A request for a page, with checked headers."""
 
     target: Target
@@ -113,13 +113,13 @@ class Request:
     body: bytes | None = None
     read_seconds: float = 20.0
 
-    def at(self, target: Target) -> "Request":
+    def at(self, target: Target) -> "PageRequest":
         """Return the same request for another target."""
         return evolve(self, target=target)
 
 
 @frozen(kw_only=True)
-class Page:
+class FetchedPage:
     """A response, whatever its status.
 
     Attributes:
@@ -228,7 +228,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 class Fetcher:
     """Fetches pages, synchronously."""
 
-    def fetch(self, request: Request) -> Page:
+    def fetch(self, request: PageRequest) -> FetchedPage:
         """Return the response to a request.
 
         Raises:
@@ -245,7 +245,7 @@ class Fetcher:
 class AsyncFetcher:
     """Fetches pages."""
 
-    async def fetch(self, request: Request) -> Page:
+    async def fetch(self, request: PageRequest) -> FetchedPage:
         """Return the response to a request.
 
         Raises:
@@ -256,7 +256,7 @@ class AsyncFetcher:
 
         found = await anyio.to_thread.run_sync(_resolved, request.target)
         address = _checked(found, request.target)
-        reading = _Reading()
+        reading = _LimitedBody()
         try:
             # One deadline from connecting to the end of the body, however slowly each part arrives.
             with anyio.move_on_after(CONNECT_SECONDS + request.read_seconds):
@@ -267,7 +267,7 @@ class AsyncFetcher:
             raise _failed("TimeoutError", request)
         return reading.page(reading.response)
 
-    async def _read(self, request: Request, address: str, reading: "_Reading") -> None:
+    async def _read(self, request: PageRequest, address: str, reading: "_LimitedBody") -> None:
         async with (
             page_client(CONNECT_SECONDS, request.read_seconds) as client,
             client.stream(**_sent(request, address)) as response,
@@ -306,7 +306,7 @@ def _checked(addresses: list[str], target: Target) -> str:
     return addresses[0]
 
 
-def _sent(request: Request, address: str) -> dict[str, Any]:
+def _sent(request: PageRequest, address: str) -> dict[str, Any]:
     parts = urlsplit(request.target.url)
     literal = f"[{address}]" if ":" in address else address
     path = parts.path or "/"
@@ -325,7 +325,7 @@ def _sent(request: Request, address: str) -> dict[str, Any]:
     }
 
 
-class _Reading:
+class _LimitedBody:
     """A response as far as it was read, up to a size."""
 
     def __init__(self) -> None:
@@ -338,7 +338,7 @@ class _Reading:
         self._body += chunk
         return len(self._body) <= BODY_MAX_BYTES
 
-    def page(self, response: Any) -> Page:  # noqa: ANN401 - a response of either library
+    def page(self, response: Any) -> FetchedPage:  # noqa: ANN401 - a response of either library
         """Return what was read."""
         headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
         body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), not self.is_whole
@@ -347,9 +347,9 @@ class _Reading:
             with contextlib.suppress(zlib.error):
                 body = decompressor.decompress(body, BODY_MAX_BYTES)
                 is_truncated = is_truncated or bool(decompressor.unconsumed_tail)
-        return Page(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
+        return FetchedPage(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
 
 
-def _failed(reason: str, request: Request) -> FetchFailedError:
+def _failed(reason: str, request: PageRequest) -> FetchFailedError:
     # The text of an exception may contain the page's URL with a secret.
     return FetchFailedError(f"no response came from {request.target.origin} ({reason})")

@@ -28,7 +28,7 @@ import httpx
 
 from agentpay import _failures
 from agentpay._deadlines import GRACE_SECONDS, bound
-from agentpay._edge import Attempt, Edge, body_of, check_stream
+from agentpay._edge import Attempt, BaseTransport, body_of, check_stream
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -38,7 +38,7 @@ from agentpay._given import (
     Transport,
     library_of,
 )
-from agentpay._options import Call
+from agentpay._options import CallSettings
 from agentpay._pools import CONNECTIONS_MAX, Pools
 from agentpay._requests import PreparedRequest, refusal_of
 from agentpay.contract.bodies import BodyError
@@ -138,7 +138,7 @@ def _bounded(limits: httpx.Limits) -> httpx.Client:
     return client
 
 
-class Http(Edge):
+class Http(BaseTransport):
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
         super().__init__(base_url, given, library_of(given, transport, is_async=False) or httpx)
         self.sleep: Callable[[float], None] = time.sleep
@@ -147,7 +147,7 @@ class Http(Edge):
         self._pools: Pools[httpx.Client] = Pools(partial(_bounded, _LIMITS), httpx.Client.close)
         bound(given or transport)
 
-    def send(self, request: PreparedRequest, call: Call) -> RawResponse | AgentPayError:
+    def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
 
         Raises ValueError if an argument is too long for a URL; nothing was sent.
@@ -206,7 +206,9 @@ class Http(Edge):
             # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
-    def pieces(self, request: PreparedRequest, call: Call) -> Generator[RawResponse | bytes, None, None]:
+    def pieces(
+        self, request: PreparedRequest, call: CallSettings
+    ) -> Generator[RawResponse | bytes, None, None]:
         """Send a request once; yield its response without the body, then the body as it arrives."""
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
@@ -259,7 +261,7 @@ class Http(Edge):
             self._transport.close()
 
 
-class AsyncHttp(Edge):
+class AsyncHttp(BaseTransport):
     def __init__(
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
@@ -278,7 +280,7 @@ class AsyncHttp(Edge):
             partial(_new, httpx.AsyncClient, limits), httpx.AsyncClient.aclose
         )
 
-    async def send(self, request: PreparedRequest, call: Call) -> RawResponse | AgentPayError:
+    async def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:
         started = self.monotonic()
         outcome: RawResponse | AgentPayError
         try:
@@ -359,7 +361,9 @@ class AsyncHttp(Edge):
                     return
             yield chunk
 
-    async def pieces(self, request: PreparedRequest, call: Call) -> AsyncGenerator[RawResponse | bytes, None]:
+    async def pieces(
+        self, request: PreparedRequest, call: CallSettings
+    ) -> AsyncGenerator[RawResponse | bytes, None]:
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)

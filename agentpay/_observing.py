@@ -7,7 +7,7 @@ from agentpay._requests import PreparedRequest
 from agentpay.contract.responses import RawResponse
 
 
-class Watch(Protocol):
+class CallSpan(Protocol):
     """`headers` are added to the call's requests, such as trace context."""
 
     @property
@@ -21,4 +21,4 @@ class Watch(Protocol):
 class Observer(Protocol):
     """Observes each call of a client and its copies."""
 
-    def begin(self, request: PreparedRequest) -> Watch: ...
+    def begin(self, request: PreparedRequest) -> CallSpan: ...

@@ -66,7 +66,7 @@ DEADLINE_LEFT: Final = 0.1
 
 
 @frozen(kw_only=True)
-class Call:
+class CallSettings:
     """The settings of one call, for all its requests.
 
     `timeout` is in seconds for each step, `total_timeout` for the whole call; None means no limit.
@@ -80,7 +80,7 @@ class Call:
     ends_at: float | None = None
     extras: tuple[Mapping[str, object], Mapping[str, object]] | None = None
 
-    def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
+    def begun(self, options: CallOptions, now: Callable[[], float]) -> "CallSettings":
         unknown = options.keys() - _NAMES
         if unknown:
             raise TypeError(_unexpected(min(unknown)))
@@ -102,7 +102,7 @@ class Call:
             extras=(query or {}, body or {}) if query or body else None,
         )
 
-    def with_headers(self, headers: Mapping[str, str]) -> "Call":
+    def with_headers(self, headers: Mapping[str, str]) -> "CallSettings":
         copied = self.headers.copy()  # type: ignore[attr-defined]  # of httpx, and of httpx2
         copied.update(headers)
         return evolve(self, headers=copied)

@@ -42,7 +42,7 @@ class ByProcess(Generic[C]):
         return value
 
 
-class Pool(Generic[C]):
+class PoolShard(Generic[C]):
     def __init__(self, client: C, close: Callable[[C], None]) -> None:
         self.client: C = client
         self._close = close
@@ -85,11 +85,11 @@ class Pools(Generic[C]):
         self._close = close
         self._own: ByProcess[_Own[C]] = ByProcess(_Own)
 
-    def current(self) -> Pool[C]:
+    def current(self) -> PoolShard[C]:
         own = self._own.get()
         with own.lock:
             if own.pool is None:
-                own.pool = Pool(self._make(), self._close)
+                own.pool = PoolShard(self._make(), self._close)
             return own.pool
 
     def retire(self) -> None:
@@ -104,7 +104,7 @@ class Pools(Generic[C]):
         if pool is not None:
             pool.close()
 
-    def _taken(self) -> Pool[C] | None:
+    def _taken(self) -> PoolShard[C] | None:
         own = self._own.get()
         with own.lock:
             pool, own.pool = own.pool, None
@@ -114,4 +114,4 @@ class Pools(Generic[C]):
 class _Own(Generic[C]):
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.pool: Pool[C] | None = None
+        self.pool: PoolShard[C] | None = None

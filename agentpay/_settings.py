@@ -98,7 +98,7 @@ class ApiKey:
 
 
 @frozen(kw_only=True)
-class Settings:
+class ClientSettings:
     """The checked settings of one client.
 
     `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, or for each kind of
@@ -121,7 +121,7 @@ class Settings:
         max_retries: int | UnsetType,
         total_timeout: float | None | UnsetType,
         default_headers: Mapping[str, str] | UnsetType,
-    ) -> "Settings":
+    ) -> "ClientSettings":
         api_key.check()
         given: dict[str, Any] = {"api_key": api_key}
         if timeout is not UNSET:
@@ -144,10 +144,10 @@ def resolve(
     total_timeout: float | None,
     default_headers: Mapping[str, str] | None,
     app_info: str | None,
-) -> Settings:
+) -> ClientSettings:
     api_key.check()
     _configure_logging(os.environ.get("AGENTPAY_LOG"))
-    return Settings(
+    return ClientSettings(
         api_key=api_key,
         base_url=_checked_base_url(os.environ.get("AGENTPAY_BASE_URL") if base_url is None else base_url),
         timeout=checked_timeout(timeout),

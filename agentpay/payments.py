@@ -112,7 +112,7 @@ class PaymentRecord:
     declined: str | None = None
 
 
-class _Peek(NamedTuple):
+class _PeekStep(NamedTuple):
     """Read the beginning of the body, leaving the response as if unread."""
 
     response: Any
@@ -154,7 +154,7 @@ class _Send(NamedTuple):
     charge_id: str | None = None
 
 
-_Step: TypeAlias = _Peek | _Authorize | _Report | _Send | _Lock | _Opened
+_Step: TypeAlias = _PeekStep | _Authorize | _Report | _Send | _Lock | _Opened
 
 
 class PaymentAuth(Auth):
@@ -301,7 +301,7 @@ class PaymentAuth(Auth):
                             with _logged(step.charge_id):
                                 self._client.payments.report_outcome(step.charge_id, **_NO_RESPONSE)
                         raise
-                elif isinstance(step, _Peek):
+                elif isinstance(step, _PeekStep):
                     answer = _messages.peek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
                     answer = self._client.payments.authorize(**self._order(step))
@@ -337,7 +337,7 @@ class PaymentAuth(Auth):
                             if step.charge_id is not None:
                                 await self._report_lost(step.charge_id)
                             raise
-                    elif isinstance(step, _Peek):
+                    elif isinstance(step, _PeekStep):
                         answer = await _messages.apeek(step.response, step.seconds)
                     elif isinstance(step, _Authorize):
                         answer = await self._client.payments.authorize(**self._order(step))
@@ -416,7 +416,7 @@ class PaymentAuth(Auth):
             outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
             yield _Report(payment.transfer_id, outcome)
         if response.status_code == 402:
-            peeked: _messages.Peeked = yield _Peek(response, REFUSAL_SECONDS)
+            peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
             raise PaymentRefusedError(
                 idempotency_key=key,
                 transfer_id=payment.transfer_id,
@@ -466,7 +466,7 @@ class PaymentAuth(Auth):
         outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
         yield _Report(step.charge_id, outcome)
         if response.status_code == 402:
-            peeked: _messages.Peeked = yield _Peek(response, REFUSAL_SECONDS)
+            peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
             reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
             raise self._refused(key, step, response, reason, receipt=receipt, body=peeked.beginning)
 
@@ -528,7 +528,7 @@ class PaymentAuth(Auth):
         is_version_2 = any(name.lower() == "payment-required" for name, _ in challenge.headers)
         if challenge or _is_json(headers):
             # The body is also read so that its connection can carry the payment.
-            peeked: _messages.Peeked = yield _Peek(response, SPARE_SECONDS if challenge else BODY_SECONDS)
+            peeked: _messages.Peeked = yield _PeekStep(response, SPARE_SECONDS if challenge else BODY_SECONDS)
             if not is_version_2 and _is_json(headers):
                 challenge = challenge_of(url=url, method=method, headers=headers, body=peeked.content)
         if "authorization" in request.headers:

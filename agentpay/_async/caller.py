@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from agentpay._http import AsyncHttp
-from agentpay._options import Call, CallOptions
+from agentpay._options import CallOptions, CallSettings
 from agentpay._requests import PreparedRequest, extended
 from agentpay._retries import Renew, Sleep, attempts, note_key, unexpected
-from agentpay._settings import Settings, logger
+from agentpay._settings import ClientSettings, logger
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
 
@@ -26,17 +26,17 @@ class AsyncCaller:
         http: the connections.
     """
 
-    def __init__(self, settings: Settings, http: AsyncHttp) -> None:
+    def __init__(self, settings: ClientSettings, http: AsyncHttp) -> None:
         self.settings = settings
         self.http = http
-        self._usual = Call(
+        self._usual = CallSettings(
             headers=http.headers(settings),
             timeout=settings.timeout,
             max_retries=settings.max_retries,
             total_timeout=settings.total_timeout,
         )
 
-    def begin(self, options: CallOptions) -> Call:
+    def begin(self, options: CallOptions) -> CallSettings:
         """Return the settings of a call with these options that begins now.
 
         Raises:
@@ -47,7 +47,7 @@ class AsyncCaller:
             return self._usual
         return self._usual.begun(options, self.http.monotonic)
 
-    async def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    async def exchange(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
 
         Raises:
@@ -78,7 +78,7 @@ class AsyncCaller:
         self.http.warn_if_exposed()
         return self.http.pieces(request, self.begin(options))
 
-    async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    async def _noted(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         key = request.idempotency_key
         if key is None:
             return await self._attempts(request, call)
@@ -92,7 +92,7 @@ class AsyncCaller:
             note_key(error, request)
             raise
 
-    async def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    async def _attempts(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         http = self.http
         flow = attempts(
             request,

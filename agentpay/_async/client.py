@@ -120,7 +120,7 @@ class AsyncAgentPay:
         )
         self._bind(settings, AsyncHttp(settings.base_url, http_client, transport))
 
-    def _bind(self, settings: _settings.Settings, http: AsyncHttp) -> None:
+    def _bind(self, settings: _settings.ClientSettings, http: AsyncHttp) -> None:
         self._settings = settings
         self._http = http
         self._caller = AsyncCaller(settings, http)

@@ -6,7 +6,7 @@ does not.
 
 from typing import Any
 
-from agentpay._fetching import AsyncFetcher, Request, target_of
+from agentpay._fetching import AsyncFetcher, PageRequest, target_of
 from agentpay._settings import logger
 from agentpay.contract.sessions import Session
 
@@ -42,7 +42,7 @@ async def present_close(
             trusted = () if base_url.startswith("https:") else (origin,)
             target = target_of(url, trusted)
             page = await AsyncFetcher().fetch(
-                Request(target=target, headers=headers, read_seconds=READ_SECONDS)
+                PageRequest(target=target, headers=headers, read_seconds=READ_SECONDS)
             )
             status = page.status
     except Exception as error:  # noqa: BLE001 - of either HTTP library

@@ -15,7 +15,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._async.purchases import AsyncPurchases
 from agentpay._async.session_fetches import AsyncSessionFetches
 from agentpay._challenges import sells_by_session, url_sent
-from agentpay._fetching import AsyncFetcher, FetchFailedError, FetchRefusedError, Page, Request
+from agentpay._fetching import AsyncFetcher, FetchedPage, FetchFailedError, FetchRefusedError, PageRequest
 from agentpay._http import cookie_of
 from agentpay._locks import AsyncLocks
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
@@ -32,7 +32,7 @@ from agentpay.errors import (
 )
 from agentpay.tools import reports
 from agentpay.tools.content import content_of
-from agentpay.tools.references import Purchase, is_alive, is_refused, is_rejected_by_person
+from agentpay.tools.references import RecordedPurchase, is_alive, is_refused, is_rejected_by_person
 from agentpay.tools.results import FetchResult, PaymentResult, PaymentStatus
 
 PAID_READ_SECONDS: Final = 30.0
@@ -105,7 +105,7 @@ class AsyncPaidFetches:
         return await self._paid(ref, purchase, request, page, wanted)
 
     async def _paid(
-        self, ref: str, purchase: Purchase, request: Request, page: Page, wanted: Wanted
+        self, ref: str, purchase: RecordedPurchase, request: PageRequest, page: FetchedPage, wanted: Wanted
     ) -> FetchResult:
         signed = await self._signed(ref, purchase, request, page, wanted)
         if isinstance(signed, SessionStep):
@@ -117,16 +117,16 @@ class AsyncPaidFetches:
     async def _paid_in_session(
         self,
         ref: str,
-        purchase: Purchase,
-        request: Request,
-        page: Page,
+        purchase: RecordedPurchase,
+        request: PageRequest,
+        page: FetchedPage,
         wanted: Wanted,
         *,
         step: SessionStep,
     ) -> FetchResult:
         """Present an opening if necessary, then a voucher once, and report both outcomes."""
 
-        async def authorize(asked: Page) -> SessionStep:
+        async def authorize(asked: FetchedPage) -> SessionStep:
             signed = await self._authorized(purchase.key, request, asked, wanted)
             assert isinstance(signed, SessionStep)  # noqa: S101 - the key is that of a session
             return signed
@@ -160,21 +160,21 @@ class AsyncPaidFetches:
         )
         return cast("PaymentResult", {**known, "session_id": step.session_id})
 
-    def _request(self, wanted: Wanted) -> Request:
+    def _request(self, wanted: Wanted) -> PageRequest:
         target = _fetching.target_of(wanted.url, self._private_origins)
         if target.origin == _fetching.origin_of(self._client.base_url):
             raise FetchRefusedError(
                 f"{target.origin} is the payment service itself",
                 "Use the other tools, such as pay and get_payment.",
             )
-        return Request(
+        return PageRequest(
             target=target,
             method=wanted.method,
             headers=_fetching.checked_headers(wanted.headers),
             body=None if wanted.body is None else wanted.body.encode(),
         )
 
-    async def _unpaid(self, request: Request) -> tuple[Request, Page]:
+    async def _unpaid(self, request: PageRequest) -> tuple[PageRequest, FetchedPage]:
         """Send a request without a payment; follow redirects within its origin."""
         for _ in range(REDIRECTS_MAX + 1):
             page = await self._fetcher.fetch(request)
@@ -191,7 +191,7 @@ class AsyncPaidFetches:
         raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects", "Tell the user. Do not pay for it.")
 
     async def _signed(
-        self, ref: str, purchase: Purchase, request: Request, page: Page, wanted: Wanted
+        self, ref: str, purchase: RecordedPurchase, request: PageRequest, page: FetchedPage, wanted: Wanted
     ) -> Payment | SessionStep | PaymentResult:
         """Return the payment to present, or why there is none."""
         earlier = purchase.transfer
@@ -210,7 +210,7 @@ class AsyncPaidFetches:
         # With a problem, only this process has the signed bytes, and they expire: no money can move.
         return payment if problem is None else self._unpresented(ref, purchase, "rejected", problem)
 
-    async def _is_for(self, transfer: Transfer, request: Request) -> bool:
+    async def _is_for(self, transfer: Transfer, request: PageRequest) -> bool:
         """Return whether a transfer pays for a request, as far as the service knows: no query tells."""
         try:
             payment = await self._client.payments.get(transfer.transfer_id)
@@ -220,7 +220,7 @@ class AsyncPaidFetches:
         return (payment.origin, payment.url) == (target.origin, url_sent(target.url))
 
     async def _authorized(
-        self, key: str, request: Request, page: Page, wanted: Wanted
+        self, key: str, request: PageRequest, page: FetchedPage, wanted: Wanted
     ) -> Payment | SessionStep:
         return await self._client.payments.authorize(
             account_id=await self._account_id(),
@@ -234,7 +234,7 @@ class AsyncPaidFetches:
         )
 
     def _problem(
-        self, payment: Payment | SessionStep, request: Request, earlier: Transfer | None, max_usdc: str
+        self, payment: Payment | SessionStep, request: PageRequest, earlier: Transfer | None, max_usdc: str
     ) -> str | None:
         """Return why a signed payment must not be presented; None if it may."""
         assert isinstance(payment.header, PaymentHeader)  # noqa: S101 - checked before
@@ -250,10 +250,10 @@ class AsyncPaidFetches:
             return "this payment_ref was paid before, and is not paid again"
         return None
 
-    async def _presented(self, ref: str, request: Request, payment: Payment) -> FetchResult:
+    async def _presented(self, ref: str, request: PageRequest, payment: Payment) -> FetchResult:
         """Send the request with its payment once, and report both outcomes."""
         assert payment.header is not None  # noqa: S101 - checked before
-        paid = Request(
+        paid = PageRequest(
             target=request.target,
             method=request.method,
             headers={**request.headers, payment.header.name: payment.header.value},
@@ -288,7 +288,7 @@ class AsyncPaidFetches:
         return self._report(transfer, ref)
 
     async def _not_signed(
-        self, ref: str, purchase: Purchase, error: AgentPayError | ValueError, request: Request
+        self, ref: str, purchase: RecordedPurchase, error: AgentPayError | ValueError, request: PageRequest
     ) -> PaymentResult:
         """Return the result of a 402 for which the service signed nothing new."""
         reason = reports.reason_of(error)
@@ -315,11 +315,11 @@ class AsyncPaidFetches:
             return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
         return self._known(ref, "unknown", reason)
 
-    def _conflict(self, held: Transfer, ref: str, request: Request) -> PaymentResult:
+    def _conflict(self, held: Transfer, ref: str, request: PageRequest) -> PaymentResult:
         return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
 
     def _not_fetched(
-        self, ref: str, purchase: Purchase, error: FetchRefusedError | FetchFailedError
+        self, ref: str, purchase: RecordedPurchase, error: FetchRefusedError | FetchFailedError
     ) -> FetchResult:
         reason = f"{error}. Nothing was paid by this call."
         status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
@@ -332,7 +332,7 @@ class AsyncPaidFetches:
     def _unpresented(
         self,
         ref: str,
-        purchase: Purchase,
+        purchase: RecordedPurchase,
         status: PaymentStatus | None,
         reason: str,
     ) -> PaymentResult:
@@ -375,13 +375,13 @@ _CAP_REACHED: Final = reports.Advice(
 )
 
 
-def _with_cookies(request: Request, page: Page) -> Request:
+def _with_cookies(request: PageRequest, page: FetchedPage) -> PageRequest:
     """Return the request with the cookies that the 402 set, in which a seller may keep its challenge."""
     cookie = cookie_of(request.target.url, page.headers)
     return request if cookie is None else evolve(request, headers={**request.headers, "Cookie": cookie})
 
 
-def _if_delivered(result: PaymentResult, page: Page | None) -> PaymentResult:
+def _if_delivered(result: PaymentResult, page: FetchedPage | None) -> PaymentResult:
     """Return the result with the status `paid_not_delivered` if the payment has settled without a page."""
     if result["status"] != "settled" or (page is not None and page.is_success):
         return result
@@ -392,6 +392,6 @@ def _because(result: PaymentResult, reason: str | None) -> PaymentResult:
     return cast("PaymentResult", {**result, "reason": reason or result["reason"]})
 
 
-def _with_page(result: PaymentResult, page: Page | None) -> FetchResult:
+def _with_page(result: PaymentResult, page: FetchedPage | None) -> FetchResult:
     content = None if page is None else content_of(page)
     return cast("FetchResult", {"session_id": None, **result, "untrusted_content": content})

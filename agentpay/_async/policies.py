@@ -6,7 +6,7 @@ import attrs
 
 from agentpay._arguments import check_body, request_of
 from agentpay._async.resource import AsyncResource
-from agentpay._options import Call, CallOptions
+from agentpay._options import CallOptions, CallSettings
 from agentpay._requests import etag_of, prepare
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
@@ -161,7 +161,7 @@ class AsyncPolicies(AsyncResource):
         """
         return await self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
 
-    async def _change(self, account_id: str, change: PolicyChange, call: Call) -> AccountPolicy:
+    async def _change(self, account_id: str, change: PolicyChange, call: CallSettings) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
@@ -176,7 +176,7 @@ class AsyncPolicies(AsyncResource):
                     raise
 
     async def _put(
-        self, account_id: str, change: PolicyChange, if_match: str | None, call: Call
+        self, account_id: str, change: PolicyChange, if_match: str | None, call: CallSettings
     ) -> AccountPolicy:
         request = prepare(
             endpoints.PUT_POLICY, path={"account_id": account_id}, body=change, if_match=if_match

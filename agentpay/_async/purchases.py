@@ -11,7 +11,7 @@ from agentpay.errors import (
     OutcomeUnknownError,
     TransferRejectedError,
 )
-from agentpay.tools.references import ATTEMPT_LAST, Purchase, is_refused, key_of, newest_that_counts
+from agentpay.tools.references import ATTEMPT_LAST, RecordedPurchase, is_refused, key_of, newest_that_counts
 
 _PAGE: Final = 100
 
@@ -28,7 +28,7 @@ class AsyncPurchases:
         self._client = client
         self._account_id = account_id
 
-    async def find(self, ref: str) -> Purchase:
+    async def find(self, ref: str) -> RecordedPurchase:
         """Return what is recorded under a reference, however old; see `agentpay.tools.references`.
 
         A key has transfers only if the key before it was refused. So the number of refused keys is searched
@@ -41,19 +41,19 @@ class AsyncPurchases:
         """
         newest, refused, unused, step = await self._newest(ref, 0), 0, ATTEMPT_LAST + 1, 1
         if newest is None or not is_refused(newest):
-            return Purchase(newest, key_of(ref))
+            return RecordedPurchase(newest, key_of(ref))
         while unused - refused > 1:
             attempt = min(refused + step, (refused + unused) // 2 if unused <= ATTEMPT_LAST else ATTEMPT_LAST)
             found = await self._newest(ref, attempt)
             if found is None:
                 unused = attempt
             elif not is_refused(found):
-                return Purchase(found, key_of(ref, attempt))
+                return RecordedPurchase(found, key_of(ref, attempt))
             else:
                 newest, refused, step = found, attempt, 2 * step
-        return Purchase(newest, key_of(ref, min(unused, ATTEMPT_LAST)))
+        return RecordedPurchase(newest, key_of(ref, min(unused, ATTEMPT_LAST)))
 
-    async def found_after(self, ref: str, purchase: Purchase, error: Exception) -> Transfer | None:
+    async def found_after(self, ref: str, purchase: RecordedPurchase, error: Exception) -> Transfer | None:
         """Return the recorded transfer that describes a request that failed.
 
         Args:

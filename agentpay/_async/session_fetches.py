@@ -11,7 +11,7 @@ from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._challenges import NO_RESPONSE, RECEIPT_FIELDS, RECEIPT_MAX_CHARACTERS
-from agentpay._fetching import AsyncFetcher, FetchFailedError, FetchRefusedError, Page, Request
+from agentpay._fetching import AsyncFetcher, FetchedPage, FetchFailedError, FetchRefusedError, PageRequest
 from agentpay._http import cookie_of
 from agentpay._settings import logger
 from agentpay.contract.payments import SessionStep
@@ -37,10 +37,10 @@ class AsyncSessionFetches:
 
     async def opened(
         self,
-        request: Request,
-        page: Page,
+        request: PageRequest,
+        page: FetchedPage,
         step: SessionStep,
-        authorize: Callable[[Page], Awaitable[SessionStep]],
+        authorize: Callable[[FetchedPage], Awaitable[SessionStep]],
     ) -> SessionStep:
         """Open the channel if necessary, and return the voucher of a request, or the opening if that failed.
 
@@ -62,9 +62,9 @@ class AsyncSessionFetches:
             step = await authorize(page)
         return step
 
-    async def paid(self, request: Request, page: Page, step: SessionStep) -> Page | None:
+    async def paid(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> FetchedPage | None:
         """Present a voucher, report its outcome, and return the response; None if none arrived."""
-        response: Page | None = None
+        response: FetchedPage | None = None
         for _ in range(PRESENTED_MAX):
             try:
                 response = await self._fetcher.fetch(self._presenting(request, page, step))
@@ -83,16 +83,18 @@ class AsyncSessionFetches:
             logger.warning("the outcome of voucher %s was not reported: %s", step.charge_id, error)
         return response
 
-    async def _present_opening(self, request: Request, page: Page, step: SessionStep) -> Page:
+    async def _present_opening(
+        self, request: PageRequest, page: FetchedPage, step: SessionStep
+    ) -> FetchedPage:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
-            probe = Request(target=request.target)
+            probe = PageRequest(target=request.target)
             opened = await self._fetcher.fetch(self._presenting(probe, page, step))
             if _receipt_of(opened) is not None:
                 return opened
         return await self._fetcher.fetch(self._presenting(request, page, step))
 
-    def _presenting(self, request: Request, page: Page, step: SessionStep) -> Request:
+    def _presenting(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> PageRequest:
         assert step.header is not None  # noqa: S101 - checked before
         headers = {**request.headers, step.header.name: step.header.value}
         cookie = cookie_of(request.target.url, page.headers)
@@ -101,6 +103,6 @@ class AsyncSessionFetches:
         return evolve(request, headers=headers, read_seconds=self._read_seconds)
 
 
-def _receipt_of(page: Page) -> str | None:
+def _receipt_of(page: FetchedPage) -> str | None:
     found = next((value for name, value in page.headers if name in RECEIPT_FIELDS), None)
     return None if found is None else found[:RECEIPT_MAX_CHARACTERS]

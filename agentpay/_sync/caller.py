@@ -11,10 +11,10 @@ from collections.abc import Generator
 from typing import Any
 
 from agentpay._http import Http
-from agentpay._options import Call, CallOptions
+from agentpay._options import CallOptions, CallSettings
 from agentpay._requests import PreparedRequest, extended
 from agentpay._retries import Renew, Sleep, attempts, note_key, unexpected
-from agentpay._settings import Settings, logger
+from agentpay._settings import ClientSettings, logger
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
 
@@ -27,17 +27,17 @@ class Caller:
         http: the connections.
     """
 
-    def __init__(self, settings: Settings, http: Http) -> None:
+    def __init__(self, settings: ClientSettings, http: Http) -> None:
         self.settings = settings
         self.http = http
-        self._usual = Call(
+        self._usual = CallSettings(
             headers=http.headers(settings),
             timeout=settings.timeout,
             max_retries=settings.max_retries,
             total_timeout=settings.total_timeout,
         )
 
-    def begin(self, options: CallOptions) -> Call:
+    def begin(self, options: CallOptions) -> CallSettings:
         """Return the settings of a call with these options that begins now.
 
         Raises:
@@ -48,7 +48,7 @@ class Caller:
             return self._usual
         return self._usual.begun(options, self.http.monotonic)
 
-    def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    def exchange(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
 
         Raises:
@@ -79,7 +79,7 @@ class Caller:
         self.http.warn_if_exposed()
         return self.http.pieces(request, self.begin(options))
 
-    def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    def _noted(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         key = request.idempotency_key
         if key is None:
             return self._attempts(request, call)
@@ -93,7 +93,7 @@ class Caller:
             note_key(error, request)
             raise
 
-    def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+    def _attempts(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         http = self.http
         flow = attempts(
             request,

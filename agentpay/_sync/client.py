@@ -121,7 +121,7 @@ class AgentPay:
         )
         self._bind(settings, Http(settings.base_url, http_client, transport))
 
-    def _bind(self, settings: _settings.Settings, http: Http) -> None:
+    def _bind(self, settings: _settings.ClientSettings, http: Http) -> None:
         self._settings = settings
         self._http = http
         self._caller = Caller(settings, http)

@@ -7,7 +7,7 @@ does not.
 
 from typing import Any
 
-from agentpay._fetching import Fetcher, Request, target_of
+from agentpay._fetching import Fetcher, PageRequest, target_of
 from agentpay._settings import logger
 from agentpay.contract.sessions import Session
 
@@ -43,7 +43,7 @@ def present_close(
             trusted = () if base_url.startswith("https:") else (origin,)
             target = target_of(url, trusted)
             page = Fetcher().fetch(
-                Request(target=target, headers=headers, read_seconds=READ_SECONDS)
+                PageRequest(target=target, headers=headers, read_seconds=READ_SECONDS)
             )
             status = page.status
     except Exception as error:  # noqa: BLE001 - of either HTTP library

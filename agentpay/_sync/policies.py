@@ -7,7 +7,7 @@ import attrs
 
 from agentpay._arguments import check_body, request_of
 from agentpay._sync.resource import Resource
-from agentpay._options import Call, CallOptions
+from agentpay._options import CallOptions, CallSettings
 from agentpay._requests import etag_of, prepare
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
@@ -162,7 +162,7 @@ class Policies(Resource):
         """
         return self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
 
-    def _change(self, account_id: str, change: PolicyChange, call: Call) -> AccountPolicy:
+    def _change(self, account_id: str, change: PolicyChange, call: CallSettings) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
@@ -177,7 +177,7 @@ class Policies(Resource):
                     raise
 
     def _put(
-        self, account_id: str, change: PolicyChange, if_match: str | None, call: Call
+        self, account_id: str, change: PolicyChange, if_match: str | None, call: CallSettings
     ) -> AccountPolicy:
         request = prepare(
             endpoints.PUT_POLICY, path={"account_id": account_id}, body=change, if_match=if_match

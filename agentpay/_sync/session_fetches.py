@@ -12,7 +12,7 @@ from attrs import evolve
 
 from agentpay._sync.client import AgentPay
 from agentpay._challenges import NO_RESPONSE, RECEIPT_FIELDS, RECEIPT_MAX_CHARACTERS
-from agentpay._fetching import Fetcher, FetchFailedError, FetchRefusedError, Page, Request
+from agentpay._fetching import Fetcher, FetchedPage, FetchFailedError, FetchRefusedError, PageRequest
 from agentpay._http import cookie_of
 from agentpay._settings import logger
 from agentpay.contract.payments import SessionStep
@@ -38,10 +38,10 @@ class SessionFetches:
 
     def opened(
         self,
-        request: Request,
-        page: Page,
+        request: PageRequest,
+        page: FetchedPage,
         step: SessionStep,
-        authorize: Callable[[Page], SessionStep],
+        authorize: Callable[[FetchedPage], SessionStep],
     ) -> SessionStep:
         """Open the channel if necessary, and return the voucher of a request, or the opening if that failed.
 
@@ -63,9 +63,9 @@ class SessionFetches:
             step = authorize(page)
         return step
 
-    def paid(self, request: Request, page: Page, step: SessionStep) -> Page | None:
+    def paid(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> FetchedPage | None:
         """Present a voucher, report its outcome, and return the response; None if none arrived."""
-        response: Page | None = None
+        response: FetchedPage | None = None
         for _ in range(PRESENTED_MAX):
             try:
                 response = self._fetcher.fetch(self._presenting(request, page, step))
@@ -84,16 +84,18 @@ class SessionFetches:
             logger.warning("the outcome of voucher %s was not reported: %s", step.charge_id, error)
         return response
 
-    def _present_opening(self, request: Request, page: Page, step: SessionStep) -> Page:
+    def _present_opening(
+        self, request: PageRequest, page: FetchedPage, step: SessionStep
+    ) -> FetchedPage:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
-            probe = Request(target=request.target)
+            probe = PageRequest(target=request.target)
             opened = self._fetcher.fetch(self._presenting(probe, page, step))
             if _receipt_of(opened) is not None:
                 return opened
         return self._fetcher.fetch(self._presenting(request, page, step))
 
-    def _presenting(self, request: Request, page: Page, step: SessionStep) -> Request:
+    def _presenting(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> PageRequest:
         assert step.header is not None  # noqa: S101 - checked before
         headers = {**request.headers, step.header.name: step.header.value}
         cookie = cookie_of(request.target.url, page.headers)
@@ -102,6 +104,6 @@ class SessionFetches:
         return evolve(request, headers=headers, read_seconds=self._read_seconds)
 
 
-def _receipt_of(page: Page) -> str | None:
+def _receipt_of(page: FetchedPage) -> str | None:
     found = next((value for name, value in page.headers if name in RECEIPT_FIELDS), None)
     return None if found is None else found[:RECEIPT_MAX_CHARACTERS]

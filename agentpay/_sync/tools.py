@@ -30,7 +30,7 @@ from agentpay.errors import (
 )
 from agentpay.tools import reports
 from agentpay.tools.arguments import ToolInputError, checked
-from agentpay.tools.references import Purchase, is_rejected_by_person
+from agentpay.tools.references import RecordedPurchase, is_rejected_by_person
 from agentpay.tools.results import (
     CheckResult,
     ErrorResult,
@@ -396,7 +396,12 @@ class AgentTools:
         return self._report(transfer, ref)
 
     def _not_made(
-        self, error: AgentPayError | ValueError, ref: str, purchase: Purchase, to: str, amount_usdc: str
+        self,
+        error: AgentPayError | ValueError,
+        ref: str,
+        purchase: RecordedPurchase,
+        to: str,
+        amount_usdc: str,
     ) -> PaymentResult:
         """Return the result of a request to pay that failed."""
         if reports.is_unauthorized(error):

@@ -123,7 +123,7 @@ def listen(
         if account is not None:
             with client_of(address) as server:
                 account_id = find_account(server, output, account)
-        listener = Listener(
+        listener = EventListener(
             address,
             output,
             types=frozenset(types),
@@ -164,7 +164,7 @@ def _new_secret() -> str:
     return f"whsec_{secrets.token_urlsafe(32)}"
 
 
-class Listener:
+class EventListener:
     """Polls for new events, prints them and forwards them."""
 
     def __init__(

@@ -27,7 +27,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import PaymentProtocol
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.sessions import ClosingReason, SessionStatus
-from agentpay.contract.spending import Outcome
+from agentpay.contract.spending import PredictedOutcome
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.transfers import TransferStatus
 
@@ -54,7 +54,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.Direction: Direction,
     choices.KeyKind: KeyKind,
     choices.OperatorKeyKind: OperatorKeyKind,
-    choices.Decision: Outcome,
+    choices.Decision: PredictedOutcome,
     choices.PaymentProtocol: PaymentProtocol,
     choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,

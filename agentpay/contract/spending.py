@@ -95,7 +95,7 @@ class ListTransfers(Request):
     cursor: Cursor = ""
 
 
-class Outcome(StrEnum):
+class PredictedOutcome(StrEnum):
     """The predicted outcome of a transfer."""
 
     SETTLE = "settle"

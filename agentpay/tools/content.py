@@ -3,7 +3,7 @@
 from typing import Final
 
 from agentpay._challenges import refusal_reason
-from agentpay._fetching import Page
+from agentpay._fetching import FetchedPage
 from agentpay.contract.printable import without_hidden
 from agentpay.tools.results import UntrustedContent
 
@@ -20,7 +20,7 @@ _PAYMENT_REQUIRED: Final = 402
 _TEXT: Final = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "csv")
 
 
-def content_of(page: Page) -> UntrustedContent:
+def content_of(page: FetchedPage) -> UntrustedContent:
     """Return the content of a page as shown to a model."""
     kind = page.header("content-type")
     text, is_cut = _text(page, (kind or "").lower())
@@ -34,7 +34,7 @@ def content_of(page: Page) -> UntrustedContent:
     )
 
 
-def _text(page: Page, kind: str) -> tuple[str, bool]:
+def _text(page: FetchedPage, kind: str) -> tuple[str, bool]:
     if kind and not any(mark in kind for mark in _TEXT):
         return f"({len(page.body)} bytes that are not text)", False
     try:

@@ -35,7 +35,7 @@ REJECTED_BY_PERSON: Final = "escalation_rejected"
 
 
 @frozen
-class Purchase:
+class RecordedPurchase:
     """What is recorded under a reference.
 
     Attributes:
@@ -52,7 +52,7 @@ class Purchase:
         """The transfer, if it moved or may move money."""
         return self.transfer if self.transfer is not None and is_alive(self.transfer) else None
 
-    def since(self, earlier: "Purchase") -> Transfer | None:
+    def since(self, earlier: "RecordedPurchase") -> Transfer | None:
         """Return the transfer, if it moved or may move money, or was not recorded earlier."""
         is_new = self.transfer is not None and (
             earlier.transfer is None or self.transfer.transfer_id != earlier.transfer.transfer_id

@@ -4,7 +4,7 @@ It creates, locks, claims, reserves, signs and stores nothing.
 """
 
 from agentpay.contract.policies import Policy
-from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, Outcome, TransferCheck
+from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, PredictedOutcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine import fees
@@ -68,18 +68,18 @@ class Checks:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
             refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_look=True)
-        decision, error, message = Outcome.SETTLE, None, None
+        decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
-            decision, error, message = Outcome.REJECT, refusal.code.value, refusal.message
+            decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
         elif rules.needs_approval(policy, terms.amount_micro):
-            decision, message = Outcome.ESCALATE, _escalated(policy, terms)
+            decision, message = PredictedOutcome.ESCALATE, _escalated(policy, terms)
         else:
             assert preflight is not None  # noqa: S101 - as above
             fees.require_room(self._context, connection, source, cost_of_transfer(preflight), now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A rejected transfer or one pending approval counts toward no limit.
-        moved = terms.amount_micro if decision is Outcome.SETTLE else 0
+        moved = terms.amount_micro if decision is PredictedOutcome.SETTLE else 0
         left = key_totals.least(
             remaining(limit_micro=limit, spent_micro=spent), key_totals.remaining_micro(connection, key)
         )

@@ -16,7 +16,7 @@ from server_world import Funded
 from agentpay import testing, webhooks
 from agentpay.cli.connection import ServerAccess
 from agentpay.cli.forwarding import Forward, Forwarder
-from agentpay.cli.listen import Listener
+from agentpay.cli.listen import EventListener
 from agentpay.cli.output import Output
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
@@ -102,7 +102,7 @@ async def listening(
         key=commands.environment["AGENTPAY_API_KEY"],
     )
     output = Output(is_json=is_json)
-    listener = Listener(address, output, types=types, account_id=account_id, interval_seconds=0.01)
+    listener = EventListener(address, output, types=types, account_id=account_id, interval_seconds=0.01)
     task = asyncio.create_task(listener.run(forward_to, secret))
     try:
         yield Heard(capsys)

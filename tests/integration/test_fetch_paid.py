@@ -20,11 +20,11 @@ from tool_results import assert_consistent
 from agentpay import AgentPay, _fetching
 from agentpay._fetching import (
     AsyncFetcher,
+    FetchedPage,
     Fetcher,
     FetchFailedError,
     FetchRefusedError,
-    Page,
-    Request,
+    PageRequest,
     target_of,
 )
 from agentpay.tools import AgentTools, AsyncAgentTools
@@ -757,9 +757,9 @@ def test_one_deadline_covers_headers_and_body(
     flavour: str,
     parts: list[bytes],
 ) -> None:
-    def fetch(read_seconds: float) -> Page:
+    def fetch(read_seconds: float) -> FetchedPage:
         monkeypatch.setattr(_fetching, "CONNECT_SECONDS", read_seconds)
-        request = Request(target=target_of(dripping(parts), LOOPBACK), read_seconds=read_seconds)
+        request = PageRequest(target=target_of(dripping(parts), LOOPBACK), read_seconds=read_seconds)
         if flavour == "sync":
             return Fetcher().fetch(request)
         return anyio.run(AsyncFetcher().fetch, request, backend=flavour)
@@ -772,7 +772,7 @@ def test_one_deadline_covers_headers_and_body(
             fetch(0.2)
 
 
-def with_patience(fetch: Callable[[float], Page]) -> Page:
+def with_patience(fetch: Callable[[float], FetchedPage]) -> FetchedPage:
     """Fetch with the shortest deadline within which this machine receives the head of a response."""
     for doubled in range(8):
         with contextlib.suppress(FetchFailedError):

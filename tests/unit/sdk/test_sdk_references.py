@@ -10,7 +10,7 @@ from agentpay._sync.purchases import Purchases
 from agentpay.contract.transfers import Transfer
 from agentpay.tools.references import (
     ATTEMPT_LAST,
-    Purchase,
+    RecordedPurchase,
     is_alive,
     is_refused,
     is_rejected_by_person,
@@ -114,7 +114,7 @@ class Recorded:
         return Page
 
 
-def found(refused: int, then: Transfer | None) -> tuple[Purchase, list[int]]:
+def found(refused: int, then: Transfer | None) -> tuple[RecordedPurchase, list[int]]:
     service: Any = Recorded(refused, then)
     return Purchases(service, lambda: "acct_1").find(REF), service.reads
 

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._http import AsyncHttp
-from agentpay._settings import Settings as ClientSettings
+from agentpay._settings import ClientSettings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError, ResponseValidationError
