@@ -108,6 +108,9 @@ class Handler(Generic[S]):
     """Whether every outcome depends on the accounts, which are locked then. A late landing always locks
     them."""
 
+    changes_due_times: ClassVar[bool] = True
+    """Whether an outcome may change when other work is due, apart from deliveries, which note it."""
+
     def __init__(self, context: Context) -> None:
         self._context = context
 

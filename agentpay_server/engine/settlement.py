@@ -332,8 +332,9 @@ class Settlement:
             return tx
 
     async def _announce(self, tx: ChainTransaction, subject: S) -> None:
+        noted = self._context.wakeup.noted
         await self._database.run(self.outcomes.announce, tx, subject)
-        self._context.wakeup.set()
+        self._context.wakeup.set_since(noted)
 
     async def _booked(
         self, tx: ChainTransaction, subject: S, end: Landed | ChainFailure
@@ -342,8 +343,9 @@ class Settlement:
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
+        noted = self._context.wakeup.noted
         written = await self._database.run(self.outcomes.end, tx, subject, end)
-        await self._after_commit(written)
+        await self._after_commit(tx, written, noted)
         if isinstance(written.following, Ended):
             failpoint(tx.operation, Step.BOOKED)
         return written.following
@@ -357,8 +359,9 @@ class Settlement:
             return cast("Ended[S] | ChainTransaction", current)
         await self._check_balance(tx)
         if not handler.is_broadcast_by_us:
+            noted = self._context.wakeup.noted
             written = await self._database.run(self.outcomes.expire, tx, subject)
-            await self._after_commit(written)
+            await self._after_commit(tx, written, noted)
             failpoint(tx.operation, Step.BOOKED)
             return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
@@ -368,8 +371,9 @@ class Settlement:
             # This node lags: the height that proved the expiry was already higher.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(subject)
+        noted = self._context.wakeup.noted
         written = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
-        await self._after_commit(written)
+        await self._after_commit(tx, written, noted)
         return written.following
 
     async def _check_balance(self, tx: ChainTransaction) -> None:
@@ -404,9 +408,12 @@ class Settlement:
             )
         raise ChainUnavailableError("an account holds less on chain than is booked")
 
-    async def _after_commit(self, written: Written[S]) -> None:
-        """Run the actions that follow a commit, such as logging."""
-        self._context.wakeup.set()
+    async def _after_commit(self, tx: ChainTransaction, written: Written[S], noted: int) -> None:
+        """Run the actions that follow a commit, such as logging; `noted` is `Wakeup.noted` before it."""
+        if self._handlers[tx.kind].changes_due_times:
+            self._context.wakeup.set()
+        else:
+            self._context.wakeup.set_since(noted)
         if written.ending is not None:
             self._handlers[written.ending.tx.kind].report(written.ending)
         for hook in written.after_commit:

@@ -158,8 +158,16 @@ class SingleFlight(Generic[K, T]):
 
 
 class Wakeup:
+    """Wakes schedulers after a due time has changed.
+
+    A unit of work calls `note` when it writes a due time. The caller that runs it compares `noted` after the
+    commit with its value before the unit, and wakes the schedulers only if it differs. A note of another unit
+    in between wakes them once too often.
+    """
+
     def __init__(self) -> None:
         self._listeners: list[asyncio.Event] = []
+        self.noted = 0
 
     def listener(self) -> asyncio.Event:
         """Return an event that every `set` sets. Its owner clears it before it checks for work."""
@@ -170,6 +178,15 @@ class Wakeup:
     def forget_listeners(self) -> None:
         """All listeners have ended."""
         self._listeners.clear()
+
+    def note(self) -> None:
+        """Note that the running unit of work writes a due time."""
+        self.noted += 1
+
+    def set_since(self, noted: int) -> None:
+        """Wake the schedulers if anything was noted since `noted` was read."""
+        if self.noted != noted:
+            self.set()
 
     def set(self) -> None:
         for event in self._listeners:

@@ -40,7 +40,9 @@ class Execution:
             Problem: see `Authorizer.authorize`.
         """
         decided = await self._authorizer.authorize(intent, parties, deadline)
-        self._context.wakeup.set()
+        if decided is not None and (decided.tx is None or decided.tx.kind is not Kind.TRANSFER):
+            # A signed transfer has no due time: this process drives it.
+            self._context.wakeup.set()
         if decided is not None and decided.tx is None:
             report(self._context, decided.record)
         return decided

@@ -60,6 +60,7 @@ class TransferHandler(Handler[TransferRecord]):
 
     kind = Kind.TRANSFER
     announces = True
+    changes_due_times = False
 
     def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> TransferRecord:
         """Return the transfer."""
