@@ -54,6 +54,9 @@ class Connection(Protocol):
     ) -> Result:
         """Run a statement; with a sequence of parameters, once for each of them.
 
+        An engine may hold an INSERT until its `rowcount` is read, a later statement names its table, or the
+        unit of work ends. A conflict is raised then.
+
         Raises:
             ConstraintError: a row would violate a constraint.
         """

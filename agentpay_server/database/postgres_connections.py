@@ -16,7 +16,14 @@ from sqlalchemy import URL, Executable, Select
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from agentpay_server.database.connection import UNCACHED_PLAN, Connection, ConstraintError, Parameters
+from agentpay_server.database.connection import (
+    UNCACHED_PLAN,
+    ConstraintError,
+    Connection,
+    Parameters,
+    Result,
+)
+from agentpay_server.database.postgres_writes import HeldRows, HeldWrites, shape_of
 from agentpay_server.database.prepared import Preparer, Row
 
 T = TypeVar("T")
@@ -70,6 +77,7 @@ class PreparedConnection:
     def __init__(self, driver: asyncpg.Connection) -> None:
         self.driver = driver
         self._statements: dict[str, PreparedStatement] = {}
+        self._is_given_up = False
 
     @property
     def is_idle(self) -> bool:
@@ -84,8 +92,15 @@ class PreparedConnection:
         `begin` is the statement that begins it; `committing` is called just before COMMIT is sent.
         """
         await self.execute(begin)
+        connection = _Connection(self)
+
+        def to_its_end() -> T:
+            result = unit(connection)
+            connection.send_held()
+            return result
+
         try:
-            result = await greenlet_spawn(unit, _Connection(self))
+            result = await greenlet_spawn(to_its_end)
         except BaseException:
             # If the rollback fails too, the pool discards the connection, and the server rolls back.
             with contextlib.suppress(Exception):
@@ -138,37 +153,101 @@ class PreparedConnection:
         Raises:
             UnansweredError: the statement timed out.
         """
-        limit = asyncio.timeout(_ANSWER_SECONDS)
+        # A timer costs a third of `asyncio.timeout`, and there is one for each statement.
+        limit = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._give_up)
         try:
-            async with limit:
-                return await answer
-        except TimeoutError:
-            if not limit.expired():
+            return await answer
+        except Exception:
+            if not self._is_given_up:
                 raise
-            # Without a cancel request, which would need the same network.
-            self.driver.terminate()
             raise UnansweredError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s") from None
+        finally:
+            limit.cancel()
+
+    def _give_up(self) -> None:
+        self._is_given_up = True
+        # Without a cancel request, which would need the same network.
+        self.driver.terminate()
 
 
 class _Connection:
     def __init__(self, session: PreparedConnection) -> None:
         self._session = session
+        self._held = HeldWrites()
 
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
-    ) -> "_Rows":
+    ) -> Result:
         """See `Connection.execute`. A conflict aborts the transaction."""
+        sets = parameters if isinstance(parameters, Sequence) else [parameters or {}]
+        prepared = _PREPARER.prepared(statement, sets[0])
+        values = [prepared.positional(each) for each in sets]
+        shape = shape_of(statement, prepared)
+        if shape is not None:
+            held = self._held.add(shape, values)
+            if held is None:
+                self.send_held()
+                held = self._held.add(shape, values)
+            if held is not None:
+                return _HeldResult(self, held)
+        if self._held.concern(prepared.text):
+            self.send_held()
         try:
             if isinstance(parameters, Sequence):
-                prepared = _PREPARER.prepared(statement, parameters[0])
-                values = [prepared.positional(each) for each in parameters]
                 return await_only(self._session.run_each(prepared.text, values))
             if UNCACHED_PLAN.items() <= statement.get_execution_options().items():
                 await_only(self._session.execute(_CUSTOM_PLAN))
-            prepared = _PREPARER.prepared(statement, parameters or {})
-            return await_only(self._session.fetch(prepared.text, prepared.positional(parameters or {})))
+            return await_only(self._session.fetch(prepared.text, values[0]))
         except asyncpg.IntegrityConstraintViolationError as error:
             raise ConstraintError(str(error)) from error
+
+    def send_held(self) -> None:
+        """Send the writes that are held.
+
+        Raises:
+            ConstraintError: a row would violate a constraint.
+        """
+        if not self._held:
+            return
+        taken, text, values = self._held.take()
+        try:
+            counts = await_only(self._session.fetch(text, values)).one_or_none()
+        except asyncpg.IntegrityConstraintViolationError as error:
+            raise ConstraintError(str(error)) from error
+        for held, count in zip(taken, counts or (), strict=True):
+            held.count = count
+
+
+class _HeldResult:
+    """The result of a write that may still be held. See `Result`; there are no rows."""
+
+    __slots__ = ("_connection", "_held")
+
+    def __init__(self, connection: _Connection, held: HeldRows) -> None:
+        self._connection = connection
+        self._held = held
+
+    @property
+    def rowcount(self) -> int:
+        """Send the write if it is held. Other rows of its table that were sent with it count too."""
+        if self._held.count is None:
+            self._connection.send_held()
+        return self._held.count or 0
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(())
+
+    def one_or_none(self) -> Row | None:
+        return None
+
+    def scalars(self) -> Iterator[Any]:
+        return iter(())
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - see `Result`
+        raise ValueError("the statement returned no row")
+
+    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - see `Result`
+        return None
 
 
 class _SingleStatementConnection(_Connection):
@@ -178,7 +257,7 @@ class _SingleStatementConnection(_Connection):
 
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
-    ) -> "_Rows":
+    ) -> Result:
         """Run the statement.
 
         Raises:

@@ -24,7 +24,7 @@ from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, delete, 
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
-from agentpay_server.database.connection import Connection
+from agentpay_server.database.connection import Connection, Result
 from agentpay_server.database.tables.base import table_of
 
 R = TypeVar("R")
@@ -75,13 +75,21 @@ class Rows(Generic[R]):
         return [self.record(row) for row in connection.execute(statement, values)]
 
     def insert(self, connection: Connection, *records: R) -> None:
-        """Store new rows; the database assigns `seq`.
+        """Store new rows, at the latest when the unit of work ends; the database assigns `seq`.
 
         Raises:
-            ConflictError: a row with the same unique values exists.
+            ConstraintError: a row with the same unique values exists. It may be raised later, by the end of the
+                unit of work; see `insert_now`.
         """
+        self._inserted(connection, records)
+
+    def insert_now(self, connection: Connection, *records: R) -> None:
+        """Store new rows, as `insert` does, but raise a conflict here."""
+        _ = self._inserted(connection, records).rowcount
+
+    def _inserted(self, connection: Connection, records: Sequence[R]) -> Result:
         rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
-        connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
+        return connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
 
     def get(self, connection: Connection, key: Key, *conditions: Condition, lock: bool = False) -> R | None:
         """Return a row, or None if it does not exist or does not satisfy the conditions.

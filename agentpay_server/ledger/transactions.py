@@ -224,7 +224,7 @@ def insert_following(connection: Connection, tx: ChainTransaction) -> None:
         ChainUnavailableError: it has the same bytes, because a node that is stuck offered an old blockhash.
     """
     try:
-        insert_transaction(connection, tx)
+        TRANSACTIONS.insert_now(connection, tx)
     except ConstraintError:
         raise ChainUnavailableError("the chain offered the expired blockhash again") from None
 

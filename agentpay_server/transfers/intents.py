@@ -96,8 +96,9 @@ class TransferIntent(Intent[TransferRecord]):
             recipient=evolve(unit.preflight.recipient, account_id=signed.credits_account_id),
             tx_signature=signed.name,
         )
-        transfer = self._store(unit.connection, decision, unit.now_us)
-        return Decided(record=transfer, tx=unit.hold(signed, self._terms.amount_micro))
+        # The amount first: what follows is then one statement.
+        tx = unit.hold(signed, self._terms.amount_micro)
+        return Decided(record=self._store(unit.connection, decision, unit.now_us), tx=tx)
 
     def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
         """Store the transfer as rejected."""
