@@ -262,6 +262,8 @@ async def _no_reset(_connection: Any) -> None:
 
 def _own(value: Any, number: int, recorded: Pair, pair: Pair) -> Any:
     """Return the replacement of a recorded value in the transfer of this number and pair."""
+    if isinstance(value, list):
+        return [_own(each, number, recorded, pair) for each in value]
     if value in recorded:
         return pair[recorded.index(value)]
     if not isinstance(value, str):

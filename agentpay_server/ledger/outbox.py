@@ -31,7 +31,7 @@ class Outbox:
         self, connection: Connection, context: Context, *, operator_id: str, account_id: str, now_us: int
     ) -> None:
         self.connection = connection
-        self._wakeup = context.wakeup
+        self._context = context
         self._ids = context.identifiers
         self._operator_id = operator_id
         self._account_id = account_id
@@ -78,7 +78,7 @@ class Outbox:
         if self._events:
             events.EVENTS.insert(self.connection, *self._events)
         if self._deliveries:
-            self._wakeup.note()
+            self._context.wakeup.note()
             deliveries.DELIVERIES.insert(self.connection, *self._deliveries)
 
     def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:

@@ -252,3 +252,15 @@ async def test_every_listener_is_woken():
     wakeup.set()
 
     assert all(listener.is_set() for listener in listeners)
+
+
+async def test_schedulers_are_woken_by_what_was_noted_since():
+    wakeup = Wakeup()
+    listener, noted = wakeup.listener(), wakeup.noted
+
+    wakeup.set_since(noted)
+    assert not listener.is_set()
+
+    wakeup.note()
+    wakeup.set_since(noted)
+    assert listener.is_set()

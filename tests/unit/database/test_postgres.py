@@ -15,7 +15,7 @@ from statements import STATEMENTS, columns_of, parameters_of
 from agentpay_server.database import postgres
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
-from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
+from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import AccountRecord, EventRecord, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, events, webhooks
@@ -148,11 +148,55 @@ async def test_a_unit_that_continues_after_a_rollback_raises_undone(database):
     def unit(connection):
         put(connection, "one")
         with contextlib.suppress(ConstraintError):
-            put(connection, "one")
+            # Reading the count sends the inserts.
+            _ = connection.execute(INSERT, {"name": "one", "value": 0}).rowcount
 
     with pytest.raises(UndoneError):
         await database.run(unit)
     assert await database.read(values) == {}
+
+
+async def test_inserts_are_sent_as_one_statement_before_the_commit(database, monkeypatch):
+    sent = []
+    fetch = PreparedConnection.fetch
+
+    async def noted(session, text, values):
+        sent.append(text)
+        return await fetch(session, text, values)
+
+    monkeypatch.setattr(PreparedConnection, "fetch", noted)
+
+    def unit(connection):
+        put(connection, "b", "a")
+        put_account(connection)
+        put(connection, "c")
+        return list(sent)
+
+    assert await database.run(unit) == []
+    assert [text.count("INSERT INTO") for text in sent] == [2]
+    assert await database.read(values) == {"a": 0, "b": 0, "c": 0}
+
+
+async def test_a_conflict_of_a_held_insert_undoes_the_unit(database):
+    def unit(connection):
+        put(connection, "one")
+        put_account(connection)
+        put(connection, "one")
+
+    with pytest.raises(ConstraintError):
+        await database.run(unit)
+
+    assert await database.read(values) == {}
+    await database.run(put, "one")
+
+
+async def test_held_inserts_are_sent_before_a_statement_that_names_their_table(database):
+    def unit(connection):
+        put(connection, "one")
+        return add(connection, "one"), connection.execute(INSERT, {"name": "two", "value": 0}).rowcount
+
+    assert await database.run(unit) == (1, 1)
+    assert await database.read(values) == {"one": 1, "two": 0}
 
 
 async def test_a_read_that_writes_is_refused(database):

@@ -73,6 +73,31 @@ async def test_a_second_row_with_the_same_key_is_a_conflict(database):
         await database.run(KEYS.insert, evolve(KEY, digest="d2"))
 
 
+async def test_rows_inserted_together_get_their_sequence_numbers_in_order(database):
+    keys = [evolve(KEY, key_id=f"key_{number}", digest=f"d{number}") for number in range(20)]
+
+    def unit(connection):
+        KEYS.insert(connection, *keys[:15])
+        for key in keys[15:]:
+            KEYS.insert(connection, key)
+        return [KEYS.existing(connection, key.key_id).seq for key in keys]
+
+    assert await database.run(unit) == list(range(1, 21))
+
+
+async def test_a_unit_can_act_on_a_conflict_of_an_insert_that_is_sent_now(database):
+    await stored(database, KEY)
+
+    def unit(connection):
+        try:
+            KEYS.insert_now(connection, evolve(KEY, digest="d2"))
+        except ConstraintError:
+            raise LookupError("taken") from None
+
+    with pytest.raises(LookupError, match="taken"):
+        await database.run(unit)
+
+
 async def test_a_change_returns_the_row_as_it_is_now(database):
     (before,) = await stored(database, KEY)
 
