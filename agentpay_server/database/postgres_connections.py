@@ -18,8 +18,8 @@ from sqlalchemy.util import await_only, greenlet_spawn
 
 from agentpay_server.database.connection import (
     UNCACHED_PLAN,
-    ConstraintError,
     Connection,
+    ConstraintError,
     Parameters,
     Result,
 )

@@ -78,8 +78,8 @@ class Rows(Generic[R]):
         """Store new rows, at the latest when the unit of work ends; the database assigns `seq`.
 
         Raises:
-            ConstraintError: a row with the same unique values exists. It may be raised later, by the end of the
-                unit of work; see `insert_now`.
+            ConstraintError: a row with the same unique values exists. It may be raised as late as by the end
+                of the unit of work; see `insert_now`.
         """
         self._inserted(connection, records)
 
