@@ -24,7 +24,7 @@ SELLER = "https://api.seller.example/forecast"
 
 def run() -> list[Result]:
     """Return the ratios, and the microseconds of a response that is not a 402."""
-    return [paid_call(), own_time(), not_paid()]
+    return [paid_call(), session_call(), own_time(), not_paid()]
 
 
 def paid_call() -> Result:
@@ -56,6 +56,30 @@ def paid_call() -> Result:
                 calls=40,
                 rounds=15,
             )
+
+
+def session_call() -> Result:
+    """Measure a metered call by session in process, against one that is paid by itself."""
+    with AgentPayServer() as server, Paywall(server, {"/forecast": "0.001"}) as paywall:
+        paywall.sell_by_session("/tick", "0.001")
+        bot = server.client().accounts.create(name="Bot").account_id
+        server.sandbox.fund(bot, 1_000)
+        agent = server.agent_client(bot)
+        with httpx.Client(transport=paywall.transport(), base_url=paywall.base_url) as http:
+            auth = PaymentAuth(agent, account_id=bot, session_cap="100", seller_client=http)
+            with auth:
+
+                def pay(path: str) -> None:
+                    assert http.get(path, auth=auth).status_code == 200
+
+                return compare(
+                    "call by session: a single payment",
+                    subject=lambda: pay("/tick"),
+                    floor=lambda: pay("/forecast"),
+                    bound=0.35,
+                    calls=100,
+                    rounds=5,
+                )
 
 
 def own_time() -> Result:
