@@ -42,9 +42,9 @@ class Identity(Model):
     account_id: str | None
     cluster: str
     is_test_money: bool
-    expires_at: datetime | None
-    max_total_usdc: UsdcString | None
-    spent_total_usdc: UsdcString | None
+    expires_at: datetime | None = None
+    max_total_usdc: UsdcString | None = None
+    spent_total_usdc: UsdcString | None = None
 
 
 WHO_AM_I: Final = Endpoint(

@@ -143,6 +143,7 @@ class LateLandings:
     async def _rule_out(self, expired: ChainTransaction) -> None:
         now_us = self._context.clock.now_us()
         state = State.FAILED if expired.state is State.REJECTED else State.RULED_OUT
+        # If another server was faster, its decision stands, and nothing follows from this one.
         await self._database.run(store.end_watched, expired, state, now_us)
         self._forget(expired)
 

@@ -264,3 +264,36 @@ async def test_a_payout_that_a_restored_database_has_lost_stops_the_session_s_ac
     assert (await world.close_session(session)).status == 503
     assert (await world.transfer("next", source, to, "1")).status == 200
     assert await not_ready(world) == []
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_payout_by_an_unknown_replacement_stops_the_account_of_a_settlement_in_flight(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lives.cluster is not None
+    world = await lives.start()
+    source, to = await world.account("20"), await world.account()
+    session = await world.opened_session("session", source, to, "3")
+    assert (await world.charge("charge", session, "2")).status == 200
+    await asyncio.sleep(FINALITY_SECONDS)
+    lives.cluster.delays.append(NEVER)
+    before = len(lives.cluster.sent)
+    closing = asyncio.ensure_future(world.close_session(session))
+    while len(lives.cluster.sent) == before:  # noqa: ASYNC110 - time is virtual
+        await asyncio.sleep(0.1)
+    # The copy knows the first settlement; the second pays out the escrow.
+    restore = lives.disk.capture()
+    await closing
+    while (await world.get_session(session))["status"] != "settled":  # noqa: ASYNC110 - time is virtual
+        await asyncio.sleep(1)
+    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+    await asyncio.sleep(FINALITY_SECONDS)
+    await lives.kill()
+    restore()
+    world = await lives.start()
+    await asyncio.sleep(300)
+    assert await not_ready(world) == ["stopped_accounts"]
+    assert (await world.transfer("next", source, to, "1")).error == "chain_unavailable"
+    assert world.balance(to) == 2_000_000
+    (report,) = [line for line in caplog.messages if line.startswith("session.unknown_payout")]
+    assert session in report

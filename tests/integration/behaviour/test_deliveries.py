@@ -441,7 +441,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
                 "at": "2026-01-01T00:00:00.000Z",
                 "status_code": 503,
                 "error": None,
-                "response_excerpt": shown["attempts"][0]["response_excerpt"],
+                "response_excerpt": None,
             },
             {
                 "at": "2026-01-01T00:00:30.000Z",

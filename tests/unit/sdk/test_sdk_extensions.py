@@ -1,4 +1,4 @@
-"""A missing extension is distinguished from a missing object."""
+"""A missing extension is distinguished from a missing object, and missing fields are tolerated."""
 
 import inspect
 
@@ -88,6 +88,21 @@ def test_the_endpoint_table_distinguishes_lookups_from_other_calls():
     assert {"whoami", "transfers.list", "audit_log.list"} <= {endpoint.name for endpoint in PLAIN}
     assert all(endpoint.is_extension for endpoint in EXTENSION_ENDPOINTS)
     assert not any(endpoint.is_extension for endpoint in ENDPOINTS)
+
+
+def test_whoami_reads_a_service_that_does_not_limit_keys(caller):
+    body = {
+        "key_id": "key_a",
+        "kind": "agent",
+        "operator_id": "op_a",
+        "account_id": "acct_a",
+        "cluster": "devnet",
+        "is_test_money": True,
+    }
+    caller.script(answer(200, body))
+    identity = caller(lambda client: client.whoami())
+    assert identity.account_id == "acct_a"
+    assert (identity.expires_at, identity.max_total_usdc, identity.spent_total_usdc) == (None, None, None)
 
 
 def test_a_mock_of_the_client_has_the_extensions():
