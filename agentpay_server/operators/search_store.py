@@ -7,7 +7,18 @@ costs the same however long the history is. Sums read the events of the time tha
 from collections.abc import Mapping
 from typing import Any, Final
 
-from sqlalchemy import BigInteger, BindParameter, Column, Select, bindparam, func, literal_column, or_, select
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Column,
+    ColumnElement,
+    Select,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, events, payments, sessions, transfers
@@ -83,18 +94,25 @@ _TRANSFERS: Final[_Statements] = {
         select(_payments.c.transfer_id).where(_like(_payments.c.origin)), _payments.c.seq
     ),
 }
+# The channel of a payment, which has the identifier of the payment, is found as the payment.
+_PAYMENT_CHANNEL: Final[ColumnElement[str]] = literal_column("'x402_upto'")
 _SESSIONS: Final[_Statements] = {
-    ("identifier", "q"): _exactly(sessions.c.session_id, sessions.c.session_id),
-    ("idempotency key", "q"): _exactly(sessions.c.session_id, sessions.c.idempotency_key),
+    ("identifier", "q"): _exactly(sessions.c.session_id, sessions.c.session_id).where(
+        sessions.c.protocol != _PAYMENT_CHANNEL
+    ),
+    ("idempotency key", "q"): _exactly(sessions.c.session_id, sessions.c.idempotency_key).where(
+        sessions.c.protocol != _PAYMENT_CHANNEL
+    ),
     ("text", "q", "amount"): _first(
         select(_sessions.c.session_id).where(
+            _sessions.c.protocol != _PAYMENT_CHANNEL,
             or_(
                 _sessions.c.cap == _AMOUNT,
                 _sessions.c.to == _Q,
                 _sessions.c.account_id == _Q,
                 _sessions.c.tx_signature == _Q,
                 _sessions.c.settlement_tx_signature == _Q,
-            )
+            ),
         ),
         _sessions.c.seq,
     ),

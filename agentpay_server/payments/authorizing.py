@@ -34,13 +34,15 @@ from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.payments import channel_store, store
+from agentpay_server.payments import channel_store, store, x402_upto
 from agentpay_server.payments.building import (
     FEE_LAMPORTS,
     FeePayerRefusedError,
     build_payment,
     check_buildable,
 )
+from agentpay_server.payments.channel_building import closing_fee
+from agentpay_server.payments.channel_signing import Deposit, Landing, sign_channel
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
@@ -80,8 +82,10 @@ def channel_fault(
 ) -> str | None:
     """Return why a channel on an offer's terms is never opened for an account; None if it may be."""
     payer = context.signer.address(spending_key(source.key_index))
-    if channel.rent_payer == payer or channel.rent_payer in _own_of(connection, context, channel.rent_payer):
-        return "its feePayerKey is an address of this service"
+    fee_payer = "feePayerKey" if channel.signer is None else "feePayer"
+    for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
+        if key is not None and (key == payer or key in _own_of(connection, context, key)):
+            return f"its {name} is an address of this service"
     if channel.payee == payer:
         return "its recipient is the paying account itself"
     return None
@@ -110,6 +114,8 @@ class Purchase:
         url: requested URL, as the client reports it.
         pin: the operator's pin of the origin, as read before the decision; None without a pin.
         token_account: token account of the primary recipient.
+        position: the position of the offer in its 402.
+        landing: where the opening of a channel can land, if the offer sells through one.
     """
 
     operator_id: str
@@ -120,6 +126,8 @@ class Purchase:
     offer: Offer
     pin: Pin | None
     token_account: str
+    position: int
+    landing: Landing | None = None
 
     @property
     def digest(self) -> str:
@@ -170,6 +178,7 @@ class PaymentIntent(TransferIntent):
 
     operation = Operation.PAYMENT
 
+    _principal: Principal
     _purchase: Purchase
     _signature: PaymentRow | None = None
 
@@ -183,8 +192,10 @@ class PaymentIntent(TransferIntent):
         terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
         return spend_of(terms, preflight, Purpose.PAYMENT)
 
-    def cost(self, preflight: Preflight) -> Cost:  # noqa: ARG002
-        """Return the fee if the treasury pays it, else nothing."""
+    def cost(self, preflight: Preflight) -> Cost:
+        """Return the fee if the treasury pays it, or that of a forced close, else nothing."""
+        if self._purchase.offer.channel is not None:
+            return Cost(fees=closing_fee(preflight.blockhash))
         return Cost(fees=FEE_LAMPORTS if self._purchase.offer.terms.fee_payer is None else 0)
 
     def objection(self, unit: SpendUnit) -> Refusal | None:
@@ -205,7 +216,14 @@ class PaymentIntent(TransferIntent):
         apply(unit, outcomes.reported(decided.record, initiated))
         return decided
 
+    def _hold(self, unit: SpendUnit, tx: ChainTransaction) -> ChainTransaction:
+        if self._purchase.offer.channel is None:
+            return super()._hold(unit, tx)
+        return unit.hold_cap(tx, self._terms.amount_micro)
+
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
+        if self._purchase.offer.channel is not None:
+            return self._signed_channel(unit)
         connection, source, preflight = unit.connection, unit.source, unit.preflight
         terms, context = self._purchase.offer.terms, self._context
         nonce = store.next_nonce(connection, source.account_id, preflight.blockhash.value)
@@ -251,6 +269,36 @@ class PaymentIntent(TransferIntent):
             now_us=unit.now_us,
         )
         return attrs.evolve(tx, chain_signature=name, announced_us=unit.now_us, leased_until_us=0)
+
+    def _signed_channel(self, unit: SpendUnit) -> ChainTransaction:
+        purchase, principal = self._purchase, self._principal
+        offer, landing = purchase.offer, purchase.landing
+        assert offer.channel is not None and landing is not None  # noqa: PT018, S101 - read before
+        deposit = Deposit(
+            subject_id=self._transfer_id,
+            operator_id=purchase.operator_id,
+            account_id=purchase.account_id,
+            key_id=principal.key_id,
+            protocol=offer.terms.protocol.value,
+            origin=purchase.origin,
+            url=purchase.url,
+            category=purchase.category,
+            deposit_micro=offer.terms.amount_micro,
+            offer=offer,
+            position=purchase.position,
+            token_account=purchase.token_account,
+            landing=landing,
+            expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
+            memo=offer.terms.legs[0].memo or self._transfer_id,
+        )
+        channel, tx = sign_channel(unit, deposit)
+        self._signature = self._record(
+            raw=channel.record.raw,
+            blockhash=landing.blockhash,
+            nonce=store.next_nonce(unit.connection, purchase.account_id, landing.blockhash),
+            expires_us=channel.record.expires_us,
+        )
+        return tx
 
     def _record(
         self,

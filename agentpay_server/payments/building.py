@@ -33,7 +33,7 @@ MAX_UNITS: Final = 190_000
 
 _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
-_UNITS_PER_MEMO_BYTE: Final = 400
+UNITS_PER_MEMO_BYTE: Final = 400
 _UNIT_PRICE: Final = 1
 
 FEE_LAMPORTS: Final = 2 * SIGNATURE_LAMPORTS + 1
@@ -69,7 +69,7 @@ def base_units(terms: ChallengeTerms, nonce_memo: str | None) -> int:
     """Return the compute units that the transaction of a payment may need."""
     memos = [leg.memo for leg in terms.legs] + [nonce_memo]
     memo_bytes = sum(len(text.encode("utf-8")) for text in memos if text)
-    return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + _UNITS_PER_MEMO_BYTE * memo_bytes
+    return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + UNITS_PER_MEMO_BYTE * memo_bytes
 
 
 def check_buildable(
@@ -183,13 +183,23 @@ def _message(
         steps.append(memo(own_memo))
     fee_payer = _fee_payer(terms, signer, steps, own_addresses)
     message = MessageV0.try_compile(fee_payer, steps, [], blockhash)
+    check_size(message)
+    return message
+
+
+def check_size(message: MessageV0) -> None:
+    """Check that a transaction fits into a packet once it is signed.
+
+    Raises:
+        TransactionTooLargeError: it does not.
+    """
     count = message.header.num_required_signatures
     size = 1 + count * _SIGNATURE_BYTES + len(to_bytes_versioned(message))
     if size > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(
-            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: too many recipients"
+            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: its memos are too "
+            "long, or its recipients too many"
         )
-    return message
 
 
 def _fee_payer(

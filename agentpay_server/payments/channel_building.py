@@ -14,10 +14,10 @@ from solders.signature import Signature
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, OnchainTerms, Voucher
 from agentpay_server.chain.custody import Signer, spending_key, voucher_key
-from agentpay_server.chain.instructions import set_compute_unit_limit, set_compute_unit_price
+from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set_compute_unit_price
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_units_for
-from agentpay_server.payments.building import PreparedPayment, cosigned
+from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
 from agentpay_server.payments.channel_store import Channel
 from agentpay_server.payments.mpp_sessions import shares_of
 
@@ -49,19 +49,28 @@ def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> OnchainTerms:
 
 
 def build_opening(
-    signer: Signer, opening: OnchainTerms, *, account_index: int, blockhash: str, last_valid_height: int
+    signer: Signer,
+    opening: OnchainTerms,
+    *,
+    account_index: int,
+    blockhash: str,
+    last_valid_height: int,
+    text: str | None = None,
 ) -> PreparedPayment:
-    """Return the transaction that opens a channel, with the payer's signature.
+    """Return the transaction that opens a channel, with the payer's signature; `text` is its memo.
 
     Raises:
         ChannelError: the program would refuse the terms.
+        TransactionTooLargeError: the transaction does not fit into a packet.
     """
     steps = [
-        set_compute_unit_limit(OPEN_UNITS),
+        set_compute_unit_limit(OPEN_UNITS + (UNITS_PER_MEMO_BYTE * len(text.encode("utf-8")) if text else 0)),
         set_compute_unit_price(_UNIT_PRICE),
         codecs.open_channel(opening),
+        *([memo(text)] if text else []),
     ]
     message = MessageV0.try_compile(opening.rent_payer, steps, [], Hash.from_string(blockhash))
+    check_size(message)
     return cosigned(
         signer,
         message,

@@ -14,6 +14,8 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
+from attrs import evolve
+
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
 from agentpay_server.chain.channels import codecs
@@ -34,7 +36,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
-from agentpay_server.payments import channel_store, mpp, mpp_sessions
+from agentpay_server.payments import channel_store, mpp, mpp_sessions, upto
 from agentpay_server.payments.channel_building import opening_of, pay_out, request_close, voucher_signature
 from agentpay_server.payments.channel_rules import SEAL_US, Act, Due, is_ended_by_seller, next_act, outcome_of
 from agentpay_server.payments.channel_store import CHANNELS, Channel
@@ -46,6 +48,8 @@ from agentpay_server.sessions import outcomes
 from agentpay_server.sessions.responses import limits_of, report, shown
 from agentpay_server.sessions.rules import check_transition, closed_by, retry_us
 from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, SESSIONS
+from agentpay_server.transfers.responses import report as report_transfer
+from agentpay_server.transfers.store import TRANSFERS
 
 _AGAIN_US: Final = 2 * SECOND_US
 """When to look again for a payout that is not irreversible yet."""
@@ -199,6 +203,11 @@ class ChannelClosing:
         elif session.closes_us is None or session.closes_us > now_us:
             # A voucher has extended the time limit.
             return False
+        elif upto.is_upto(session):
+            reason, force_us = None, upto.unsettled_until_us(channel)
+            if now_us < force_us:
+                SESSIONS.change(connection, session, IS_OPEN, closes_us=force_us)
+                return False
         else:
             limits = limits_of(self._context)
             reason = closed_by(limits, opened_us=session.opened_us, now_us=now_us)
@@ -229,6 +238,9 @@ class ChannelClosing:
             return
         check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
         CHANNELS.changed(connection, channel.record, force_us=force_us)
+        if upto.is_upto(session):
+            # Its payment stays submitted.
+            return
         audit.record(
             connection,
             actor,
@@ -305,6 +317,10 @@ class ChannelClosing:
         failpoint(Operation.CHANNEL_CLOSE, Step.BOOKED)
         if booked is not None:
             self._context.wakeup.set()
+            if upto.is_upto(booked):
+                payment = await self._database.read(TRANSFERS.existing, booked.session_id)
+                report_transfer(self._context, payment, spent_us=booked.created_us)
+                return False
             report(booked)
             if booked.settled is not None and booked.settled > booked.running_total:
                 log(
@@ -343,6 +359,14 @@ class ChannelClosing:
             stuck_reason=None,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
+        payment = None
+        if upto.is_upto(session):
+            payment = upto.settled(
+                TRANSFERS.existing(connection, session_id, lock=True),
+                paid_micro=found.settled_micro,
+                tx_signature=payout.signature,
+                now_us=now_us,
+            )
         outcome = outcomes.settled(
             change,
             tx,
@@ -350,8 +374,9 @@ class ChannelClosing:
             paid=found.settled_micro,
             deposited=found.deposited_micro,
             is_credited=entries.is_deposit_booked(connection, session.account_id, payout.signature),
+            shown=None if payment is None else payment[1:],
         )
-        return apply(unit, outcome, tx)
+        return apply(unit, outcome if payment is None else evolve(outcome, changes=payment[:1]), tx)
 
 
 def read_found(account: AccountData | None) -> codecs.ChannelAccount | None:

@@ -5,25 +5,21 @@ and the seller broadcasts the transaction: until that can no longer land, its am
 terms get the same opening as long as it may land, and one new one after that.
 """
 
-import json
 from typing import Final, NoReturn
 
-import attrs
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import SessionProtocol, SessionStatus
-from agentpay_server.chain.channels.codecs import ChannelError
-from agentpay_server.chain.custody import spending_key, voucher_key
-from agentpay_server.chain.protocol import Chain, Cosigned, SignatureStatus, SignedTransaction
+from agentpay.contract.sessions import SessionProtocol
+from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import ChannelRecord, SessionRecord
+from agentpay_server.database.tables import SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import Ending, Resigning, pending_transaction
+from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Purpose, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, key_totals
@@ -32,27 +28,24 @@ from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.payments import channel_store
+from agentpay_server.payments import channel_store, upto
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
-from agentpay_server.payments.channel_building import build_opening, closing_fee, opening_of
+from agentpay_server.payments.channel_building import closing_fee
 from agentpay_server.payments.channel_rules import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.payments.channel_store import Channel
-from agentpay_server.payments.responses import nothing_payable
-from agentpay_server.payments.settling import cosigned_status, detail_of
+from agentpay_server.payments.channel_signing import Deposit, Landing, sign_channel
+from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChannelTerms, Offer
-from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.payments.upto import PaymentChannel
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.opening import SessionOpenHandler, failed
 from agentpay_server.sessions.responses import refused
-from agentpay_server.sessions.rules import check_transition, escalation_refusal, session_limit_refusal
+from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
 from agentpay_server.transfers import store as transfer_store
-
-_LATER_BLOCKS: Final = 32
-"""How many blocks a seller's blockhash may be newer than the newest one that this service knows."""
+from agentpay_server.transfers.responses import report as report_transfer
 
 _EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
@@ -71,7 +64,7 @@ class Opening:
     Attributes:
         position: the position of the offer in its 402.
         token_account: of the payee.
-        slot: the chain's slot, at which the offer's blockhash was valid.
+        landing: where the opening can land.
     """
 
     account_id: str
@@ -82,7 +75,7 @@ class Opening:
     position: int
     pin: Pin | None
     token_account: str
-    slot: int
+    landing: Landing
 
     @property
     def channel(self) -> ChannelTerms:
@@ -187,52 +180,31 @@ class OpenChannel(Intent[SessionRecord]):
         Raises:
             Problem: `too_many_sessions`, `nothing_payable`.
         """
-        connection, context = unit.connection, self._context
         self._check_limits(unit)
-        channel = self._channel(unit)
-        opening = opening_of(channel, payer=self._payer(unit), usdc_mint=context.chain.usdc_mint)
-        blockhash = self._opening.channel.blockhash
-        assert blockhash is not None  # noqa: S101 - checked before the preflight
-        try:
-            prepared = build_opening(
-                context.signer,
-                opening,
-                account_index=unit.source.key_index,
-                blockhash=blockhash,
-                last_valid_height=self._last_valid_height(unit),
-            )
-        except ChannelError as error:
-            raise nothing_payable({self._opening.position: str(error)}) from None
-        session = attrs.evolve(
-            channel.session, channel=str(opening.address), escrow_token_account=str(opening.escrow)
+        opening, principal = self._opening, self._principal
+        deposit = Deposit(
+            subject_id=self._context.identifiers.new(identifiers.SESSION),
+            operator_id=principal.operator_id,
+            account_id=opening.account_id,
+            key_id=principal.key_id,
+            protocol=SessionProtocol.MPP.value,
+            origin=opening.origin,
+            url=opening.url,
+            category=opening.category,
+            deposit_micro=opening.cap_micro,
+            offer=opening.offer,
+            position=opening.position,
+            token_account=opening.token_account,
+            landing=opening.landing,
+            held_key=self._requested_key.idempotency_key,
+            is_claimed=self._held.claims,
+            expires_us=opening.offer.expires_us,
         )
-        check_transition(None, SessionStatus.OPENING)
-        session_store.SESSIONS.insert(connection, session)
-        channel_store.CHANNELS.insert(connection, attrs.evolve(channel.record, raw=prepared.raw))
-        found_by = Cosigned(
-            token_account=unit.source.usdc_token_account,
-            signature=prepared.signature,
-            message_hash=prepared.message_hash,
-            after=unit.preflight.newest_signature,
-        )
-        tx = pending_transaction(
-            SignedTransaction(
-                signature=prepared.signature,
-                raw=prepared.raw,
-                last_valid_block_height=prepared.last_valid_block_height,
-            ),
-            kind=Kind.CHANNEL_OPEN,
-            subject_id=session.session_id,
-            account_id=session.account_id,
-            detail=detail_of(found_by),
-            now_us=unit.now_us,
-        )
-        held = unit.hold_cap(
-            attrs.evolve(tx, announced_us=unit.now_us, leased_until_us=0), self._opening.cap_micro
-        )
+        channel, tx = sign_channel(unit, deposit)
+        session, held = channel.session, unit.hold_cap(tx, opening.cap_micro)
         audit.record(
-            connection,
-            self._principal,
+            unit.connection,
+            principal,
             action=AUTHORIZE_PAYMENT.name,
             subject=session.session_id,
             now_us=unit.now_us,
@@ -257,84 +229,6 @@ class OpenChannel(Intent[SessionRecord]):
         if too_many is not None:
             raise refused(too_many, None)
 
-    def _last_valid_height(self, unit: SpendUnit) -> int:
-        """Return the last height at which the opening can land, or a higher one, which only takes longer."""
-        newest = unit.preflight.blockhash
-        is_newest = newest.value == self._opening.channel.blockhash or not self._context.is_cluster
-        return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
-
-    def _payer(self, unit: SpendUnit) -> str:
-        return self._context.signer.address(spending_key(unit.source.key_index))
-
-    def _channel(self, unit: SpendUnit) -> Channel:
-        """Return the rows to store; the addresses that follow from them are still missing."""
-        context, opening, preflight = self._context, self._opening, unit.preflight
-        terms = opening.channel
-        session_id = context.identifiers.new(identifiers.SESSION)
-        assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable
-        assert terms.slot is not None  # noqa: S101 - checked before the preflight
-        challenge = json.dumps(opening.offer.echo)
-        record = ChannelRecord(
-            session_id=session_id,
-            operator_id=self._principal.operator_id,
-            account_id=opening.account_id,
-            terms_digest=opening.digest,
-            origin=opening.origin,
-            payee=terms.payee,
-            rent_payer=terms.rent_payer,
-            signer=terms.signer or context.signer.address(voucher_key(unit.source.key_index)),
-            salt=int.from_bytes(context.randomness.randbytes(8), "big") >> 1,
-            open_slot=min(terms.slot, opening.slot),
-            grace_seconds=terms.grace_seconds,
-            shares=json.dumps(terms.shares),
-            challenge=challenge,
-            challenge_expires_us=opening.offer.expires_us,
-            newest_challenge=challenge,
-            raw=b"",
-            expires_us=unit.now_us + round(context.chain.usual_life_seconds * SECOND_US),
-            created_us=unit.now_us,
-        )
-        session = SessionRecord(
-            seq=0,
-            session_id=session_id,
-            operator_id=self._principal.operator_id,
-            account_id=opening.account_id,
-            key_id=self._principal.key_id,
-            to=opening.token_account,
-            # If this service holds the payee, the deposit watcher books the arrival.
-            recipient_account_id=None,
-            recipient_token_account=preflight.recipient.token_account,
-            category=opening.category,
-            cap=opening.cap_micro,
-            running_total=0,
-            idempotency_key=self._requested_key.idempotency_key,
-            held_key=self._requested_key.idempotency_key,
-            key_expires_us=None,
-            status=SessionStatus.OPENING.value,
-            error=None,
-            message=None,
-            escrow_token_account="",
-            tx_signature=None,
-            settlement_tx_signature=None,
-            settlements=0,
-            postponements=0,
-            opened_us=None,
-            settled_us=None,
-            closes_us=None,
-            created_us=unit.now_us,
-            claimed_by_operator=self._held.claims,
-            recipient_owner=terms.payee,
-            closed_by=None,
-            stuck_reason=None,
-            payee_created_us=None,
-            opening_fee=0,
-            closing_fee=closing_fee(preflight.blockhash),
-            protocol=SessionProtocol.MPP.value,
-            origin=opening.origin,
-            url=opening.url,
-        )
-        return Channel(session=session, record=record)
-
 
 class ChannelOpenHandler(SessionOpenHandler):
     """Says what the outcomes of openings change, which the service signs and the seller broadcasts."""
@@ -350,8 +244,20 @@ class ChannelOpenHandler(SessionOpenHandler):
         """Look the transaction up by its signature if that is known, else by its signed message."""
         return await cosigned_status(chain, tx, proof_height=proof_height)
 
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
+        """Return the session; that of a payment up to a maximum has the payment."""
+        session = super().load(connection, subject_id, lock=lock)
+        return upto.with_payment(connection, session, lock=lock) if upto.is_upto(session) else session
+
+    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of an opening that has landed."""
+        outcome = super().settled(ending)
+        return upto.opened(outcome, ending.now_us) if upto.is_upto(ending.subject) else outcome
+
     def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of an opening that the chain refused."""
+        if isinstance(ending.subject, PaymentChannel):
+            return self._payment_failed(ending, ending.subject, failure_of(ending))
         return failed(ending, _FAILED)
 
     def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Refusal:
@@ -360,4 +266,25 @@ class ChannelOpenHandler(SessionOpenHandler):
 
     def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of an opening that has expired."""
+        if isinstance(ending.subject, PaymentChannel):
+            return self._payment_failed(ending, ending.subject, EXPIRED)
         return failed(ending, _EXPIRED)
+
+    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Return the outcome of an opening that landed after it was considered expired."""
+        outcome = super().landed_late(ending)
+        return evolve(outcome, events=()) if upto.is_upto(ending.subject) else outcome
+
+    def report(self, ending: Ending[SessionRecord]) -> None:
+        """Log the session, or the payment that has failed."""
+        subject: SessionRecord | TransferRecord = ending.subject
+        if isinstance(subject, TransferRecord):
+            report_transfer(self._context, subject)
+        elif not upto.is_upto(subject):
+            super().report(ending)
+
+    @staticmethod
+    def _payment_failed(
+        ending: Ending[SessionRecord], subject: PaymentChannel, refusal: Refusal
+    ) -> Outcome[SessionRecord]:
+        return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)

@@ -19,7 +19,7 @@ from agentpay_server.database.tables import (
     vouchers,
 )
 from agentpay_server.ledger.transactions import Kind, State
-from agentpay_server.sessions.store import SESSIONS
+from agentpay_server.sessions.store import IS_LISTED, SESSIONS
 
 
 @frozen(kw_only=True)
@@ -67,7 +67,10 @@ _UNSETTLED: Final = (
     .order_by(channels.c.seq)
     .limit(bindparam("count"))
 )
+# Each payment up to a maximum has a channel of its own; the fee budget limits what these cost.
 _OPENED_SINCE: Final = select(func.count()).where(
+    sessions.c.session_id == channels.c.session_id,
+    IS_LISTED,
     channels.c.operator_id == bindparam("operator_id"),
     channels.c.origin == bindparam("origin"),
     channels.c.created_us > bindparam("after_us"),

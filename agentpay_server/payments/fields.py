@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
+from solders.hash import Hash
 from solders.pubkey import Pubkey
 
 from agentpay.contract import json_text
@@ -123,6 +124,29 @@ def amount_micro(holder: Mapping[str, Any], key: str) -> int:
     if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
         raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a string")
     return int(found)
+
+
+def blockhash(holder: Mapping[str, Any], key: str) -> str | None:
+    """Return an optional blockhash; None if it is missing."""
+    found = text(holder, key)
+    if found is None:
+        return None
+    try:
+        return str(Hash.from_string(found))
+    except ValueError:
+        raise UnreadableChallengeError(f"{key} is not a blockhash") from None
+
+
+def slot(holder: Mapping[str, Any], key: str) -> int | None:
+    """Return an optional slot, a number or a text; None if it is missing."""
+    found = holder.get(key)
+    if found is None:
+        return None
+    if type(found) is int and 0 <= found < 2**63:
+        return found
+    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= 18:
+        return int(found)
+    raise UnreadableChallengeError(f"{key} must be a whole number, as a string")
 
 
 def is_unicode(value: str) -> bool:

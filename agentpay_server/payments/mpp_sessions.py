@@ -9,7 +9,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any, Final
 
-from solders.hash import Hash
 from solders.pubkey import Pubkey
 
 from agentpay.contract.usdc import MAX_MICRO
@@ -47,7 +46,7 @@ def offer(
     try:
         return _offer(request, details, expires_us=expires_us, category=category, echo=echo)
     except UnreadableChallengeError as error:
-        return Skipped(f"its session cannot be read: {error}")
+        return Skipped(f"intent is session, and its offer cannot be read: {error}")
 
 
 def _offer(
@@ -68,8 +67,8 @@ def _offer(
         signer=None,
         shares=shares,
         grace_seconds=fields.member(details, "gracePeriodSeconds", int),
-        blockhash=_blockhash(details),
-        slot=_slot(details),
+        blockhash=fields.blockhash(details, "recentBlockhash"),
+        slot=fields.slot(details, "recentSlot"),
         minimum_micro=_amount_or_zero(request, "minimumDeposit"),
         fault=_fault(details, amount, is_sponsored=is_sponsored),
     )
@@ -120,27 +119,6 @@ def _shares(details: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
 def shares_of(shares: tuple[tuple[str, int], ...] | list[tuple[str, int]]) -> tuple[Share, ...]:
     """Return shares as the program has them."""
     return tuple(Share(Pubkey.from_string(recipient), bps) for recipient, bps in shares)
-
-
-def _blockhash(details: Mapping[str, Any]) -> str | None:
-    found = fields.text(details, "recentBlockhash")
-    if found is None:
-        return None
-    try:
-        return str(Hash.from_string(found))
-    except ValueError:
-        raise UnreadableChallengeError("recentBlockhash is not a blockhash") from None
-
-
-def _slot(details: Mapping[str, Any]) -> int | None:
-    found = details.get("recentSlot")
-    if found is None:
-        return None
-    if type(found) is int and 0 <= found < 2**63:
-        return found
-    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= 18:
-        return int(found)
-    raise UnreadableChallengeError("recentSlot must be a whole number, as a string")
 
 
 def _amount_or_zero(holder: Mapping[str, Any], key: str) -> int:

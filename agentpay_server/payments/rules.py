@@ -13,7 +13,7 @@ from agentpay_server.payments.mpp_fields import USDC
 from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
 from agentpay_server.platform.clock import from_us
 
-_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
+_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
 
 MAX_GRACE_SECONDS: Final = 3_600
 """The longest grace period of a channel: for so long a forced close keeps the money locked."""
@@ -128,10 +128,13 @@ def _channel_reason(offer: Offer, session_cap_micro: int | None) -> str | None:
     channel = offer.channel
     if channel is None:
         return None
-    if not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
-        return f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
-    if channel.fault is not None or not offer.is_session:
-        return channel.fault
+    fault = channel.fault
+    if fault is None and not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
+        fault = f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
+    if fault is not None:
+        return f"{'intent is session' if offer.is_session else 'scheme is upto'}, and {fault}"
+    if not offer.is_session:
+        return None
     if session_cap_micro is None:
         return "intent is session, which is paid only with session_cap: the USDC to lock in a channel"
     for name, micro in (("minimumDeposit", channel.minimum_micro), ("price", offer.terms.amount_micro)):
@@ -148,7 +151,7 @@ def _preference(placed: tuple[int, Offer]) -> tuple[int, int, int]:
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """Return name and value of the header that presents a payment, by its protocol."""
+    """Return name and value of the header that presents a payment of an exact price, by its protocol."""
     if offer.terms.protocol is Protocol.MPP:
         return mpp.wrap(offer, transaction)
     return x402.wrap(offer, transaction, payment_id=payment_id)

@@ -36,7 +36,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import is_in_force
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.payments import channel_store, rules, store
+from agentpay_server.payments import channel_store, rules, store, x402
 from agentpay_server.payments.authorizing import (
     ApprovedPayment,
     NewPayment,
@@ -44,6 +44,7 @@ from agentpay_server.payments.authorizing import (
     build_fault,
     channel_fault,
 )
+from agentpay_server.payments.channel_signing import landing_of
 from agentpay_server.payments.differences import differences
 from agentpay_server.payments.pins import unsponsored
 from agentpay_server.payments.responses import conflict, nothing_payable, problem_of, shown
@@ -56,7 +57,7 @@ from agentpay_server.payments.session_payments import (
     use_of,
 )
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
+from agentpay_server.payments.terms import Offer, Protocol, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import Problem, not_found
@@ -83,6 +84,7 @@ class _PaymentView:
     source: AccountRecord
     held: Held[TransferRecord]
     offer: Offer
+    position: int
     pin: Pin | None
     accounts: dict[str, AccountRecord | None]
     session: Selected | None = None
@@ -143,7 +145,7 @@ class Payments:
         """
         transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         if transfer.status == TransferStatus.SUBMITTED:
-            await self._watch.look_at(transfer_id, within_seconds=_LOOK_SECONDS)
+            await self._look_at(payment)
             transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         return shown(transfer, payment)
 
@@ -211,19 +213,30 @@ class Payments:
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
             # The transaction may have expired.
-            await self._watch.look_at(held.transfer_id, within_seconds=_LOOK_SECONDS)
+            await self._look_at(payment)
             held = await self._database.read(transfer_store.TRANSFERS.existing, held.transfer_id)
         if held.status in _UNPRESENTED:
-            return self._presented(held, payment, offer, is_replay=True)
+            return await self._presented(held, payment, offer, is_replay=True)
         if held.status == TransferStatus.PENDING_APPROVAL:
             return shown(held, payment)
         raise problem_of(held, is_replay=True)
 
-    def _presented(
+    async def _look_at(self, payment: PaymentRow) -> None:
+        """Book the outcome of a submitted payment if the chain has it."""
+        if payment.protocol == Protocol.X402_UPTO:
+            await self._sessions.look_at_payment(payment.transfer_id, within_seconds=_LOOK_SECONDS)
+        else:
+            await self._watch.look_at(payment.transfer_id, within_seconds=_LOOK_SECONDS)
+
+    async def _presented(
         self, transfer: TransferRecord, payment: PaymentRow, offer: Offer, *, is_replay: bool
     ) -> Payment:
         assert payment.raw is not None  # noqa: S101 - it was signed
-        header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
+        if payment.protocol == Protocol.X402_UPTO:
+            payload = await self._sessions.upto_payload(payment, offer)
+            header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
+        else:
+            header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
         return shown(transfer, payment, header=header, is_replay=is_replay)
 
     # --- Deciding -----------------------------------------------------------------------------------------
@@ -237,7 +250,7 @@ class Payments:
         deadline: float,
     ) -> Payment | None:
         """Authorize a new payment; None if the request must start over."""
-        purchase = self._purchase(principal, request, offer, view)
+        purchase = await self._purchase(principal, request, offer, view)
         payment = NewPayment(
             self._context, principal, purchase, _requested_key(principal, request), view.held
         )
@@ -264,7 +277,7 @@ class Payments:
                 transfer_id=held.transfer_id,
                 status=TransferStatus.REJECTED,
             )
-        purchase = self._purchase(principal, request, offer, view)
+        purchase = await self._purchase(principal, request, offer, view)
         approved = ApprovedPayment(self._context, principal, purchase, held)
         return await self._decided(approved, offer, view, deadline)
 
@@ -286,14 +299,17 @@ class Payments:
             failpoint(Operation.PAYMENT, Step.SIGNED)
             self._watch.expect()
             payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
-            return self._presented(transfer, payment, offer, is_replay=False)
+            return await self._presented(transfer, payment, offer, is_replay=False)
         if transfer.status == TransferStatus.PENDING_APPROVAL:
             return shown(transfer, await self._database.read(store.PAYMENTS.existing, transfer.transfer_id))
         raise problem_of(transfer)
 
-    def _purchase(
+    async def _purchase(
         self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _PaymentView
     ) -> Purchase:
+        landing = None
+        if offer.channel is not None and not view.source.paused:
+            landing = await landing_of(self._chain, offer, view.position)
         return Purchase(
             operator_id=principal.operator_id,
             account_id=request.account_id,
@@ -303,6 +319,8 @@ class Payments:
             offer=offer,
             pin=view.pin,
             token_account=self._token_accounts(offer)[0],
+            position=view.position,
+            landing=landing,
         )
 
     def _token_accounts(self, offer: Offer) -> Sequence[str]:
@@ -355,12 +373,13 @@ class Payments:
                 session = attrs.evolve(session, pin=pin)
         else:
             # Nothing is signed again.
-            offer = next(iter(payable.values()))
+            position, offer = next(iter(payable.items()))
         return _PaymentView(
             session=session,
             source=source,
             held=held,
             offer=offer,
+            position=position,
             pin=pin,
             # Only of this offer: a seller may send hundreds of others.
             accounts={
@@ -467,6 +486,10 @@ def _conflict(
     payment = store.PAYMENTS.get(connection, holder.transfer_id)
     if payment is None:
         return conflict(holder)
+    if payment.protocol == Protocol.X402_UPTO and payment.raw is not None:
+        # Once it is settled, its amount is what the seller took; the terms are the maximum.
+        maximum = channel_store.of_session(connection, holder.transfer_id).session.cap
+        holder = attrs.evolve(holder, amount=maximum)
     memo = request.memo or None
     found = [differences(holder, payment, offer.terms, origin=request.origin, memo=memo) for offer in offers]
     return conflict(holder, min(found, key=len))

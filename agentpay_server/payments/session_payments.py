@@ -7,7 +7,7 @@ under any key get the same opening as long as it may land. Once it has landed, e
 import asyncio
 import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -23,27 +23,27 @@ from agentpay.contract.payments import (
 )
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
-from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.connection import Connection, ConstraintError
-from agentpay_server.database.tables import AccountRecord, SessionRecord, VoucherRecord
+from agentpay_server.database.tables import AccountRecord, PaymentRow, SessionRecord, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
+from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import channel_store, mpp, mpp_sessions
+from agentpay_server.payments import channel_store, mpp, mpp_sessions, x402_upto
 from agentpay_server.payments.channel_building import opening_of
 from agentpay_server.payments.channel_closing import ChannelClosing
 from agentpay_server.payments.channel_opening import OpenChannel, Opening
-from agentpay_server.payments.channel_rules import MAX_SLOT_DISTANCE
+from agentpay_server.payments.channel_signing import landing_of
 from agentpay_server.payments.channel_store import Channel
-from agentpay_server.payments.responses import conflict, nothing_payable
+from agentpay_server.payments.responses import conflict
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer
 from agentpay_server.payments.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.watch import PaymentWatch
-from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
+from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store as session_store
@@ -172,6 +172,27 @@ class SessionPayments:
         self._context.wakeup.set()
         return _step(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
 
+    # --- Payments up to a maximum
+
+    async def upto_payload(self, payment: PaymentRow, offer: Offer) -> dict[str, Any]:
+        """Return the payload that presents a signed payment."""
+        channel = await self._database.read(channel_store.of_session, payment.transfer_id)
+        account = await self._database.read(ACCOUNTS.existing, payment.account_id)
+        opening = opening_of(
+            channel, payer=self._closing.payer(account), usdc_mint=self._context.chain.usdc_mint
+        )
+        return x402_upto.payload(opening, channel.record, offer)
+
+    async def look_at_payment(self, transfer_id: str, *, within_seconds: float) -> None:
+        """Book the opening of a payment's channel, and its end; stop waiting after `within_seconds`."""
+        look = self._context.tasks.start(self._looked_at_payment(transfer_id))
+        await asyncio.wait({look}, timeout=within_seconds)
+
+    async def _looked_at_payment(self, transfer_id: str) -> None:
+        tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, transfer_id)
+        if tx is None or await self._settlement.look_at(tx) is not None:
+            await self._closing.advance(transfer_id)
+
     # --- Vouchers
 
     async def _charge(
@@ -226,7 +247,7 @@ class SessionPayments:
             position=selected.position,
             pin=selected.pin,
             token_account=next(iter(selected.token_accounts)),
-            slot=await self._slot(selected),
+            landing=await landing_of(self._context.chain, selected.offer, selected.position),
         )
         first, *others = selected.token_accounts
         parties = Parties(
@@ -243,25 +264,6 @@ class SessionPayments:
         self._watch.expect()
         channel = await self._database.read(channel_store.of_session, decided.record.session_id)
         return self._open_step(channel, selected, is_replay=False)
-
-    async def _slot(self, selected: Selected) -> int:
-        """Return the chain's slot, if an opening on the seller's terms can land now."""
-        channel, reason = selected.offer.channel, None
-        assert channel is not None  # noqa: S101 - a session's offer has it
-        if channel.blockhash is None or channel.slot is None:
-            reason = "it has no recentBlockhash or no recentSlot, and no channel is open on its terms"
-        else:
-            try:
-                slot = await self._context.chain.blockhash_slot(channel.blockhash)
-            except ChainUnavailableError:
-                raise chain_unavailable() from None
-            if slot is None:
-                reason = "its recentBlockhash is not valid at this service's node: request it again"
-            elif abs(slot - channel.slot) > MAX_SLOT_DISTANCE:
-                reason = f"its recentSlot is over {MAX_SLOT_DISTANCE} slots from that of this service's node"
-            else:
-                return slot
-        raise nothing_payable({selected.position: reason})
 
     async def _is_still_opening(self, channel: Channel, deadline: float, *, is_patient: bool) -> bool:
         """Look for an opening on chain; return whether it has neither landed nor expired.

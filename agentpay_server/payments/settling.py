@@ -1,7 +1,7 @@
 """The handler of payments' transactions: settled, refused by the chain, or expired."""
 
 import json
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -13,7 +13,7 @@ from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
-from agentpay_server.transfers.settling import TransferHandler
+from agentpay_server.transfers.settling import TransferHandler, failed
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
@@ -45,10 +45,7 @@ class PaymentHandler(TransferHandler):
 
     def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a payment that the chain refused."""
-        assert ending.failure is not None  # noqa: S101 - it has failed
-        reason = _REASONS.get(ending.failure.reason, "the transaction failed")
-        message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
-        return self._failed(ending, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
+        return failed(ending, failure_of(ending))
 
     def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Refusal:
         """Never called: the seller holds the signed bytes, so a payment has no replacement."""
@@ -56,7 +53,15 @@ class PaymentHandler(TransferHandler):
 
     def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a payment that has expired."""
-        return self._failed(ending, EXPIRED)
+        return failed(ending, EXPIRED)
+
+
+def failure_of(ending: Ending[Any]) -> Refusal:
+    """Return why the chain refused the transaction of a payment."""
+    assert ending.failure is not None  # noqa: S101 - it has failed
+    reason = _REASONS.get(ending.failure.reason, "the transaction failed")
+    message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
+    return Refusal(code=ErrorCode.PAYMENT_FAILED, message=message)
 
 
 async def cosigned_status(

@@ -22,6 +22,12 @@ class Protocol(StrEnum):
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
+    X402_UPTO = "x402_upto"
+    """Version 2, scheme `upto`."""
+
+
+EXACT: Final = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
+"""The protocols of payments whose price is known before the purchase."""
 
 
 class Network(StrEnum):
@@ -99,6 +105,7 @@ class ChannelTerms:
         blockhash: the blockhash that the opening must use; None if the offer opens no channel.
         slot: slot of that blockhash.
         minimum_micro: the smallest deposit, in micro-USDC.
+        timeout_seconds: how long after its signature the seller may settle it; None without a limit.
         fault: why the service does not pay on these terms, whoever asks; None if it does.
     """
 
@@ -110,6 +117,7 @@ class ChannelTerms:
     blockhash: str | None
     slot: int | None
     minimum_micro: int = 0
+    timeout_seconds: int | None = None
     fault: str | None = None
 
     def digest(self, terms: ChallengeTerms, *, origin: str) -> str:

@@ -1,4 +1,6 @@
-"""x402 versions 2 and 1, scheme `exact` on Solana: reads challenges, builds headers. Pure functions.
+"""x402 versions 2 and 1 on Solana: reads challenges, builds headers. Pure functions.
+
+The scheme `exact` is here, `upto` in `x402_upto.py`.
 
 Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Offers of
 other schemes and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
@@ -10,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.payments import fields
+from agentpay_server.payments import fields, x402_upto
 from agentpay_server.payments.carried import replace_member
 from agentpay_server.payments.terms import (
     ChallengeTerms,
@@ -99,14 +101,19 @@ def parsed(body: bytes, name: str, *, depth: int = 1) -> tuple[dict[str, Any], s
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """Return name and value of the header that presents a payment.
+    """Return name and value of the header that presents a payment of an exact price.
 
     `payment_id` identifies the payment to sellers that declare the extension for it.
     """
+    payload = {"transaction": base64.b64encode(transaction).decode("ascii")}
+    return wrap_payload(offer, payload, payment_id=payment_id)
+
+
+def wrap_payload(offer: Offer, payload: Mapping[str, Any], *, payment_id: str) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment with a payload; see `wrap`."""
     content: dict[str, Any] = {
         "x402Version": 1 if offer.terms.protocol is Protocol.X402_V1 else 2,
     }
-    payload = {"transaction": base64.b64encode(transaction).decode("ascii")}
     if offer.terms.protocol is Protocol.X402_V1:
         content |= {"scheme": _EXACT, "network": offer.echo["network"], "payload": payload}
         return "X-PAYMENT", _encoded(content)
@@ -130,14 +137,18 @@ def _offers(
         accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
         scheme, name = accepted.get("scheme"), accepted.get("network")
         network = _NETWORKS[protocol].get(name) if isinstance(name, str) else None
-        if scheme != _EXACT:
-            found.append(Skipped(f"scheme is {_named(scheme)}; only exact is paid"))
+        if scheme == x402_upto.SCHEME and protocol is Protocol.X402_V1:
+            found.append(Skipped("scheme is upto, which is paid only in version 2 of x402"))
+        elif scheme not in (_EXACT, x402_upto.SCHEME):
+            found.append(Skipped(f"scheme is {_named(scheme)}; only exact and upto are paid"))
         elif network is None:
             found.append(
                 Skipped(f"network is {_named(name)}, which is not a Solana network of this protocol")
             )
-        else:
+        elif scheme == _EXACT:
             found.append(_offer(accepted, protocol, network, echo, url))
+        else:
+            found.append(x402_upto.offer(accepted, network, echo, url))
     return found
 
 

@@ -101,6 +101,7 @@ def settled(
     paid: int | None = None,
     deposited: int | None = None,
     is_credited: bool = False,
+    shown: tuple[Entry, NewEvent] | None = None,
 ) -> Outcome[SessionRecord]:
     """Return the outcome of a session that is settled, on both sides.
 
@@ -111,21 +112,24 @@ def settled(
         paid: micro-USDC of the cap that did not come back; by default what was charged.
         deposited: micro-USDC that came beyond the cap; by default as the transaction's row says.
         is_credited: whether what came back was booked as a deposit.
+        shown: the entry of what was paid, and the event, if they are not those of a session.
     """
     session = change.row
     paid = session.running_total if paid is None else paid
     deposited = deposited_micro(tx) if deposited is None else deposited
     entry = partial(Entry, tx_signature=tx.signature, session_id=session.session_id)
     deposit = partial(entry, type=TransactionType.DEPOSIT, direction=Direction.IN)
-    history = [
+    spent, event = shown or (
         entry(
             type=TransactionType.SESSION_SETTLEMENT,
             direction=Direction.OUT,
             amount=paid,
             counterparty=session.to,
             category=session.category,
-        )
-    ]
+        ),
+        _settled_event(session, paid, tx.signature, now_us),
+    )
+    history = [spent]
     if deposited and not is_credited:
         history.append(deposit(amount=deposited, counterparty=session.escrow_token_account))
     postings = [
@@ -142,7 +146,11 @@ def settled(
     if paid and session.recipient_account_id is not None:
         arrived = deposit(amount=paid, counterparty=session.account_id, category=session.category)
         postings.append(Posting(account_id=session.recipient_account_id, credit=paid, entries=(arrived,)))
-    event = NewEvent(
+    return outcome_of(change, *postings, events=(event,))
+
+
+def _settled_event(session: SessionRecord, paid: int, tx_signature: str, now_us: int) -> NewEvent:
+    return NewEvent(
         type="session.settled",
         data=events.SessionSettledData(
             session_id=session.session_id,
@@ -150,11 +158,10 @@ def settled(
             cap_usdc=from_micro(session.cap),
             settled_usdc=from_micro(paid),
             returned_usdc=from_micro(session.cap - paid),
-            tx_signature=tx.signature,
+            tx_signature=tx_signature,
             settled_at=from_us(now_us),
         ),
     )
-    return outcome_of(change, *postings, events=(event,))
 
 
 def lost(session: SessionRecord, tx: ChainTransaction) -> Outcome[SessionRecord]:

@@ -26,12 +26,14 @@ class Chargeable:
     charged: int | None
 
 
+IS_LISTED: Final = sessions.c.protocol != literal_column("'x402_upto'")
+"""Whether it is a session of a caller, and not the channel of a payment."""
+
 SESSIONS: Final = Rows(SessionRecord, "session_id")
 CHARGES: Final = Rows(ChargeRecord, "session_id", "idempotency_key")
 PAGES: Final = SESSIONS.pages(
     "operator_id",
-    # The channel of a payment is no session of a caller.
-    sessions.c.protocol != literal_column("'x402_upto'"),
+    IS_LISTED,
     equal=("account_id", "status", "idempotency_key"),
 )
 KEYS: Final = IdempotencyKeys(SESSIONS, "session_id")
@@ -49,6 +51,7 @@ FITS: Final = sessions.c.running_total + bindparam("amount") <= sessions.c.cap
 _BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("address"))
 _UNSETTLED: Final = select(func.count()).where(
     sessions.c.account_id == bindparam("account_id"),
+    IS_LISTED,
     sessions.c.status.in_(
         literal_column(f"'{status}'")
         for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)

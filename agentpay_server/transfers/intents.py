@@ -97,7 +97,7 @@ class TransferIntent(Intent[TransferRecord]):
             tx_signature=signed.name,
         )
         # The amount first: what follows is then one statement.
-        tx = unit.hold(signed, self._terms.amount_micro)
+        tx = self._hold(unit, signed)
         return Decided(record=self._store(unit.connection, decision, unit.now_us), tx=tx)
 
     def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
@@ -120,8 +120,12 @@ class TransferIntent(Intent[TransferRecord]):
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         """Store the decided transfer and its audit record."""
 
+    def _hold(self, unit: SpendUnit, tx: ChainTransaction) -> ChainTransaction:
+        """Store the signed transaction, with its amount."""
+        return unit.hold(tx, self._terms.amount_micro)
+
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
-        """Return the signed transaction; `SpendUnit.hold` sets its amount."""
+        """Return the signed transaction; `_hold` sets its amount."""
         source, preflight = unit.source, unit.preflight
         signed = signed_transfer(
             self._context,

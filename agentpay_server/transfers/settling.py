@@ -97,7 +97,7 @@ class TransferHandler(Handler[TransferRecord]):
     def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a transfer that the chain rejected."""
         assert ending.failure is not None  # noqa: S101 - it has failed
-        return self._failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
+        return failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
 
     def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
         """Sign a replacement, unless the account is now paused."""
@@ -122,7 +122,7 @@ class TransferHandler(Handler[TransferRecord]):
     def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a failed transfer: its account was paused before a replacement was signed."""
         message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
-        return self._failed(ending, attrs.evolve(ending.reason, message=message))
+        return failed(ending, attrs.evolve(ending.reason, message=message))
 
     def landed_late(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
         """Return the outcome of a transaction that landed after it was considered expired.
@@ -149,20 +149,22 @@ class TransferHandler(Handler[TransferRecord]):
         """Count and log the transfer."""
         report(self._context, ending.subject, spent_us=ending.tx.spent_us)
 
-    def _failed(self, ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[TransferRecord]:
-        tx = ending.tx
-        change = _finished(ending, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message)
-        failed = change.after
-        record = audit.Record(
-            actor=audit.ServerActor(failed.operator_id),
-            action=audit.TRANSFER_FAILED,
-            subject=failed.transfer_id,
-            before={"status": TransferStatus.SUBMITTED.value},
-            after=audited(failed),
-        )
-        before = () if tx.announced_us is not None else (initiated(failed, failed.tx_signature),)
-        outcome = rejection(change, refusal.code, refusal.message, before=before)
-        return outcome.also(Posting(account_id=failed.account_id, release=tx.held), audit=(record,))
+
+def failed(ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[TransferRecord]:
+    """Return the outcome of a transfer that moved nothing and never will."""
+    tx = ending.tx
+    change = _finished(ending, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message)
+    after = change.after
+    record = audit.Record(
+        actor=audit.ServerActor(after.operator_id),
+        action=audit.TRANSFER_FAILED,
+        subject=after.transfer_id,
+        before={"status": TransferStatus.SUBMITTED.value},
+        after=audited(after),
+    )
+    before = () if tx.announced_us is not None else (initiated(after, after.tx_signature),)
+    outcome = rejection(change, refusal.code, refusal.message, before=before)
+    return outcome.also(Posting(account_id=after.account_id, release=tx.held), audit=(record,))
 
 
 def _finished(

@@ -30,6 +30,7 @@ from agentpay._fetching import (
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
+from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.testkit.paywall.modes import INJECTION
 
@@ -37,7 +38,7 @@ REF = "forecast-2026-01"
 FIELDS = set(FetchResult.__annotations__)
 LOOPBACK = ("http://127.0.0.1:*",)
 
-protocols = pytest.mark.parametrize("protocol", list(Protocol))
+protocols = pytest.mark.parametrize("protocol", EXACT)
 
 
 @pytest.fixture

@@ -24,12 +24,12 @@ from solders.transaction import VersionedTransaction
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import ChallengeTerms, UnreadableChallengeError
+from agentpay_server.payments.terms import EXACT, ChallengeTerms, UnreadableChallengeError
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.testkit.paywall.hostile import MALFORMED_KINDS
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
 
-PROTOCOLS = list(Protocol)
+PROTOCOLS = EXACT
 SETTLING = [
     Mode.HONEST,
     Mode.LOSE_REPLY,

@@ -22,6 +22,7 @@ from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
+from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.platform.clock import SECOND_US, SystemClock
 from agentpay_server.platform.failpoints import Operation, points_of
@@ -44,7 +45,7 @@ HELD = (Mode.SETTLE_LATE, Mode.HOLD)
 UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
 UNSETTLED = (Mode.NEVER_SETTLE, Mode.REDIRECT)
 
-every_protocol = pytest.mark.parametrize("protocol", list(Protocol))
+every_protocol = pytest.mark.parametrize("protocol", EXACT)
 every_point = pytest.mark.parametrize("point", [*SERVER_POINTS, *CLIENT_POINTS])
 
 

@@ -83,7 +83,8 @@ class SessionRecord:
     # toward the account's fee budget until the session ends (money/fees.py). 0 in older rows.
     opening_fee: Annotated[int, ZERO]
     closing_fee: Annotated[int, ZERO]
-    # `SessionProtocol`, or `x402_upto` for the channel of a payment, which is not listed as a session.
+    # `SessionProtocol`, or `x402_upto` for the channel of a payment: no session of a caller. It has the
+    # payment's transfer_id as its session_id.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
     # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.
     origin: str | None = None

@@ -11,7 +11,7 @@ from agentpay.contract import json_text
 from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.usdc import to_micro
 from agentpay_server.payments.fields import is_unicode
-from agentpay_server.payments.terms import MAX_LEGS, ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.terms import EXACT, MAX_LEGS, ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.paywall.modes import Mode
 
 E = TypeVar("E", bound=StrEnum)
@@ -74,7 +74,7 @@ def product(
     """Raises TypeError for a float or a `content` without JSON form, else ValueError."""
     if not path.startswith("/"):
         raise ValueError(f"path must begin with a slash: {path!r}")
-    offered = tuple(_member(Protocol, name, "protocol") for name in protocols)
+    offered = tuple(_exact(name) for name in protocols)
     if not offered:
         raise ValueError("protocols must name at least one protocol")
     amount_micro = to_micro(price)
@@ -120,3 +120,10 @@ def _member(kind: type[E], name: str, word: str) -> E:
         return kind(name)
     except ValueError:
         raise ValueError(f"unknown {word} {name!r}; available: {', '.join(kind)}") from None
+
+
+def _exact(name: str) -> Protocol:
+    protocol = _member(Protocol, name, "protocol")
+    if protocol not in EXACT:
+        raise ValueError(f"{protocol.value} has no price: sell_upto sells by it")
+    return protocol

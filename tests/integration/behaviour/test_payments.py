@@ -602,11 +602,13 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     assert "details" not in empty
     mainnet = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
     refused(authorize(seller.ask(network=mainnet)), "nothing_payable")
-    several = {"headers": [*seller.ask(scheme="upto")["headers"], *seller.ask(amount=10**10)["headers"]]}
+    several = {
+        "headers": [*seller.ask(scheme="batch-settlement")["headers"], *seller.ask(amount=10**10)["headers"]]
+    }
     both = refused(authorize(several, max_amount="5"), "nothing_payable")
     assert both["message"].startswith("None of the 2 offers")
     assert [each["message"] for each in both["details"]] == [
-        "scheme is upto; only exact is paid",
+        "scheme is batch-settlement; only exact and upto are paid",
         "price is 10000.000000 USDC and max_amount 5.000000 USDC",
     ]
     refused(authorize({"headers": [["payment-required", "e30="]]}), "unreadable_challenge")

@@ -332,14 +332,14 @@ def test_each_offer_that_is_not_paid_has_its_reason() -> None:
     assert "\u202e" not in odd
     assert len(odd) < 150
     assert reasons == {
-        0: "scheme is upto; only exact is paid",
-        1: "scheme is batch-settlement; only exact is paid",
-        2: "scheme is not given; only exact is paid",
+        0: "scheme is upto, and its offer cannot be read: receiverAuthorizer is missing",
+        1: "scheme is batch-settlement; only exact and upto are paid",
+        2: "scheme is not given; only exact and upto are paid",
         3: "network is eip155:8453, which is not a Solana network of this protocol",
         4: "network is mainnet-beta; this service pays on devnet or localnet",
         5: f"token is {SELLER}; this service pays only USDC, {USDC}",
         6: "price is 2.000000 USDC and max_amount 1.000000 USDC",
-        8: "its session cannot be read: gracePeriodSeconds is missing",
+        8: "intent is session, and its offer cannot be read: gracePeriodSeconds is missing",
         9: "method is tempo; only solana is paid",
         10: "expired at 2026-01-01T00:00:00.000Z; request the resource again",
     }

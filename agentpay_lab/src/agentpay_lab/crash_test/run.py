@@ -22,7 +22,8 @@ from agentpay_lab.crash_test.comparison import Books, differences
 from agentpay_lab.crash_test.node import ChainNode, LandedPayments
 from agentpay_lab.crash_test.servers import AgentProcess, ServerProcess
 from agentpay_server.clients import Sandbox
-from agentpay_server.paywall import Mode, Paywall, Protocol
+from agentpay_server.payments.terms import EXACT
+from agentpay_server.paywall import Mode, Paywall
 from agentpay_server.platform.credentials import new_key
 
 PRICE_USDC: Final = Decimal("0.01")
@@ -130,7 +131,7 @@ class CrashTest:
         ]
         modes = {name: self._random.choice(tuple(Mode)) for name in names}
         for name, mode in modes.items():
-            protocol = self._random.choice(list(Protocol))
+            protocol = self._random.choice(EXACT)
             shop.sell(f"/{name}", PRICE_USDC, protocols=[protocol], external_id=name, mode=mode)
         url = shop.listen()
         cap_usdc = PRICE_USDC * max(int(plan.seconds * _CAP_PURCHASES_PER_SECOND), _LEAST_CAP_PURCHASES)
