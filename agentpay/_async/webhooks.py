@@ -9,9 +9,9 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import deliveries, endpoints
+from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS
 from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
-    DEFAULT_OVERLAP_SECONDS,
     Delivery,
     NewSecret,
     RotateSecret,

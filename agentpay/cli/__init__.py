@@ -6,17 +6,18 @@ the exit codes.
 """
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from typing import IO, Any, ClassVar, Final
+from typing import IO, TYPE_CHECKING, Any, ClassVar, Final
 
 import click
 
 from agentpay._loading import load
 from agentpay._version import __version__
 from agentpay.cli.exit_codes import INTERRUPTED, USAGE
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
@@ -94,6 +95,15 @@ class Commands(click.Group):
         command: click.Command = getattr(found, name)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
+        """Complete the names of commands without importing any."""
+        from click.shell_completion import CompletionItem
+
+        named = [(name, short) for name, (_, short) in self.available.items() if name.startswith(incomplete)]
+        # Options, which the base of a group completes.
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=short) for name, short in named), *options]
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -105,6 +115,8 @@ class Commands(click.Group):
             raise click.UsageError(
                 f"{name} is a command of {self.others[name]}: run {self.others[name]} {name}.", ctx
             )
+        from difflib import get_close_matches
+
         near = get_close_matches(name, self.available, n=1)
         raise click.UsageError(
             f"No such command {name!r}." + "".join(f" Did you mean {n!r}?" for n in near), ctx
@@ -139,6 +151,8 @@ class JsonUsageError(click.ClickException):
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line, by default on standard error."""
+        import json
+
         click.echo(json.dumps({"error": "usage", "message": self.message}), file=file, err=True)
 
 

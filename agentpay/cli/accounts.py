@@ -1,21 +1,23 @@
 """`agentpay accounts` and `agentpay budget`: accounts, test USDC and policies."""
 
-from collections.abc import Mapping
-from decimal import Decimal
-from typing import Any, Final, get_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from agentpay import AgentPay, errors
-from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import CommandRefusedError, takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show, amount
+from agentpay.cli.columns import Column, Show, amount
+from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
 from agentpay.cli.values import Label, LimitOrNone, Usdc
 from agentpay.contract.choices import AccountStatus
-from agentpay.contract.endpoints import EXTENSIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
 
@@ -77,6 +79,8 @@ def get_account(*, server: AgentPay, output: Output, account: str) -> None:
 
     ACCOUNT is an identifier, or a unique name or handle.
     """
+    from agentpay.cli.naming import find_account
+
     account_id = find_account(server, output, account)
     with output.progress("Reading"):
         found = server.accounts.get(account_id)
@@ -89,6 +93,11 @@ def get_account(*, server: AgentPay, output: Output, account: str) -> None:
 @takes_server
 def fund_account(*, server: AgentPay, output: Output, account: str, amount: Decimal) -> None:
     """Mint test USDC into an account, on a test chain."""
+    from agentpay import errors
+    from agentpay.cli.connection import CommandRefusedError
+    from agentpay.cli.naming import find_account
+    from agentpay.contract.endpoints import EXTENSIONS
+
     account_id = find_account(server, output, account)
     with output.progress(f"Minting {amount} test USDC"):
         try:
@@ -159,6 +168,9 @@ def set_policy(
     Only the fields that you pass are changed. To remove a limit, pass the word none as its value. The change
     takes effect at the next transfer.
     """
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import AccountNames, find_account, find_payee
+
     if allowed and allow_any:
         raise click.UsageError("pass either --allow or --allow-any.")
     if categories and any_category:
@@ -193,6 +205,8 @@ def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
 
     ACCOUNT may be omitted with an agent key, which has one account.
     """
+    from agentpay.cli.naming import AccountNames, find_account_or_own
+
     account_id = find_account_or_own(server, output, account)
     with output.progress("Reading"):
         found = server.accounts.budget(account_id)

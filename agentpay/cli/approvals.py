@@ -3,19 +3,22 @@
 See interface AP1 to AP5.
 """
 
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from agentpay import AgentPay, PendingTransfer
-from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show, amount
+from agentpay.cli.columns import Column, Show, amount
+from agentpay.cli.options import takes_listing, takes_server, takes_yes
 from agentpay.cli.values import Identifier
 from agentpay.contract.identifiers import TRANSFER
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay, PendingTransfer
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.naming import AccountNames
+    from agentpay.cli.output import Output
 
 _EMPTY: Final = "No transfer waits for approval."
 
@@ -34,6 +37,8 @@ def approvals() -> None:
 @takes_server
 def list_approvals(*, server: AgentPay, output: Output, listing: Listing) -> None:
     """List waiting transfers, newest first."""
+    from agentpay.cli.naming import AccountNames
+
     listing.show(
         output,
         lambda: server.approvals.list(limit=listing.page),
@@ -62,6 +67,8 @@ def _recipients(names: AccountNames, pending: PendingTransfer) -> str:
 
 
 def _described(server: AgentPay, transfer_id: str) -> str:
+    from agentpay.cli.naming import AccountNames
+
     transfer, names = server.transfers.get(transfer_id), AccountNames(server)
     memo = f", {transfer.memo!r}" if transfer.memo else ""
     return f"{amount(transfer.amount_usdc)} USDC from {names(transfer.from_)} to {names(transfer.to)}{memo}"
@@ -76,6 +83,8 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str, is_yes: bool)
 
     Approving a transfer twice never pays twice.
     """
+    from agentpay.cli.confirming import confirm
+
     confirm(output, lambda: f"Approve {_described(server, transfer_id)}?", is_yes=is_yes)
     with output.progress(f"Paying {transfer_id}"):
         transfer = server.approvals.approve(transfer_id)
@@ -89,5 +98,7 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str, is_yes: bool)
 @takes_server
 def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None, is_yes: bool) -> None:
     """Reject a transfer. This cannot be undone."""
+    from agentpay.cli.confirming import confirm
+
     confirm(output, lambda: f"Reject {_described(server, transfer_id)}?", is_yes=is_yes)
     output.result(server.approvals.reject(transfer_id, reason=reason), "Rejected")

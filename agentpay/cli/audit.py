@@ -1,16 +1,21 @@
 """`agentpay audit` and `agentpay requests`: who changed what, and what the service has responded to."""
 
+from __future__ import annotations
+
 from functools import partial
+from typing import TYPE_CHECKING
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
-from agentpay.contract.console import AuditEntry, ServedRequest
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.naming import AccountNames
+    from agentpay.cli.output import Output
+    from agentpay.contract.console import AuditEntry, ServedRequest
 
 
 @click.group()
@@ -29,6 +34,8 @@ def audit() -> None:
 @takes_server
 def list_audit(*, server: AgentPay, output: Output, account: str | None, listing: Listing) -> None:
     """List changes, newest first. With --json, includes the state before and after each."""
+    from agentpay.cli.naming import AccountNames, find_account
+
     names = AccountNames(server)
     account_id = None if account is None else find_account(server, output, account)
     columns = [
@@ -66,6 +73,8 @@ def requests() -> None:
 @takes_server
 def list_requests(*, server: AgentPay, output: Output, listing: Listing) -> None:
     """List the last 1,000 requests of the operator to this server process, newest first."""
+    from agentpay.cli.naming import AccountNames
+
     names = AccountNames(server)
     columns = [
         Column("when", lambda each: each.at),

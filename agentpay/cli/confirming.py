@@ -2,17 +2,11 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import click
 
 from agentpay.cli.output import Output
 from agentpay.contract.printable import printable
-
-
-def takes_yes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--yes`; the command is called with `is_yes`."""
-    return click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")(command)
 
 
 def confirm(output: Output, question: Callable[[], str], *, is_yes: bool) -> None:

@@ -1,26 +1,20 @@
 """Connecting a command to a running server, and reporting the server's errors."""
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterator
-from typing import IO, Any, Final, NoReturn, TypeVar
+from collections.abc import Iterator
+from typing import IO, Any, Final, NoReturn
 
 import click
 from attrs import field, frozen
-from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
 from agentpay.cli.exit_codes import FAILED, OUTCOME_UNKNOWN, REFUSED
-from agentpay.cli.output import Output, takes_json, takes_quiet
+from agentpay.cli.output import Output
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
-from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.cli.variables import DEFAULT_URL, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-DEFAULT_URL: Final = "http://127.0.0.1:8402"
 
 _NOT_ALLOWED: Final = (
     errors.PolicyViolationError,
@@ -59,52 +53,6 @@ class CommandRefusedError(click.ClickException):
             self._output.document({**fields, "message": self.message}, is_error=True)
         else:
             super().show(file)
-
-
-def takes_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the connection options to a command; it is called with `server` and `output`."""
-
-    @functools.wraps(command)
-    def with_server(
-        *,
-        url: str | None,
-        key: str | None,
-        profile: str | None,
-        is_json: bool,
-        is_quiet: bool,
-        **others: Any,  # noqa: ANN401 - the values of other options
-    ) -> None:
-        output, address = Output(is_json=is_json, is_quiet=is_quiet), address_of(url, key, profile)
-        with reported_errors(address, output), client_of(address) as server:
-            command(server=server, output=output, **others)
-
-    return takes_address(takes_json(takes_quiet(with_server)))
-
-
-def takes_address(command: _Command) -> _Command:
-    """Add the options `--url`, `--key` and `--profile` to a command."""
-    for option in (
-        click.option(
-            "--profile",
-            metavar="NAME",
-            shell_complete=_complete_profile,
-            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
-        ),
-        click.option(
-            "--key",
-            envvar=KEY_VARIABLE,
-            show_envvar=True,
-            help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
-        ),
-        click.option(
-            "--url",
-            envvar=URL_VARIABLE,
-            show_envvar=True,
-            help=f"URL of the server.  [default: {DEFAULT_URL}]",
-        ),
-    ):
-        command = option(command)
-    return command
 
 
 def address_of(url: str | None, key: str | None, profile: str | None = None) -> ServerAccess:
@@ -188,16 +136,6 @@ def _refuse_both() -> None:
     for name in ("url", "key"):
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError(f"--profile has a URL and a key: omit --{name}.")
-
-
-def _complete_profile(
-    _context: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    try:
-        names = read_config().profiles
-    except ConfigError:
-        return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
 
 
 def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:

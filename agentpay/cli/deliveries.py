@@ -1,20 +1,24 @@
 """`agentpay deliveries`: listing webhook deliveries and replaying events."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import get_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import click
-from attrs import frozen
 
-from agentpay import AgentPay, errors
-from agentpay.cli.connection import CommandRefusedError, takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.options import takes_listing, takes_server
 from agentpay.cli.values import Identifier
 from agentpay.contract.choices import DeliveryStatus
-from agentpay.contract.deliveries import Delivery
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
+    from agentpay.contract.deliveries import Delivery
 
 
 def _last_response(delivery: Delivery) -> str | int | None:
@@ -109,7 +113,10 @@ def replay_named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook
     _replay(server, output, lambda: _named(server, output, ids, webhook_id))
 
 
-def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Post]]") -> None:
+def _replay(server: AgentPay, output: Output, posts: Callable[[], Iterable[_Post]]) -> None:
+    from agentpay import errors
+    from agentpay.cli.connection import CommandRefusedError
+
     created: list[Delivery] = []
     refused: list[str] = []
     with output.progress("Finding deliveries") as say:
@@ -134,8 +141,7 @@ def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Pos
         )
 
 
-@frozen
-class _Post:
+class _Post(NamedTuple):
     """An event to replay. `webhook_id` None means all webhooks that now subscribe to its type."""
 
     event_id: str
@@ -147,6 +153,8 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
 
     The service can look up an event by its identifier; a delivery must be found in the list.
     """
+    from agentpay.cli.connection import CommandRefusedError
+
     missing = {given for given in ids if given.startswith(DELIVERY)}
     found: dict[str, Delivery] = {}
     if missing:

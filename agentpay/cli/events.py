@@ -1,21 +1,25 @@
 """`agentpay events`: listing and replaying recorded events."""
 
-from decimal import Decimal
-from typing import cast
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
-from agentpay.cli.deliveries import REPLAY_WEBHOOK, replay_named
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.deliveries import REPLAY_WEBHOOK
+from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier
 from agentpay.contract.choices import EventType
-from agentpay.contract.events import EVENTS, Event
 from agentpay.contract.identifiers import EVENT
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
+    from agentpay.contract.events import Event
 
 
 @click.group()
@@ -24,7 +28,7 @@ def events() -> None:
 
 
 @events.command("list")
-@click.option("--type", "event_type", type=click.Choice(list(EVENTS)), help="Only this type.")
+@click.option("--type", "event_type", type=click.Choice(get_args(EventType)), help="Only this type.")
 @click.option(
     "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only events about this account."
 )
@@ -34,6 +38,8 @@ def list_events(
     *, server: AgentPay, output: Output, listing: Listing, event_type: str | None, account: str | None
 ) -> None:
     """List events, newest first. With --json, includes their data."""
+    from agentpay.cli.naming import AccountNames, find_account
+
     account_id = None if account is None else find_account(server, output, account)
     wanted = cast("EventType | None", event_type)
     names = AccountNames(server)
@@ -55,6 +61,8 @@ def list_events(
 
 
 def _amount(event: Event) -> Decimal | None:
+    from decimal import Decimal
+
     value = _data(event, "amount_usdc")
     return None if value is None else Decimal(value)
 
@@ -75,4 +83,6 @@ def replay_events(
 
     They go to every webhook that now subscribes to their type, or only to --webhook.
     """
+    from agentpay.cli.deliveries import replay_named
+
     replay_named(server, output, event_ids, webhook_id)

@@ -1,10 +1,16 @@
 """`agentpay whoami`: the key that commands use."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
-from agentpay.cli.output import Output
+from agentpay.cli.options import takes_server
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay
+    from agentpay.cli.output import Output
 
 
 @click.command()

@@ -1,15 +1,19 @@
 """`agentpay keys`: managing agent keys."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account, find_key
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
-from agentpay.contract.console import MAX_KEY_SECONDS
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
+from agentpay.contract.bounds import MAX_KEY_SECONDS
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 
 @click.group()
@@ -25,6 +29,8 @@ def keys() -> None:
 @takes_server
 def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
     """List valid agent keys, newest first. The keys themselves are not shown."""
+    from agentpay.cli.naming import AccountNames
+
     names = AccountNames(server)
     columns = [
         Column("name", lambda key: key.name, is_text=True),
@@ -75,6 +81,8 @@ def create_key(
     max_total: str | None,
 ) -> None:
     """Create an agent key. It is shown only once."""
+    from agentpay.cli.naming import find_account
+
     account_id = find_account(server, output, account)
     key = server.agent_keys.create(account_id, name=name, expires_in=expires_in, max_total_usdc=max_total)
     output.record_once(key, "New agent key")
@@ -86,6 +94,9 @@ def create_key(
 @takes_server
 def revoke_key(*, server: AgentPay, output: Output, agent_key: str, is_yes: bool) -> None:
     """Revoke an agent key, given by identifier or name. It does nothing any more."""
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import find_key
+
     key_id = find_key(server, output, agent_key)
     confirm(output, lambda: f"Revoke {_described(server, key_id)}? It can pay nothing more.", is_yes=is_yes)
     server.agent_keys.revoke(key_id)
@@ -93,6 +104,8 @@ def revoke_key(*, server: AgentPay, output: Output, agent_key: str, is_yes: bool
 
 
 def _described(server: AgentPay, key_id: str) -> str:
+    from agentpay.cli.naming import AccountNames
+
     found = (each for each in server.agent_keys.list(limit=100) if each.key_id == key_id)
     return next(
         (f"agent key {each.name!r} of {AccountNames(server)(each.account_id)}" for each in found), key_id

@@ -1,20 +1,17 @@
 """Lists: their common options, and following a list as it changes."""
 
 import contextlib
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from itertools import takewhile
 from typing import Any, Final
 
-import click
 from attrs import frozen
 
 from agentpay import errors
+from agentpay.cli.columns import Column
 from agentpay.cli.output import Output, identifier_of
-from agentpay.cli.tables import Column
-from agentpay.cli.values import Moment, Seconds
 
 PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitError)
 """Errors that are retried while a command follows a server: it may be restarting."""
@@ -117,58 +114,3 @@ def _newer(
 ) -> Callable[[], Iterable[Any]]:
     """Read a list until an item is not after `since`. One without a time has not begun, and is new."""
     return lambda: takewhile(lambda item: (at := moment(item)) is None or at > since, items())
-
-
-def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of lists to a command; it is called with `listing`."""
-
-    @functools.wraps(command)
-    def with_listing(
-        *,
-        limit: int,
-        is_all: bool,
-        since: datetime | None,
-        is_wide: bool,
-        is_watched: bool,
-        interval: float,
-        **others: Any,  # noqa: ANN401 - the values of other options
-    ) -> None:
-        source = click.get_current_context().get_parameter_source("limit")
-        if is_all and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError("pass either --all or --limit.")
-        listing = Listing(
-            limit=None if is_all else limit,
-            since=since,
-            is_wide=is_wide,
-            watch_seconds=interval if is_watched else None,
-        )
-        command(listing=listing, **others)
-
-    for option in (
-        click.option(
-            "--interval",
-            type=Seconds(0.05, 3600),
-            default=2.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Pause between two refreshes with --watch.",
-        ),
-        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
-        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
-        click.option("--all", "is_all", is_flag=True, help="All items."),
-        click.option(
-            "--since",
-            type=Moment(),
-            metavar="TIME",
-            help="Only after this time, such as 2026-01-31T12:00:00Z.",
-        ),
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            default=100,
-            show_default=True,
-            help="Largest number of items.",
-        ),
-    ):
-        with_listing = option(with_listing)
-    return with_listing

@@ -100,7 +100,7 @@ class AccountNames:
         return {account_id: name for account_id, name in names.items() if times[name] == 1}
 
 
-def complete_account(
+def completed_accounts(
     context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Complete the name, the handle or the identifier of an account, from the service that is set up."""

@@ -1,16 +1,18 @@
 """`agentpay operator-keys`: the caller's own operator keys (interface K8, K9)."""
 
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import find_operator_key
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column
+from agentpay.cli.columns import Column
+from agentpay.cli.options import takes_listing, takes_server, takes_yes
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 _COLUMNS: Final = [
     Column("name", lambda key: key.name, is_text=True),
@@ -60,6 +62,9 @@ def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
 @takes_server
 def revoke_operator_key(*, server: AgentPay, output: Output, operator_key: str, is_yes: bool) -> None:
     """Revoke an operator key, given by identifier or name. The last valid key cannot be revoked."""
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import find_operator_key
+
     key_id = find_operator_key(server, output, operator_key)
     confirm(
         output,

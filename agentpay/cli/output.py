@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
-from typing import Any, Final, TextIO, TypeVar
+from typing import Any, Final, TextIO
 
 import attrs
 import click
@@ -20,12 +20,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from agentpay.cli.columns import Column
 from agentpay.cli.exit_codes import FAILED, UNWRITTEN
-from agentpay.cli.tables import Column, lines, styled
+from agentpay.cli.tables import lines, styled
 from agentpay.contract import codec
 from agentpay.contract.printable import printable
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _WIDE: Final = 100_000
 """Width for files and pipes, so that no line is wrapped there."""
@@ -222,18 +221,6 @@ def _discard(stream: TextIO) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)
-
-
-def takes_json(command: _Command) -> _Command:
-    """Add `--json`; the command is called with `is_json`."""
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")(command)
-
-
-def takes_quiet(command: _Command) -> _Command:
-    """Add `--quiet`; the command is called with `is_quiet`."""
-    return click.option(
-        "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
-    )(command)
 
 
 def _fields(model: object) -> dict[str, Any]:

@@ -1,24 +1,26 @@
 """`agentpay payments`: transfers whose transaction the seller of an API call broadcasts (HTTP 402)."""
 
+from __future__ import annotations
+
 import re
 import sys
-import uuid
-from decimal import Decimal
-from typing import cast
+from typing import TYPE_CHECKING, cast, get_args
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
+from agentpay.cli.columns import Column, Show
 from agentpay.cli.exit_codes import PENDING_APPROVAL
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract import choices
 from agentpay.contract.identifiers import TRANSFER
-from agentpay.contract.transfers import TransferStatus
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 
 @click.group()
@@ -72,6 +74,10 @@ def authorize_payment(
     With --session-cap, a seller that sells by session is paid in steps. After the step open, send the header,
     and authorize the same 402 with the same --idempotency-key: the step voucher pays the request.
     """  # noqa: D301 - the escape stops click from rewrapping the line
+    import uuid
+
+    from agentpay.cli.naming import find_account_or_own
+
     headers, body = _response(sys.stdin.buffer.read())
     account_id = find_account_or_own(server, output, payer)
     key = idempotency_key or str(uuid.uuid4())
@@ -125,7 +131,7 @@ def get_payment(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 )
 @click.option(
     "--status",
-    type=click.Choice([status.value for status in TransferStatus]),
+    type=click.Choice(get_args(choices.TransferStatus)),
     help="Only payments with this status.",
 )
 @click.option("--origin", metavar="URL", help="Only payments to this seller, such as https://api.example.")
@@ -141,6 +147,8 @@ def list_payments(
     origin: str | None,
 ) -> None:
     """List payments, newest first."""
+    from agentpay.cli.naming import AccountNames, find_account
+
     account_id = None if account is None else find_account(server, output, account)
     wanted = cast("choices.TransferStatus | None", status)
     names = AccountNames(server)

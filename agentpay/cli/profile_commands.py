@@ -1,16 +1,19 @@
 """`agentpay profiles`: storing named services."""
 
+from __future__ import annotations
+
 import os
 import sys
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from agentpay import errors
-from agentpay.cli.connection import CommandRefusedError, ServerAccess, client_of, reported_errors
-from agentpay.cli.output import Output, takes_json, takes_quiet
-from agentpay.cli.profiles import NAME, Config, ConfigError, Profile, read_config, write_config
+from agentpay.cli.options import takes_json, takes_quiet
 from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE
+
+if TYPE_CHECKING:
+    from agentpay.cli.output import Output
+    from agentpay.cli.profiles import Config, ConfigError
 
 
 @click.group()
@@ -37,6 +40,11 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
 
     The key is checked first, if the service can be reached.
     """
+    from agentpay import errors
+    from agentpay.cli.connection import ServerAccess, client_of, reported_errors
+    from agentpay.cli.output import Output
+    from agentpay.cli.profiles import NAME, Profile
+
     output = Output(is_json=is_json, is_quiet=is_quiet)
     if not NAME.fullmatch(name):
         raise click.BadParameter("use 1 to 64 letters, digits, hyphens and underscores.", param_hint="NAME")
@@ -65,6 +73,8 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
 @takes_json
 def list_profiles(*, is_json: bool, is_quiet: bool) -> None:
     """List stored services. Keys are not shown."""
+    from agentpay.cli.output import Output
+
     output = Output(is_json=is_json, is_quiet=is_quiet)
     config = _read(output)
     for name, profile in config.profiles.items():
@@ -85,6 +95,9 @@ def list_profiles(*, is_json: bool, is_quiet: bool) -> None:
 @takes_json
 def use_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
     """Make a service the one that commands use by default."""
+    from agentpay.cli.output import Output
+    from agentpay.cli.profiles import Config
+
     output = Output(is_json=is_json, is_quiet=is_quiet)
     config = _known(output, name)
     _written(output, Config(profiles=config.profiles, current=name, listen_secret=config.listen_secret))
@@ -97,6 +110,8 @@ def use_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
 @takes_json
 def remove_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
     """Delete a service and its key from the file."""
+    from agentpay.cli.output import Output
+
     output = Output(is_json=is_json, is_quiet=is_quiet)
     _written(output, _known(output, name).without_profile(name))
     output.done("name", name, "removed")
@@ -117,6 +132,8 @@ def _asked_key() -> str:
 
 
 def _known(output: Output, name: str) -> Config:
+    from agentpay.cli.connection import CommandRefusedError
+
     config = _read(output)
     if name not in config.profiles:
         known = ", ".join(config.profiles) or "none"
@@ -125,6 +142,8 @@ def _known(output: Output, name: str) -> Config:
 
 
 def _read(output: Output) -> Config:
+    from agentpay.cli.profiles import ConfigError, read_config
+
     try:
         return read_config()
     except ConfigError as error:
@@ -132,6 +151,8 @@ def _read(output: Output) -> Config:
 
 
 def _written(output: Output, config: Config) -> str:
+    from agentpay.cli.profiles import ConfigError, write_config
+
     try:
         return str(write_config(config))
     except ConfigError as error:
@@ -139,4 +160,6 @@ def _written(output: Output, config: Config) -> str:
 
 
 def _refuse(output: Output, error: ConfigError) -> NoReturn:
+    from agentpay.cli.connection import CommandRefusedError
+
     raise CommandRefusedError(f"{error}.", output, error="config") from None

@@ -1,19 +1,24 @@
 """`agentpay search`: find things by any text."""
 
-from typing import Any, Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
-from agentpay.cli.output import Output, identifier_of
-from agentpay.cli.tables import Column
-from agentpay.contract.accounts import Account
-from agentpay.contract.events import Event
-from agentpay.contract.transfers import Transfer
+from agentpay.cli.columns import Column
+from agentpay.cli.options import takes_server
+
+if TYPE_CHECKING:
+    from agentpay import AgentPay
+    from agentpay.cli.output import Output
 
 
 def _what(item: Any) -> str:  # noqa: ANN401 - an item of `Found`
+    from agentpay.contract.accounts import Account
+    from agentpay.contract.events import Event
+    from agentpay.contract.transfers import Transfer
+
     if isinstance(item, Account):
         return item.name
     if isinstance(item, Event):
@@ -21,10 +26,16 @@ def _what(item: Any) -> str:  # noqa: ANN401 - an item of `Found`
     return f"{item.amount_usdc if isinstance(item, Transfer) else item.cap_usdc} USDC"
 
 
+def _identifier(item: object) -> str:
+    from agentpay.cli.output import identifier_of
+
+    return identifier_of(item)
+
+
 _COLUMNS: Final = [
     Column("what", _what, is_text=True),
     Column("status", lambda each: getattr(each, "status", "")),
-    Column("identifier", identifier_of),
+    Column("identifier", _identifier),
 ]
 
 

@@ -1,19 +1,23 @@
 """`agentpay sessions`: a cap in escrow, charged in small amounts, settled in one transaction."""
 
-from decimal import Decimal
-from typing import get_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.choices import SessionStatus
 from agentpay.contract.identifiers import SESSION
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 _KEY_HELP = "Idempotency key. Default: a new one. To resume an earlier attempt, pass its key."
 
@@ -58,6 +62,8 @@ def open_session(
     idempotency_key: str | None,
 ) -> None:
     """Open a session: put its cap into escrow."""
+    from agentpay.cli.naming import find_account_or_own, find_payee
+
     account_id = find_account_or_own(server, output, payer)
     to = find_payee(server, output, payee)
     with output.progress(f"Funding the escrow with {cap} USDC"):
@@ -123,6 +129,8 @@ def list_sessions(
     *, server: AgentPay, output: Output, listing: Listing, account: str | None, status: SessionStatus | None
 ) -> None:
     """List sessions, newest first."""
+    from agentpay.cli.naming import AccountNames, find_account
+
     account_id = None if account is None else find_account(server, output, account)
     names = AccountNames(server)
     columns = [

@@ -6,16 +6,15 @@ are shown. Elsewhere nothing is cut or left out.
 """
 
 import re
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
-from enum import Enum
-from typing import Any, Final
+from typing import Final
 
-from attrs import field, frozen
 from rich.cells import cell_len
 from rich.text import Text
 
+from agentpay.cli.columns import Column, Show, amount
 from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
@@ -44,24 +43,6 @@ STYLES: Final[Mapping[str, str]] = {
     "undelivered": "red",
     **{name: _TONES[kind.tone] for name, kind in EVENTS.items() if kind.tone},
 }
-
-
-class Show(Enum):
-    """When a column is shown."""
-
-    ALWAYS = "always"
-    IF_IT_FITS = "if it fits"
-    WIDE = "only with --wide"
-
-
-@frozen
-class Column:
-    """A column of a list. `look` returns the value for an item; `is_text` values may be shortened."""
-
-    heading: str
-    look: Callable[[Any], object]
-    show: Show = field(default=Show.ALWAYS, kw_only=True)
-    is_text: bool = field(default=False, kw_only=True)
 
 
 def lines(
@@ -110,12 +91,6 @@ def styled(value: object) -> Text:
         return Text(format_timestamp(value))
     text = printable(str(value))
     return Text(text, style=STYLES.get(text, ""))
-
-
-def amount(value: Decimal, decimals: int = 2) -> str:
-    """Return an amount with at least this number of decimals, without further trailing zeros."""
-    whole, _, fraction = f"{value:f}".partition(".")
-    return f"{whole}.{fraction.rstrip('0'):0<{decimals}}"
 
 
 def _decimals(values: Sequence[object]) -> int:

@@ -1,20 +1,24 @@
 """`agentpay transfers`: moving USDC out of an account."""
 
-from decimal import Decimal
-from typing import Any, Final, get_args
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
+from agentpay.cli.columns import Column, Show
 from agentpay.cli.exit_codes import PENDING_APPROVAL, REFUSED
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.choices import TransferStatus
 from agentpay.contract.identifiers import TRANSFER
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 _PAYEE: Final = "Payee: account, or USDC token account."
 
@@ -136,6 +140,8 @@ def list_transfers(
     status: TransferStatus | None,
 ) -> None:
     """List transfers, newest first."""
+    from agentpay.cli.naming import AccountNames, find_account
+
     account_id = None if account is None else find_account(server, output, account)
     names = AccountNames(server)
     columns = [
@@ -159,4 +165,6 @@ def list_transfers(
 
 
 def _ends(server: AgentPay, output: Output, payer: str | None, payee: str) -> tuple[str, str]:
+    from agentpay.cli.naming import find_account_or_own, find_payee
+
     return find_account_or_own(server, output, payer), find_payee(server, output, payee)

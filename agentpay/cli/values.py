@@ -1,24 +1,24 @@
 """Types of options and arguments: seconds, amounts, labels, identifiers, event types, times."""
 
+from __future__ import annotations
+
 import math
 import re
-from collections.abc import Callable
-from datetime import datetime
-from decimal import Decimal
-from fnmatch import fnmatchcase
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
-from click.shell_completion import CompletionItem
 
-from agentpay.contract.choices import EventType
-from agentpay.contract.events import EVENTS
-from agentpay.contract.fields import parse_timestamp, text
-from agentpay.contract.usdc import parse_amount, parse_number
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+    from decimal import Decimal
+
+    from click.shell_completion import CompletionItem
+
+    from agentpay.contract.choices import EventType
 
 T = TypeVar("T")
 
-_LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
 _PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
@@ -64,6 +64,8 @@ class Parsed(click.ParamType[T]):
 
 
 def _amount(value: str) -> Decimal:
+    from agentpay.contract.usdc import parse_amount
+
     try:
         return parse_amount(value)
     except ValueError as error:
@@ -71,6 +73,10 @@ def _amount(value: str) -> Decimal:
 
 
 def _limit(value: str) -> Decimal | None:
+    from decimal import Decimal
+
+    from agentpay.contract.usdc import parse_number
+
     if value.lower() == "none":
         return None
     if not _PLAIN.fullmatch(value):
@@ -81,14 +87,20 @@ def _limit(value: str) -> Decimal | None:
         raise ValueError(f"{value!r} is not a limit: it {error}, or none") from None
 
 
-class Usdc(Parsed[Decimal]):
+def _label(value: str) -> str:
+    from agentpay.contract.fields import text
+
+    return str(text(minimum=1, maximum=100, trim=True, control=False).parse(value))
+
+
+class Usdc(Parsed["Decimal"]):
     """An amount of USDC to move."""
 
     def __init__(self) -> None:
         super().__init__("usdc", _amount)
 
 
-class LimitOrNone(Parsed[Decimal | None]):
+class LimitOrNone(Parsed["Decimal | None"]):
     """A limit in USDC; `none` removes it."""
 
     def __init__(self) -> None:
@@ -99,14 +111,20 @@ class Label(Parsed[str]):
     """A display name: 1 to 100 characters, no control characters; trimmed."""
 
     def __init__(self) -> None:
-        super().__init__("label", lambda value: str(_LABEL.parse(value)))
+        super().__init__("label", _label)
 
 
-class Moment(Parsed[datetime]):
+def _moment(value: str) -> datetime:
+    from agentpay.contract.fields import parse_timestamp
+
+    return parse_timestamp(value)
+
+
+class Moment(Parsed["datetime"]):
     """A time in the service's format: `2026-01-31T12:00:00Z`."""
 
     def __init__(self) -> None:
-        super().__init__("time", parse_timestamp)
+        super().__init__("time", _moment)
 
 
 class Identifier(click.ParamType[str]):
@@ -136,7 +154,7 @@ def is_identifier(text: str, *prefixes: str) -> bool:
     return any(text.startswith(prefix) and _OPAQUE.fullmatch(text, len(prefix)) for prefix in prefixes)
 
 
-class EventTypes(click.ParamType[tuple[EventType, ...]]):
+class EventTypes(click.ParamType["tuple[EventType, ...]"]):
     """Event types separated by commas; `transfer.*` means all types that match it."""
 
     name = "types"
@@ -148,6 +166,10 @@ class EventTypes(click.ParamType[tuple[EventType, ...]]):
         ctx: click.Context | None,
     ) -> tuple[EventType, ...]:
         """Return the types in the contract's order, each once."""
+        from fnmatch import fnmatchcase
+
+        from agentpay.contract.events import EVENTS
+
         if isinstance(value, tuple):
             return value
         patterns = [name.strip() for name in str(value).split(",")]
@@ -168,5 +190,9 @@ class EventTypes(click.ParamType[tuple[EventType, ...]]):
         incomplete: str,
     ) -> list[CompletionItem]:
         """Return the types that may follow the last comma."""
+        from click.shell_completion import CompletionItem
+
+        from agentpay.contract.events import EVENTS
+
         before, comma, last = incomplete.rpartition(",")
         return [CompletionItem(f"{before}{comma}{each}") for each in EVENTS if each.startswith(last)]

@@ -1,21 +1,22 @@
 """`agentpay webhooks`: endpoints that receive events."""
 
-from decimal import Decimal
-from typing import Any, Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from agentpay import AgentPay
-from agentpay.cli.confirming import confirm, takes_yes
-from agentpay.cli.connection import takes_server
-from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import complete_account, find_account, find_webhook
-from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.columns import Column, Show
+from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
 from agentpay.cli.values import EventTypes, LimitOrNone, Usdc
-from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
-from agentpay.contract.events import EVENTS
-from agentpay.contract.requests import UNSET
+from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+    from agentpay import AgentPay
+    from agentpay.cli.listing import Listing
+    from agentpay.cli.output import Output
 
 _COLUMNS: Final = [
     Column("url", lambda each: each.url, is_text=True),
@@ -28,6 +29,8 @@ _COLUMNS: Final = [
 
 
 def _events(types: tuple[str, ...]) -> str:
+    from agentpay.contract.events import EVENTS
+
     return "all" if set(types) >= set(EVENTS) else ", ".join(types)
 
 
@@ -69,6 +72,8 @@ def create_webhook(
     low_balance: Decimal | None,
 ) -> None:
     """Register URL to receive events. The secret is shown only once."""
+    from agentpay.cli.naming import find_account
+
     account_ids = [find_account(server, output, each) for each in accounts]
     with output.progress("Registering"):
         webhook = server.webhooks.create(
@@ -119,6 +124,9 @@ def update_webhook(
     low_balance: Decimal | None,
 ) -> None:
     """Change the accounts or the balance threshold of a webhook, given by identifier or URL."""
+    from agentpay.cli.naming import find_account, find_webhook
+    from agentpay.contract.requests import UNSET
+
     if is_for_all and accounts:
         raise click.UsageError("pass either --account or --all-accounts.")
     source = click.get_current_context().get_parameter_source("low_balance")
@@ -137,6 +145,8 @@ def update_webhook(
 @takes_server
 def test_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
     """Send a test event to a webhook, given by identifier or URL."""
+    from agentpay.cli.naming import find_webhook
+
     delivery = server.webhooks.test(find_webhook(server, output, webhook))
     output.result(delivery, "Test event")
 
@@ -147,6 +157,9 @@ def test_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
 @takes_server
 def delete_webhook(*, server: AgentPay, output: Output, webhook: str, is_yes: bool) -> None:
     """Delete a webhook, given by identifier or URL. Its pending deliveries are cancelled."""
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import find_webhook
+
     webhook_id = find_webhook(server, output, webhook)
     question = "Delete the webhook {}? What it has not received yet is not sent."
     confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)
@@ -168,6 +181,9 @@ def delete_webhook(*, server: AgentPay, output: Output, webhook: str, is_yes: bo
 @takes_server
 def rotate_secret(*, server: AgentPay, output: Output, webhook: str, overlap: int, is_yes: bool) -> None:
     """Replace a webhook's secret. The new one is shown only once."""
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import find_webhook
+
     webhook_id = find_webhook(server, output, webhook)
     question = f"Replace the secret of {{}}? The old one signs for {overlap} s more."
     confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)

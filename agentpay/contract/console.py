@@ -10,6 +10,7 @@ from attrs import field, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.accounts import Account
+from agentpay.contract.bounds import MAX_KEY_SECONDS
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text, whole_number
@@ -17,9 +18,6 @@ from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
-
-MAX_KEY_SECONDS: Final = 365 * 86_400
-"""The longest `expires_in` of an agent key."""
 
 
 @frozen(kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Final, Literal
 from attrs import field, frozen
 
 from agentpay.contract import choices
+from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
@@ -33,9 +34,6 @@ TEST_EVENT: Final = "webhook.test"
 
 ATTEMPT_TIMEOUT_SECONDS: Final = 10.0
 """How long a receiver may take to respond."""
-
-DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600
-MAX_OVERLAP_SECONDS: Final = 30 * 24 * 3600
 
 
 class DeliveryStatusFilter(StrEnum):

@@ -4,7 +4,7 @@ import click
 from attrs import field, frozen
 
 from agentpay import AgentPay
-from agentpay.cli.connection import takes_server
+from agentpay.cli.options import takes_server
 from agentpay.cli.output import Output
 
 

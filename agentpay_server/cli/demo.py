@@ -16,7 +16,8 @@ import click
 from rich.text import Text
 
 from agentpay._installation import install_command
-from agentpay.cli.output import Output, takes_json
+from agentpay.cli.options import takes_json
+from agentpay.cli.output import Output
 from agentpay.cli.tables import styled
 from agentpay.cli.values import Seconds
 from agentpay.cli.variables import KEY_VARIABLE, export_lines

@@ -4,7 +4,8 @@ import secrets
 
 import click
 
-from agentpay.cli.output import Output, takes_json
+from agentpay.cli.options import takes_json
+from agentpay.cli.output import Output
 from agentpay.contract.identity import KeyKind
 from agentpay_server.platform.credentials import new_key
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from agentpay.cli.output import Output, takes_json
+from agentpay.cli.options import takes_json
+from agentpay.cli.output import Output
 from agentpay.cli.values import Label
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.declared import takes

@@ -9,9 +9,10 @@ import httpx
 
 from agentpay import AgentPay
 from agentpay._challenges import refusal_reason, sells_by_session
-from agentpay.cli.connection import CommandRefusedError, takes_server
+from agentpay.cli.connection import CommandRefusedError
 from agentpay.cli.exit_codes import PENDING_APPROVAL
-from agentpay.cli.naming import complete_account, find_account_or_own
+from agentpay.cli.naming import find_account_or_own
+from agentpay.cli.options import complete_account, takes_server
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.printable import printable

@@ -7,8 +7,9 @@ from typing import Final, cast
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import CommandRefusedError, takes_server
-from agentpay.cli.naming import complete_account, find_account
+from agentpay.cli.connection import CommandRefusedError
+from agentpay.cli.naming import find_account
+from agentpay.cli.options import complete_account, takes_server
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.choices import EventType

@@ -19,8 +19,9 @@ from server_world import Funded
 
 from agentpay import Account, AgentPay, Payment, testing
 from agentpay.cli import COMMANDS, main
+from agentpay.cli.columns import Column, Show
 from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show, lines
+from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main

@@ -16,7 +16,7 @@ from server_world import Funded
 from agentpay import testing, webhooks
 from agentpay.cli.connection import ServerAccess
 from agentpay.cli.forwarding import Forward, Forwarder
-from agentpay.cli.listen import EventListener
+from agentpay.cli.listening import EventListener
 from agentpay.cli.output import Output
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer

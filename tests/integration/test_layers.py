@@ -273,7 +273,7 @@ def test_sql_is_only_in_the_ledger_and_in_stores():
 
 def loaded_by(statement):
     """The modules that a fresh interpreter has loaded after a statement."""
-    code = f"{statement}; import sys; print(*sys.modules)"
+    code = f"{statement}\nimport sys; print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": str(SOURCES["agentpay_lab"])}
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
@@ -326,6 +326,69 @@ def test_the_help_of_a_command_line_loads_no_command(package):
 
 
 def test_a_command_of_the_client_loads_nothing_of_the_server():
-    loaded = loaded_by("import agentpay.cli.listen, agentpay.cli.events, agentpay.cli.transfers")
+    loaded = loaded_by("import agentpay.cli.listening, agentpay.cli.events, agentpay.cli.transfers")
 
     assert not {"agentpay_server", "sqlalchemy", "solders", "uvicorn", "starlette"} & loaded
+
+
+LIGHT = {
+    "agentpay",
+    "agentpay._loading",
+    "agentpay._version",
+    "agentpay.cli",
+    "agentpay.cli.columns",
+    "agentpay.cli.deliveries",
+    "agentpay.cli.exit_codes",
+    "agentpay.cli.options",
+    "agentpay.cli.values",
+    "agentpay.cli.variables",
+    "agentpay.contract",
+    "agentpay.contract.bounds",
+    "agentpay.contract.choices",
+    "agentpay.contract.identifiers",
+}
+"""What help and completion may load of the project, besides the modules of the commands themselves."""
+
+SHOWS_ALL_HELP = """
+import contextlib, io
+from agentpay.cli import COMMANDS, main
+with contextlib.redirect_stdout(io.StringIO()):
+    for words in [[], *([name] for name in COMMANDS)]:
+        main([*words, "--help"], standalone_mode=False)
+"""
+COMPLETES = """
+import contextlib, io, os
+from agentpay.cli import main
+os.environ["_AGENTPAY_COMPLETE"] = "bash_complete"
+os.environ["COMP_WORDS"], os.environ["COMP_CWORD"] = {words!r}, "{place}"
+out = io.TextIOWrapper(io.BytesIO())
+with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+    main(prog_name="agentpay")
+assert {found!r} in out.buffer.getvalue().decode()
+"""
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        pytest.param(SHOWS_ALL_HELP, id="help"),
+        pytest.param(COMPLETES.format(words="agentpay tr", place=1, found="transfers"), id="command"),
+        pytest.param(
+            COMPLETES.format(words="agentpay transfers create --am", place=3, found="--amount"), id="option"
+        ),
+    ],
+)
+def test_help_and_completion_load_nothing_that_only_runs_need(statements):
+    loaded = loaded_by(statements)
+    commands = {f"agentpay.cli.{path.stem}" for path in (ROOT / "agentpay" / "cli").glob("*.py")}
+    runs = {"connection", "output", "tables", "naming", "listing", "listening", "profiles", "forwarding"}
+    ours = {name for name in loaded if name.split(".")[0] in ("agentpay", "agentpay_server")}
+
+    assert ours - LIGHT <= commands - {f"agentpay.cli.{name}" for name in runs}
+    assert not {"attr", "attrs", "rich", "httpx", "cattrs", "decimal", "json", "asyncio"} & loaded
+
+
+def test_completion_of_a_command_loads_no_other_command():
+    loaded = loaded_by(COMPLETES.format(words="agentpay tr", place=1, found="transfers"))
+
+    assert {name for name in loaded if name.startswith("agentpay.cli.")} <= {"agentpay.cli.exit_codes"}

@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 import uvicorn
 from solders.account import Account
-from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
@@ -17,6 +16,9 @@ from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 from agentpay_server.testkit.node.app import PATH, ChainRpc, Mounted
 from agentpay_server.testkit.node.methods import Node
+
+if TYPE_CHECKING:
+    from solders.litesvm import LiteSVM
 
 T = TypeVar("T")
 

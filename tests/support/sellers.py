@@ -3,16 +3,18 @@
 import base64
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from outsiders import Wallet, landed
-from solders.keypair import Keypair
 from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.embedded.seen_messages import message_hash_of
 from agentpay_server.chain.protocol import Chain, SignatureStatus
+
+if TYPE_CHECKING:
+    from solders.keypair import Keypair
 
 DEVNET = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 ORIGIN = "https://api.example.com"

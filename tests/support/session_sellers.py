@@ -2,13 +2,12 @@
 
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sellers import ORIGIN as ORIGIN
 from sellers import Run, Seller, _url64
 from solders.hash import Hash
 from solders.instruction import Instruction
-from solders.keypair import Keypair
 from solders.message import MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
@@ -18,6 +17,9 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
+
+if TYPE_CHECKING:
+    from solders.keypair import Keypair
 
 GRACE_SECONDS = 900
 

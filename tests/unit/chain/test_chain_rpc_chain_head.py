@@ -4,14 +4,16 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
 from virtual_time import VirtualTimeLoop
 
 from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError
-from agentpay_server.chain.rpc.chain import RpcChain
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.chain import RpcChain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from rpc_node import (
@@ -22,11 +22,13 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Cosigned, FailureReason
-from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.payments.building import PreparedPayment, build_payment
 from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.chain import RpcChain
 
 pytestmark = pytest.mark.anyio
 

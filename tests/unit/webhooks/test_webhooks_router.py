@@ -9,14 +9,17 @@ from datetime import timedelta
 from http import HTTPStatus
 from threading import Barrier
 from threading import Event as Signal
+from typing import TYPE_CHECKING
 
 import pytest
 from webhook_world import MOMENT, PAYLOAD, SECRET, payload, signed
 
 from agentpay.errors import ConfigurationError
 from agentpay.integrations import MemorySeenEvents, WebhookRouter
-from agentpay.integrations.seen import SeenEvents
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent, unwrap
+
+if TYPE_CHECKING:
+    from agentpay.integrations.seen import SeenEvents
 
 SETTLED = unwrap(PAYLOAD, signed(), SECRET)
 NEWER = UnknownEvent(id="evt_b", type="moon.landed", created_at=SETTLED.created_at, data={})

@@ -2,19 +2,21 @@
 
 import secrets
 import tempfile
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import attrs
 import click
 
-from agentpay.cli.output import Output, takes_json
-from agentpay.cli.tables import Column
+from agentpay.cli.columns import Column
+from agentpay.cli.options import takes_json
+from agentpay.cli.output import Output
 from agentpay.cli.values import Seconds
 from agentpay.cli.variables import IS_VISIBLE
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from agentpay_lab.crash_test.peers import PeerLine
     from agentpay_lab.crash_test.run import CrashTestPlan, CrashTestVerdict
 

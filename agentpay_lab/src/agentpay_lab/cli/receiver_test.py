@@ -5,7 +5,8 @@ import secrets
 
 import click
 
-from agentpay.cli.output import Output, takes_json
+from agentpay.cli.options import takes_json
+from agentpay.cli.output import Output
 from agentpay.cli.values import Seconds
 from agentpay.cli.variables import IS_VISIBLE
 
