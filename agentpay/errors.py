@@ -41,8 +41,7 @@
               . ChainUnavailableError           chain_unavailable
               . ServiceUnavailableError         service_unavailable
 
-All can be pickled and copied with all their attributes. `agentpay._requests` chooses the exception for a
-response.
+All can be pickled and copied with all their attributes.
 """
 
 import re

@@ -25,11 +25,13 @@ _WORDS: Final = "agentpay.words"
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "accounts": ("agentpay.cli.accounts:accounts", "Create, list, fund and read accounts, and set policies."),
     "budget": ("agentpay.cli.accounts:budget", "Show what an account may spend now."),
+    "spend": ("agentpay.cli.spending:spend", "Show what was spent, by day or hour."),
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
     "payments": (
         "agentpay.cli.payments:payments",
         "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
     ),
+    "sellers": ("agentpay.cli.sellers:sellers", "Pin, block and list sellers of HTTP 402."),
     "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
     "approvals": (
         "agentpay.cli.approvals:approvals",

@@ -6,6 +6,7 @@ delivery finds the identifier and does nothing.
 
 import os
 import sqlite3
+from functools import cache
 
 import uvicorn
 from starlette.applications import Starlette
@@ -18,9 +19,15 @@ from agentpay.webhooks import TransferSettled, WebhookPayloadError, WebhookSigna
 SECRET = os.environ["AGENTPAY_WEBHOOK_SECRET"]
 MAX_BYTES = 1024 * 1024
 
-database = sqlite3.connect(os.environ.get("RECEIVER_DATABASE", "receiver.sqlite"), check_same_thread=False)
-database.execute("PRAGMA synchronous = FULL")
-database.execute("CREATE TABLE IF NOT EXISTS acted (event_id TEXT PRIMARY KEY, amount TEXT)")
+
+@cache
+def database() -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        os.environ.get("RECEIVER_DATABASE", "receiver.sqlite"), check_same_thread=False
+    )
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("CREATE TABLE IF NOT EXISTS acted (event_id TEXT PRIMARY KEY, amount TEXT)")
+    return connection
 
 
 async def receive(request: Request) -> Response:
@@ -36,13 +43,13 @@ async def receive(request: Request) -> Response:
     except WebhookPayloadError:
         return Response(status_code=400)
     amount = str(event.data.amount_usdc) if isinstance(event, TransferSettled) else None
-    with database:
-        database.execute("INSERT OR IGNORE INTO acted VALUES (?, ?)", (event.id, amount))
+    with database() as connection:
+        connection.execute("INSERT OR IGNORE INTO acted VALUES (?, ?)", (event.id, amount))
     return Response(status_code=200)
 
 
 async def acted(_: Request) -> Response:
-    rows = database.execute("SELECT event_id FROM acted")
+    rows = database().execute("SELECT event_id FROM acted")
     return PlainTextResponse("\n".join(event_id for (event_id,) in rows))
 
 

@@ -171,6 +171,31 @@ def test_a_truncated_list_says_that_more_exist(commands: CommandLine, funded: Fu
     assert [key["name"] for key in commands.items("keys", "list", "--limit", "3")] == ["c", "b", "a"]
 
 
+# --- Sellers and spending
+
+
+def test_a_seller_is_pinned_listed_and_unpinned(client: AgentPay, commands: CommandLine) -> None:
+    seller = "https://api.example.com"
+    pin = commands.json("sellers", "pin", seller, "--max-amount", "0.05", "--category", "data", "--blocked")
+    assert (pin["origin"], pin["max_amount"], pin["blocked"]) == (seller, "0.050000", True)
+    assert commands.json("sellers", "get", seller) == pin
+    assert commands.items("sellers", "list") == [pin]
+    replaced = commands.json("sellers", "pin", seller)
+    assert (replaced["max_amount"], replaced["category"], replaced["blocked"]) == (None, None, False)
+    assert commands.json("sellers", "unpin", seller) == {"origin": seller, "status": "unpinned"}
+    assert list(client.sellers.list()) == []
+    assert "not_found" in commands.refused("sellers", "get", seller)
+
+
+def test_spend_sums_what_was_settled(client: AgentPay, commands: CommandLine, funded: Funded) -> None:
+    payer, payee = funded().account_id, client.accounts.create(name="Payee").account_id
+    client.transfers.create(from_=payer, to=payee, amount="1.25")
+    (*_, today) = commands.items("spend", "--account", payer)
+    (*_, now) = commands.items("spend", "--by", "hour")
+    assert today["settled_usdc"] == now["settled_usdc"] == "1.250000"
+    assert "1.25" in commands.shown("spend")
+
+
 # --- Results that cannot be written
 
 
