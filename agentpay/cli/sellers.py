@@ -30,7 +30,7 @@ _COLUMNS: Final = [
 
 @click.group()
 def sellers() -> None:
-    """Pin sellers of HTTP 402: their price, category and recipients, or block them."""
+    """Pin, block and list sellers of HTTP 402."""
 
 
 @sellers.command("list")

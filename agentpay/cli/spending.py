@@ -43,7 +43,10 @@ _COLUMNS: Final = [
 )
 @takes_server
 def spend(*, server: AgentPay, output: Output, account: str | None, by: str, since: datetime | None) -> None:
-    """Show what was settled, and how much was rejected, in each period (UTC), oldest first."""
+    """Show what was spent, by day or hour.
+
+    Prints what was settled and how many requests were rejected in each period (UTC), oldest first.
+    """
     from agentpay.cli.naming import find_account
 
     account_id = None if account is None else find_account(server, output, account)
