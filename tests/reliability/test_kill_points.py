@@ -223,9 +223,7 @@ def test_every_failpoint_is_tested() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
     tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.SERVER_POINTS, *test_kill_sessions.ALL}
     tried |= {*test_kill_session_payments.POINTS}
-    # No test kills a server when a channel's transaction has expired.
-    not_tried = {"channel_open.expired", "channel_close.expired"}
-    assert {point.partition("@")[0] for point in tried} == POINTS - not_tried
+    assert {point.partition("@")[0] for point in tried} == POINTS
 
 
 def test_a_child_without_an_armed_failpoint_survives(it: Prepared, before: set[str]) -> None:

@@ -7,10 +7,11 @@ and another one takes its place. The chain is the judge.
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
+from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
@@ -23,13 +24,13 @@ from agentpay_server.testkit.paywall.homes import NodeHome
 PRICE = 1_000
 FUNDS = 100_000_000
 CALLS = ("call-1", "call-2", "call-3")
-FORCED = ("channel_close.signed", "channel_close.sent")
+FORCED = ("channel_close.signed", "channel_close.sent", "channel_close.expired")
 """Steps that only a forced close passes."""
 
 POINTS = [
-    *(point for point in points_of(Operation.CHANNEL_OPEN) if point != "channel_open.expired"),
+    *points_of(Operation.CHANNEL_OPEN),
     *points_of(Operation.VOUCHER),
-    *(point for point in points_of(Operation.CHANNEL_CLOSE) if point != "channel_close.expired"),
+    *points_of(Operation.CHANNEL_CLOSE),
 ]
 
 
@@ -82,32 +83,50 @@ def first_life(dying: Child, shop: Paywall, it: Prepared, point: str) -> None:
     with AgentPay(api_key=it.key, base_url=dying.base_url, max_retries=0, timeout=20) as service:
         if point in FORCED:
             # A session without a voucher is closed by force at once.
-            open_and_close(dying, shop, it)
+            open_and_close(dying, shop, it, point)
+        elif point == "channel_open.expired":
+            open_and_expire(dying, shop, it)
         else:
             call(service, shop, it.payer, closes=True)
     dying.request("GET", "/ext/v1/sessions", it.key)
     dying.assert_killed()
 
 
-def open_and_close(dying: Child, shop: Paywall, it: Prepared) -> None:
+def opening(dying: Child, http: httpx.Client, it: Prepared) -> dict[str, object] | None:
+    """Return the step that opens a session; None if the server is dead."""
+    body = {
+        "account_id": it.payer,
+        "idempotency_key": "opening",
+        "origin": str(http.base_url).rstrip("/"),
+        "headers": [list(each) for each in http.get("/call").headers.multi_items()],
+        "session_cap": "1",
+    }
+    found = dying.request("POST", "/ext/v1/payments", it.key, body)
+    return None if found is None else dict(found.json())
+
+
+def open_and_close(dying: Child, shop: Paywall, it: Prepared, point: str) -> None:
     with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
-        refused = http.get("/call")
-        body = {
-            "account_id": it.payer,
-            "idempotency_key": "opening",
-            "origin": shop.base_url,
-            "headers": [list(each) for each in refused.headers.multi_items()],
-            "session_cap": "1",
-        }
-        found = dying.request("POST", "/ext/v1/payments", it.key, body)
-        assert found is not None
-        step = found.json()
-        http.get("/call", headers={step["header"]["name"]: step["header"]["value"]})
+        step = opening(dying, http, it)
+        assert step is not None
+        header: Any = step["header"]
+        http.get("/call", headers={header["name"]: header["value"]})
+    expiring(it, dying, point)
     path = f"/ext/v1/sessions/{step['session_id']}/close"
     # 503 until the opening is booked; None once the server is dead.
     closed = dying.request("POST", path, it.key)
     while closed is not None and closed.status_code == 503:
         closed = dying.request("POST", path, it.key)
+
+
+def open_and_expire(dying: Child, shop: Paywall, it: Prepared) -> None:
+    """Have an opening signed that nobody presents, until it can no longer land."""
+    with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
+        assert opening(dying, http, it) is not None
+        # What was signed before a permanently lost transaction can no longer land.
+        expiring(it, dying, "channel_open.expired")
+        dying.request("POST", "/v1/transfers", it.key, it.transfer("other", "1"))
+        opening(dying, http, it)
 
 
 @pytest.mark.parametrize("point", POINTS)
