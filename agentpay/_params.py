@@ -11,6 +11,7 @@ from typing import Any, NotRequired, TypedDict
 
 from agentpay._challenges import Pairs
 from agentpay.contract.choices import EventType
+from agentpay.contract.payments import VoucherReport
 from agentpay.contract.policies import Limit
 
 
@@ -75,6 +76,7 @@ class AuthorizePaymentParams(TypedDict):
     max_amount: NotRequired[Decimal | int | str | None]
     session_cap: NotRequired[Decimal | int | str | None]
     memo: NotRequired[str | None]
+    previous: NotRequired[VoucherReport | None]
 
 
 class PinOriginParams(TypedDict, total=False):

@@ -41,10 +41,11 @@ from agentpay._challenges import (
     sells_by_session,
 )
 from agentpay._http import cookie_of
+from agentpay._late_reports import LateReports
 from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
-from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
+from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
@@ -131,6 +132,8 @@ class _Report(NamedTuple):
 
     transfer_id: str
     outcome: dict[str, Any]
+    voucher_of: str | None = None
+    """The seller, if the next voucher waits for this report."""
 
 
 class _Lock(NamedTuple):
@@ -206,7 +209,8 @@ class PaymentAuth(Auth):
                 raised to it. None keeps the request's.
             report: whether to report the seller's response (`payments.report_outcome`), in an additional
                 request to the service. A failed report is logged and changes nothing. Those to vouchers are
-                always reported, because the next voucher waits for it.
+                always reported, because the next voucher waits for it; within `with PaymentAuth(…)` the next
+                request to the service takes them along, or they are sent after a second.
             seller_client: the HTTP client that presents the close of a session to its seller; by default a
                 new one. Pass one for a seller in this process.
 
@@ -232,14 +236,20 @@ class PaymentAuth(Auth):
         # By seller, and by session.
         self._locks: Any = AsyncLocks() if self._is_async else Locks()
         self._sessions: dict[str, _Opened] = {}
+        self._late: LateReports | None = None
 
     def __enter__(self) -> Self:
+        self._late = LateReports(self._flush)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
+        import sniffio  # noqa: PLC0415 - anyio brings it
+
+        if sniffio.current_async_library() == "asyncio":
+            self._late = LateReports(self._aflush)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -252,6 +262,11 @@ class PaymentAuth(Auth):
         """
         from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions need it
 
+        late, self._late = self._late, None
+        if late is not None:
+            late.cancel()
+            for origin in late.origins:
+                self._flush(origin, late)
         while self._sessions:
             _, opened = self._sessions.popitem()
             with _logged_close(opened), self._seller(opened, "Client") as http:
@@ -262,6 +277,11 @@ class PaymentAuth(Auth):
         """Close the sessions that this auth has used; see `close`."""
         from agentpay._async.closing import present_close as apresent_close  # noqa: PLC0415 - async only
 
+        late, self._late = self._late, None
+        if late is not None:
+            late.cancel()
+            for origin in late.origins:
+                await self._aflush(origin, late)
         while self._sessions:
             _, opened = self._sessions.popitem()
             with _logged_close(opened):
@@ -270,6 +290,34 @@ class PaymentAuth(Auth):
                     await apresent_close(
                         session, base_url=self._client.base_url, seller_client=http, url=opened.url
                     )
+
+    def _flush(self, origin: str, late: LateReports | None = None) -> None:
+        late = late or self._late
+        with self._locks.of(origin):
+            if late is not None and (report := late.due(origin)) is not None:
+                with _logged(report.charge_id):
+                    self._client.payments.report_outcome(report.charge_id, **_outcome_of(report))
+
+    async def _aflush(self, origin: str, late: LateReports | None = None) -> None:
+        late = late or self._late
+        async with self._locks.of(origin):
+            if late is not None and (report := late.due(origin)) is not None:
+                with _logged(report.charge_id):
+                    await self._client.payments.report_outcome(report.charge_id, **_outcome_of(report))
+
+    def _is_kept(self, step: _Report) -> bool:
+        """Keep the report of an accepted voucher for the next request; return whether it was kept."""
+        late, origin = self._late, step.voucher_of
+        if late is None or origin is None or self._reports or step.outcome["status_code"] >= 400:
+            return False
+        report = VoucherReport(charge_id=step.transfer_id, **step.outcome)
+        late.keep(origin, report, is_async=self._is_async)
+        return True
+
+    def _late_report(self, step: _Authorize) -> Any:  # noqa: ANN401 - a context manager of arguments
+        if self._late is None:
+            return contextlib.nullcontext({})
+        return self._late.taken(step.challenge.origin, is_async=self._is_async)
 
     def _seller(self, opened: _Opened, kind: str) -> Any:  # noqa: ANN401 - a client of either library
         if self._seller_client is not None:
@@ -304,12 +352,13 @@ class PaymentAuth(Auth):
                 elif isinstance(step, _PeekStep):
                     answer = _messages.peek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
-                    answer = self._client.payments.authorize(**self._order(step))
+                    with self._late_report(step) as late:
+                        answer = self._client.payments.authorize(**self._order(step), **late)
                 elif isinstance(step, _Lock):
                     held.enter_context(self._locks.of(step.origin))
                 elif isinstance(step, _Opened):
                     self._sessions[step.session_id] = step
-                else:
+                elif not self._is_kept(step):
                     with _logged(step.transfer_id):
                         self._client.payments.report_outcome(step.transfer_id, **step.outcome)
 
@@ -340,12 +389,13 @@ class PaymentAuth(Auth):
                     elif isinstance(step, _PeekStep):
                         answer = await _messages.apeek(step.response, step.seconds)
                     elif isinstance(step, _Authorize):
-                        answer = await self._client.payments.authorize(**self._order(step))
+                        with self._late_report(step) as late:
+                            answer = await self._client.payments.authorize(**self._order(step), **late)
                     elif isinstance(step, _Lock):
                         await held.enter_async_context(self._locks.of(step.origin))
                     elif isinstance(step, _Opened):
                         self._sessions[step.session_id] = step
-                    else:
+                    elif not self._is_kept(step):
                         with _logged(step.transfer_id):
                             await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
 
@@ -464,7 +514,7 @@ class PaymentAuth(Auth):
         receipt = _receipt_of(response)
         _note(response, evolve(record, receipt=receipt))
         outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
-        yield _Report(step.charge_id, outcome)
+        yield _Report(step.charge_id, outcome, challenge.origin)
         if response.status_code == 402:
             peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
             reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
@@ -580,6 +630,14 @@ _UNOPENED: Final = "the seller did not open the channel of its session"
 _OWN_AUTHORIZATION: Final = (
     "the seller expects the payment in the header Authorization, which the request uses already"
 )
+
+
+def _outcome_of(report: VoucherReport) -> dict[str, Any]:
+    return {
+        "status_code": report.status_code,
+        "receipt": report.receipt,
+        "duration_ms": report.duration_ms,
+    }
 
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library

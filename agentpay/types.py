@@ -23,7 +23,7 @@ from agentpay.contract.choices import (
     TransferStatus,
 )
 from agentpay.contract.deliveries import WebhookHealth
-from agentpay.contract.payments import SessionStep
+from agentpay.contract.payments import SessionStep, VoucherReport
 from agentpay.contract.search import SpendEntry, SpendPeriod
 
 __all__ = [
@@ -48,5 +48,6 @@ __all__ = [
     "TransactionStatusFilter",
     "TransactionType",
     "TransferStatus",
+    "VoucherReport",
     "WebhookHealth",
 ]

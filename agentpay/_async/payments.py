@@ -22,6 +22,7 @@ from agentpay.contract.payments import (
     Payment,
     ReportOutcome,
     SessionStep,
+    VoucherReport,
 )
 
 
@@ -45,6 +46,7 @@ class AsyncPayments(AsyncResource):
         max_amount: Decimal | int | str | None = None,
         session_cap: None = None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment: ...
 
@@ -63,6 +65,7 @@ class AsyncPayments(AsyncResource):
         max_amount: Decimal | int | str | None = None,
         session_cap: Decimal | int | str | None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment | SessionStep: ...
 
@@ -80,6 +83,7 @@ class AsyncPayments(AsyncResource):
         max_amount: Decimal | int | str | None = None,
         session_cap: Decimal | int | str | None = None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment | SessionStep:
         """Sign the payment for a 402, and return the header that presents it to the seller.
@@ -103,6 +107,8 @@ class AsyncPayments(AsyncResource):
             session_cap: USDC to lock in a channel if the seller sells by session; without it, sessions are
                 not payable.
             memo: at most 200 characters; it stays off chain.
+            previous: the seller's response to an earlier voucher, reported with this request, as
+                `report_outcome` does.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:

@@ -23,6 +23,7 @@ from agentpay.contract.payments import (
     Payment,
     ReportOutcome,
     SessionStep,
+    VoucherReport,
 )
 
 
@@ -46,6 +47,7 @@ class Payments(Resource):
         max_amount: Decimal | int | str | None = None,
         session_cap: None = None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment: ...
 
@@ -64,6 +66,7 @@ class Payments(Resource):
         max_amount: Decimal | int | str | None = None,
         session_cap: Decimal | int | str | None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment | SessionStep: ...
 
@@ -81,6 +84,7 @@ class Payments(Resource):
         max_amount: Decimal | int | str | None = None,
         session_cap: Decimal | int | str | None = None,
         memo: str | None = None,
+        previous: VoucherReport | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment | SessionStep:
         """Sign the payment for a 402, and return the header that presents it to the seller.
@@ -104,6 +108,8 @@ class Payments(Resource):
             session_cap: USDC to lock in a channel if the seller sells by session; without it, sessions are
                 not payable.
             memo: at most 200 characters; it stays off chain.
+            previous: the seller's response to an earlier voucher, reported with this request, as
+                `report_outcome` does.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:

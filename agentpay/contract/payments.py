@@ -301,6 +301,37 @@ class Payment(Model):
 
 
 @frozen(kw_only=True)
+class ReportOutcome(Request):
+    """Body of `POST /ext/v1/payments/{transfer_id}/outcome`: the seller's response to the payment.
+
+    Attributes:
+        status_code: HTTP status of the seller's response.
+        receipt: the receipt header of the response, as it came.
+        duration_ms: how long the paid request took, in milliseconds.
+    """
+
+    status_code: Annotated[int, whole_number(minimum=100, maximum=999)]
+    receipt: Annotated[str, text(maximum=MAX_RECEIPT_CHARACTERS)] | None = None
+    duration_ms: Annotated[int, whole_number(minimum=0, maximum=10**9)] | None = None
+
+
+@frozen(kw_only=True)
+class VoucherReport(ReportOutcome):
+    """The seller's response to a voucher, sent with the next request for a payment.
+
+    Attributes:
+        charge_id: the voucher, `chg_…`.
+        status_code: HTTP status of the seller's response.
+        receipt: the receipt header of the response, as it came.
+        duration_ms: how long the paid request took, in milliseconds.
+    """
+
+    _example: ClassVar = {"charge_id": "chg_01h455vb4pex5vsknk084sn02r", "status_code": 200}
+
+    charge_id: Annotated[str, text(maximum=128)]
+
+
+@frozen(kw_only=True)
 class AuthorizePayment(Request):
     """Body of `POST /ext/v1/payments`: a seller's 402, and who pays it under which key.
 
@@ -318,6 +349,8 @@ class AuthorizePayment(Request):
         session_cap: USDC to lock in a channel if the seller sells by session. Without it, sessions are not
             payable. A session that is open with equal terms is used, whatever its cap.
         memo: max 200 characters. It stays off chain, and satisfies `require_memo`.
+        previous: the outcome of an earlier voucher, stored first, as
+            `POST /ext/v1/payments/{charge_id}/outcome` stores it. That of an unknown voucher is ignored.
     """
 
     _example: ClassVar = {"url": "https://api.example.com/forecast", "body": "{}"}
@@ -332,21 +365,7 @@ class AuthorizePayment(Request):
     max_amount: UsdcAmount | None = None
     session_cap: UsdcAmount | None = None
     memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
-
-
-@frozen(kw_only=True)
-class ReportOutcome(Request):
-    """Body of `POST /ext/v1/payments/{transfer_id}/outcome`: the seller's response to the payment.
-
-    Attributes:
-        status_code: HTTP status of the seller's response.
-        receipt: the receipt header of the response, as it came.
-        duration_ms: how long the paid request took, in milliseconds.
-    """
-
-    status_code: Annotated[int, whole_number(minimum=100, maximum=999)]
-    receipt: Annotated[str, text(maximum=MAX_RECEIPT_CHARACTERS)] | None = None
-    duration_ms: Annotated[int, whole_number(minimum=0, maximum=10**9)] | None = None
+    previous: VoucherReport | None = None
 
 
 @frozen(kw_only=True)

@@ -116,6 +116,8 @@ class Payments:
         """
         principal.require_account(request.account_id, AUTHORIZE_PAYMENT.operation)
         self._sessions.check(request)
+        if request.previous is not None:
+            await self._sessions.report_previous(principal, request.previous)
         offers = self._offers(request)
         deadline = self._execution.deadline()
         while True:

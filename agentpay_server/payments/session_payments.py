@@ -5,6 +5,7 @@ under any key get the same opening as long as it may land. Once it has landed, e
 """
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any, Final
@@ -20,6 +21,7 @@ from agentpay.contract.payments import (
     PaymentStep,
     ReportOutcome,
     SessionStep,
+    VoucherReport,
 )
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
@@ -171,6 +173,12 @@ class SessionPayments:
         paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
         self._context.wakeup.set()
         return _step(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+
+    async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
+        """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
+        with contextlib.suppress(Problem):
+            await self._database.run(ReportVoucher(self._context, principal, report.charge_id, report))
+            self._context.wakeup.set()
 
     # --- Payments up to a maximum
 
