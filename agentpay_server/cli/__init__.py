@@ -28,6 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",
     ),
+    "scene": ("agentpay_server.cli.scene:scene", "Save the state of a running server as a scene."),
     "trigger": (
         "agentpay_server.cli.trigger:trigger",
         "Cause an event by real operations, on a test chain.",
@@ -51,9 +52,9 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     The commands serve and demo start a server, and the command operators changes the data of a server
-    directly. The commands trigger, pay and console-link call a running server: set its URL with --url or
-    AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY. All other commands for a running
-    server are those of agentpay.
+    directly. The commands scene, trigger, pay and console-link call a running server: set its URL with --url
+    or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY. All other commands for a
+    running server are those of agentpay.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
     approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.

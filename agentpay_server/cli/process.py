@@ -12,10 +12,10 @@ import math
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 from attrs import evolve, field, frozen
@@ -35,6 +35,9 @@ from agentpay_server.http.port.server import PortServer
 from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
+if TYPE_CHECKING:
+    from agentpay_server.testkit.scenes.document import Scene
+
 T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
@@ -45,6 +48,7 @@ _RESPONSE_SECONDS: Final = 0.5
 
 
 _START_PAUSE_SECONDS: Final = 1.0
+_NOT_EMPTY: Final = "the data is not empty, and a scene is built only on empty data: omit --scene"
 
 
 class OptionError(Exception):
@@ -74,10 +78,11 @@ class Announcement:
     rpc_url: str | None = None
     facilitator_url: str | None = None
     console_url: str | None = field(default=None, repr=False)
+    scene: Mapping[str, Any] | None = field(default=None, repr=False)
 
     def line(self) -> str:
         """Leave out `operator_key` if an earlier start created the key."""
-        fields: dict[str, str | None] = {"base_url": self.base_url}
+        fields: dict[str, Any] = {"base_url": self.base_url}
         if self.operator_key is not None or self.is_key_given:
             fields["operator_key"] = self.operator_key
         if self.rpc_url is not None:
@@ -85,6 +90,8 @@ class Announcement:
             fields["facilitator_url"] = self.facilitator_url
         if self.console_url is not None:
             fields["console_url"] = self.console_url
+        if self.scene is not None:
+            fields["scene"] = self.scene
         return json.dumps(fields)
 
     def to_paste(self) -> str:
@@ -105,6 +112,7 @@ def run(
     *,
     allowed_hosts: Sequence[str],
     serves_chain: bool,
+    scene: "Scene | None",
     log_format: LogFormat,
     log_level: int,
     start_wait_seconds: float,
@@ -115,8 +123,8 @@ def run(
     if it was passed, omitted if an earlier start created it. Events are logged to standard error.
 
     Raises:
-        OptionError: `database_url` is not the URL of a database; or `operator_key` is not an operator key, is
-            revoked, or belongs to another operator.
+        OptionError: `scene` cannot be built; `database_url` is not the URL of a database; or `operator_key`
+            is not an operator key, is revoked, or belongs to another operator.
         CannotServeError: the port, the data or the cluster is unavailable, or was lost.
     """
     try:
@@ -125,7 +133,9 @@ def run(
         raise CannotServeError(why_not_bound(host, port, error)) from None
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
     raise_descriptor_limit(config.settings.max_connections)
-    serving = _serve(sock, hosts, config, serves_chain=serves_chain, start_wait_seconds=start_wait_seconds)
+    serving = _serve(
+        sock, hosts, config, serves_chain=serves_chain, scene=scene, start_wait_seconds=start_wait_seconds
+    )
     with sock, logging_to(sys.stderr, log_format, log_level):
         try:
             asyncio.run(serving)
@@ -145,6 +155,7 @@ async def _serve(
     config: ServerConfig,
     *,
     serves_chain: bool,
+    scene: "Scene | None",
     start_wait_seconds: float,
 ) -> None:
     async def start() -> Server:
@@ -164,7 +175,13 @@ async def _serve(
     announcement = Announcement(base_url=url_of(sock), operator_key=new_key, is_key_given=is_key_given)
     try:
         await _serve_until_stopped(
-            sock, hosts, server, announcement, serves_chain=serves_chain, start_deadline=deadline
+            sock,
+            hosts,
+            server,
+            announcement,
+            serves_chain=serves_chain,
+            scene=scene,
+            start_deadline=deadline,
         )
     finally:
         log(logger, logging.INFO, "server.stopped")
@@ -191,10 +208,17 @@ async def _serve_until_stopped(
     announcement: Announcement,
     *,
     serves_chain: bool,
+    scene: "Scene | None",
     start_deadline: float,
 ) -> None:
     application = Application(server)
     app: ASGIApp = application
+    if scene is not None:
+        try:
+            announcement = evolve(announcement, scene=await _built(application, server, scene))
+        except BaseException:
+            await server.stop(within_seconds=0)
+            raise
     if serves_chain:
         from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for
         from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
@@ -228,6 +252,36 @@ async def _serve_until_stopped(
             "the connection that reserves the database for this server was lost; start the server again to "
             "resume its work"
         )
+
+
+async def _built(application: Application, server: Server, scene: "Scene") -> dict[str, Any]:
+    """Build a scene before the port opens, so that no client sees half of one.
+
+    Raises:
+        OptionError: it cannot be built.
+    """
+    from agentpay import AgentPay  # noqa: PLC0415 - as below
+    from agentpay_server.testkit.embedded.owner_thread import RunningLoop  # noqa: PLC0415 - as below
+    from agentpay_server.testkit.embedded.transports import EmbeddedTransport  # noqa: PLC0415 - as below
+    from agentpay_server.testkit.embedded.world import IN_PROCESS_URL  # noqa: PLC0415 - as below
+    from agentpay_server.testkit.scenes.building import build  # noqa: PLC0415 - most starts build no scene
+    from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
+
+    key = server.operator.key or server.config.operator_key
+    transport = EmbeddedTransport(application, RunningLoop(asyncio.get_running_loop()))
+
+    def build_all() -> dict[str, Any]:
+        if key is None:
+            raise SceneError(_NOT_EMPTY)
+        with AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=transport) as client:
+            if client.accounts.list(limit=1).data:
+                raise SceneError(_NOT_EMPTY)
+            return build(client, scene).to_dict()
+
+    try:
+        return await asyncio.to_thread(build_all)
+    except SceneError as error:
+        raise OptionError("--scene", f"{error}.") from None
 
 
 class _GracefulServer(PortServer):

@@ -76,6 +76,12 @@ from agentpay_server.platform.settings import Settings
     metavar="channels=FILE",
     help="ELF file of the payment-channel program to run on the embedded chain, instead of ours.",
 )
+@click.option(
+    "--scene",
+    type=click.Path(path_type=Path),
+    metavar="FILE.toml",
+    help="Build a scene at the start: accounts, policies, keys, webhooks, history. The data must be empty.",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -104,6 +110,7 @@ def serve(
     is_quiet: bool,
     chain_rpc: bool,
     channel_program: Path | None,
+    scene: Path | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     rpc: RpcSettings | None,
@@ -112,7 +119,8 @@ def serve(
 
     Once it accepts requests, it prints one JSON line on standard output, with base_url, operator_key,
     console_url (a link that signs in to the operator console once) and, with --chain-rpc, rpc_url and
-    facilitator_url. operator_key is the new key; it is null if you passed a key, and absent if an earlier
+    facilitator_url, and with --scene, scene: the accounts by their names in the file, their keys, and the
+    secrets of webhooks. operator_key is the new key; it is null if you passed a key, and absent if an earlier
     start created it. On a terminal, it also prints shell lines to paste, on standard error. SIGTERM or SIGINT
     stops it gracefully; a second signal ends it at once.
     """
@@ -137,8 +145,18 @@ def serve(
     if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     require_database(stored)
+    if scene is not None and rpc is not None:
+        raise click.UsageError(
+            "--scene is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
+        )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
+    from agentpay_server.testkit.scenes.document import SceneError, read_scene  # noqa: PLC0415
+
+    try:
+        to_build = None if scene is None else read_scene(scene)
+    except SceneError as error:
+        raise click.BadParameter(f"{error}.", param_hint="--scene") from None
 
     config = ServerConfig(
         settings=Settings(**settings),
@@ -155,6 +173,7 @@ def serve(
             config,
             allowed_hosts=allowed_hosts,
             serves_chain=chain_rpc,
+            scene=to_build,
             log_format=log_format_of(log_format),
             log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
             start_wait_seconds=start_wait,

@@ -599,6 +599,4 @@ def test_no_other_file_lists_the_rules_of_a_policy():
         "agentpay/_async/policies.py",
         "agentpay/contract/spending.py",
         "agentpay/tools/outputs.py",
-        # Accounts with policies that use each rule.
-        "agentpay_server/testkit/situations/demo_world.py",
     }

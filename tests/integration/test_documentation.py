@@ -186,7 +186,12 @@ def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch
 
 # They need packages that cannot be installed here: tests/peers and the tests marked `validator` run them in
 # separate environments.
-_PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "seller.md": {"py"}, "local-validator.md": {"js"}}
+_PROGRAMS_OF_OTHERS = {
+    "test-x402-server.md": {"js", "py"},
+    "seller.md": {"py"},
+    "local-validator.md": {"js"},
+    "scenes.md": {"toml"},
+}
 
 
 @every_document

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
 from contextvars import Context
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import anyio
 from anyio.lowlevel import current_token
@@ -28,6 +28,30 @@ _FORKED: Final = (
 
 class NotBegunError(RuntimeError):
     """The call was refused before it began, as any repetition will be."""
+
+
+class LoopOwner(Protocol):
+    """Runs coroutines on an event loop, for callers on other threads."""
+
+    def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Run `work` and wait for its result; cancel it after `timeout` seconds."""
+        ...
+
+
+class RunningLoop:
+    """An event loop that runs already, as the owner of what lives on it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+
+    def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Run `work` and wait for its result, on another thread than the loop's."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            raise
 
 
 class OwnerThread:

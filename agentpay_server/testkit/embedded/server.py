@@ -34,6 +34,9 @@ from agentpay_server.testkit.embedded.recorder import (
 )
 from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
+from agentpay_server.testkit.scenes.building import BuiltScene, build
+from agentpay_server.testkit.scenes.document import SceneWebhook, read_scene
+from agentpay_server.testkit.scenes.saving import save
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
     NearDailyLimit,
@@ -76,6 +79,7 @@ class AgentPayServer(Homes):
         database_schema: str = DATABASE_SCHEMA,
         rpc: RpcSettings | None = None,
         seeded_port_keys: bool = True,
+        scene: Path | str | None = None,
     ) -> None:
         """Configure a server; `with` or `start` starts it.
 
@@ -97,11 +101,13 @@ class AgentPayServer(Homes):
                 person chose the seed: `listen` then replaces `operator_key` by a random key, the only key of
                 the first operator that its port accepts, and all other keys are random from the start. False
                 requires a server in memory.
+            scene: file of a scene to build at the start: accounts, policies, keys, webhooks, history. The
+                property `scene` has what was created.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; an empty data_dir;
-                both a data_dir and a database_url; one of them with `seeded_port_keys=False`; or an invalid
-                database_schema.
+                both a data_dir and a database_url; one of them with `seeded_port_keys=False`; an invalid
+                database_schema; or an invalid scene.
             TypeError: `settings` are no `Settings`.
         """
         if settings is not None and not isinstance(settings, Settings):
@@ -110,6 +116,8 @@ class AgentPayServer(Homes):
         if data_dir == "":
             # As a path it would be the current directory.
             raise ValueError("data_dir is empty: pass a directory, or None to keep all data in memory")
+        self._scene = None if scene is None else read_scene(scene)
+        self._built: BuiltScene | None = None
         self._inboxes = InboxTransport()
         shown = _clock(clock)
         self._recorder = Recorder(shown)
@@ -135,7 +143,8 @@ class AgentPayServer(Homes):
 
         Raises:
             RuntimeError: it was started before.
-            ValueError: `operator_key` is not an operator key, is revoked, or belongs to another operator.
+            ValueError: `operator_key` is not an operator key, is revoked, or belongs to another operator; or
+                a step of the scene has another outcome than it says.
             StartRefusedError: another server uses the data, a newer version wrote it, or the encryption key
                 is wrong; or the cluster does not respond, or must not be used with this configuration.
             DatabaseUnavailableError: the database cannot be reached.
@@ -150,6 +159,12 @@ class AgentPayServer(Homes):
             raise
         self._started_at = from_us(self._config.clock.now_us())
         self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
+        if self._scene is not None:
+            try:
+                self._built = build(self._operator, self._scene, inbox=self._inbox_of)
+            except BaseException:
+                self.close()
+                raise
         return self
 
     def close(self) -> None:
@@ -439,6 +454,42 @@ class AgentPayServer(Homes):
             ConflictError: the clock is not manual, and the scenario has to advance it.
         """
         return stage(self, name)
+
+    @property
+    def scene(self) -> BuiltScene:
+        """What the argument `scene` created: accounts by their names in the file, keys, secrets.
+
+        Raises:
+            ValueError: the server was started without a scene.
+        """
+        if self._built is None:
+            raise ValueError("the server was started without a scene: pass AgentPayServer(scene=…)")
+        return self._built
+
+    def build_scene(self, scene: Path | str) -> BuiltScene:
+        """Build a scene now: its accounts are new, beside those that are there.
+
+        Args:
+            scene: file of the scene.
+
+        Raises:
+            ValueError: the file is no scene, or a step has another outcome than it says.
+        """
+        return build(self._operator, read_scene(scene), inbox=self._inbox_of)
+
+    def save_scene(self) -> str:
+        """Return the present state of the first operator as the text of a scene, without any secret."""
+        return save(self._operator)
+
+    def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
+        inbox = self.webhook_inbox(
+            events=webhook.events,
+            account_ids=account_ids,
+            low_balance_threshold_usdc=webhook.low_balance_threshold_usdc,
+        )
+        if webhook.fails:
+            inbox.fail_next(times=webhook.fails)
+        return inbox
 
     def _pump(self, seconds: float) -> None:
         try:

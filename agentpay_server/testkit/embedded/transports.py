@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.deliveries import STREAM_EVENTS
 from agentpay_server.http.requests import WHOLE
-from agentpay_server.testkit.embedded.owner_thread import NotBegunError, OwnerThread
+from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError, OwnerThread
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -36,7 +36,7 @@ def _declared(request: httpx.Request) -> Iterator[None]:
 
 
 class EmbeddedTransport(httpx.BaseTransport):
-    def __init__(self, app: Asgi, owner: OwnerThread) -> None:
+    def __init__(self, app: Asgi, owner: LoopOwner) -> None:
         self._app = app
         self._owner = owner
 
@@ -133,7 +133,7 @@ class Feed:
 
 
 class _Chunks(httpx.SyncByteStream):
-    def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
+    def __init__(self, feed: Feed, owner: LoopOwner, request: httpx.Request) -> None:
         self._feed, self._owner, self._request = feed, owner, request
 
     def __iter__(self) -> Iterator[bytes]:

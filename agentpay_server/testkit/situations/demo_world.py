@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -29,13 +30,8 @@ DATASETS: Final = "Dataset shop"
 INFERENCE: Final = "Inference house"
 AIRLINE: Final = "Airline"
 
-_POLICIES: Final[Mapping[str, Mapping[str, Any]]] = {
-    RESEARCH: {"max_single_transfer": 5, "categories": ["data", "inference"]},
-    TRAVEL: {"escalation_threshold": 20, "require_memo": True},
-    BUYER: {"max_daily_spend": 150},
-    INTERN: {"max_single_transfer": 1, "paused": True},
-}
-"""The agents and their policies. The data buyer may also pay only two shops."""
+_SCENE: Final = Path(__file__).parent / "scenes" / "demo.toml"
+"""The agents with their policies, the shops, and the webhook."""
 
 _MODEL_POLICY: Final[Mapping[str, Any]] = {
     "max_single_transfer": 5,
@@ -94,19 +90,15 @@ class DemoWorld:
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Create the agents and shops, and perform one step of each kind without showing it."""
-        for name in (DATASETS, INFERENCE, AIRLINE, *_POLICIES):
-            say(f"Creating the account of {name}")
-            self.accounts[name] = self._operator.accounts.create(name=name).account_id
-        for name, policy in _POLICIES.items():
-            self._fund(name, 100)
-            self._operator.policies.update(self.accounts[name], **policy)
-            key = self._server.agent_keys.create(self.accounts[name], name=name).key
-            self._agents[name] = self._server.client(api_key=key)
-        self._operator.policies.update(
-            self.accounts[BUYER], allowed_counterparties=[self.accounts[DATASETS], self.accounts[INFERENCE]]
-        )
+        say("Creating the accounts")
+        built = self._server.build_scene(_SCENE)
+        for alias, account_id in built.accounts.items():
+            name = self._operator.accounts.get(account_id).name
+            self.accounts[name] = account_id
+            for key in built.agent_keys[alias]:
+                self._agents[name] = self._server.client(api_key=key)
+        (self._inbox,) = built.inboxes
         self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
-        self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
         self._open_paid_api()
         acts = (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger)
         for act in (*acts, self._call_paid_api):

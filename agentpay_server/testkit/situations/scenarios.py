@@ -1,23 +1,23 @@
-"""Situations that an agent must handle, created by real operations.
+"""Situations that an agent must handle: scenes with an agent and a payee, and a type that describes each.
 
-Each function adds new accounts to a running server, whatever its state.
+The scenes are the files `scenes/*.toml` beside this module. Each adds new accounts to a running server,
+whatever its state.
 """
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import Delivery
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
-from agentpay_server.ledger.delivery_rules import RETRY_DELAYS_US
-from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.testkit.embedded.inbox import WebhookInbox
+from agentpay_server.testkit.scenes.building import BuiltScene
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.server import AgentPayServer
@@ -114,96 +114,56 @@ class UndeliveredWebhook(Scenario):
 def stage(server: "AgentPayServer", name: str) -> Scenario:
     if name not in _SCENARIOS:
         raise ValueError(f"unknown scenario {name!r}; available: {', '.join(sorted(_SCENARIOS))}")
-    return _SCENARIOS[name](_Stage(server))
+    built = server.build_scene(Path(__file__).parent / "scenes" / f"{name}.toml")
+    key = built.agent_keys["agent"][0]
+    common = {
+        "account": server.accounts.get(built.accounts["agent"]),
+        "payee": server.accounts.get(built.accounts["payee"]),
+        "agent": server.client(api_key=key),
+        "agent_key": key,
+    }
+    return _SCENARIOS[name](server, built, common)
 
 
-class _Stage:
-    """A server with two new accounts, the first of which has an agent."""
-
-    def __init__(self, server: "AgentPayServer") -> None:
-        client = server.client()
-        self.server = server
-        self.policies = client.policies
-        self.accounts = client.accounts
-        self.account_id = client.accounts.create(name="Agent").account_id
-        self.payee_id = client.accounts.create(name="Payee").account_id
-        self.agent_key = server.agent_keys.create(self.account_id).key
-        self.agent = server.client(api_key=self.agent_key)
-
-    def fund(self, amount: int) -> None:
-        self.server.sandbox.fund(self.account_id, amount)
-
-    def pay(self, amount: int) -> Transfer:
-        # A random key would differ between runs with equal seeds.
-        key = f"scenario of {self.account_id}"
-        return self.agent.transfers.create(
-            from_=self.account_id, to=self.payee_id, amount=amount, idempotency_key=key
-        )
-
-    def inbox(self, event: EventType, threshold_usdc: Decimal | None = None) -> WebhookInbox:
-        return self.server.webhook_inbox(
-            events=[event], account_ids=[self.account_id], low_balance_threshold_usdc=threshold_usdc
-        )
-
-    def set(self) -> dict[str, Any]:
-        """Return the fields of every scenario, with the accounts in their current state."""
-        return {
-            "account": self.accounts.get(self.account_id),
-            "payee": self.accounts.get(self.payee_id),
-            "agent": self.agent,
-            "agent_key": self.agent_key,
-        }
+def _near_daily_limit(server: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
+    details = server.accounts.details(built.accounts["agent"])
+    limit = details.policy.max_daily_spend or Decimal(0)
+    return NearDailyLimit(limit_usdc=limit, remaining_usdc=details.remaining_usdc or Decimal(0), **common)
 
 
-def _near_daily_limit(stage: _Stage) -> Scenario:
-    stage.fund(200)
-    stage.policies.update(stage.account_id, max_daily_spend=100)
-    stage.pay(95)
-    remaining = stage.server.accounts.details(stage.account_id).remaining_usdc
-    return NearDailyLimit(limit_usdc=Decimal(100), remaining_usdc=remaining or Decimal(0), **stage.set())
+def _paused_account(_: "AgentPayServer", __: BuiltScene, common: dict[str, Any]) -> Scenario:
+    return PausedAccount(**common)
 
 
-def _paused_account(stage: _Stage) -> Scenario:
-    stage.fund(100)
-    stage.policies.pause(stage.account_id)
-    return PausedAccount(**stage.set())
+def _low_balance(server: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
+    (inbox,) = built.inboxes
+    webhook = next(each for each in server.webhooks.list() if each.webhook_id == inbox.webhook_id)
+    threshold = webhook.low_balance_threshold_usdc or Decimal(0)
+    return LowBalance(threshold_usdc=threshold, inbox=inbox, **common)
 
 
-def _low_balance(stage: _Stage) -> Scenario:
-    threshold = Decimal(5)
-    inbox = stage.inbox("balance.low_threshold", threshold)
-    stage.fund(10)
-    stage.pay(8)
-    return LowBalance(threshold_usdc=threshold, inbox=inbox, **stage.set())
+def _pending_approval(_: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
+    return PendingApproval(transfer=_transfer(built), **common)
 
 
-def _pending_approval(stage: _Stage) -> Scenario:
-    stage.fund(100)
-    stage.policies.update(stage.account_id, escalation_threshold=50)
-    return PendingApproval(transfer=stage.pay(60), **stage.set())
+def _near_session_cap(_: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
+    (session,) = (step for step in built.steps if isinstance(step, Session))
+    remaining = session.cap_usdc - session.running_total_usdc
+    return NearSessionCap(session=session, remaining_usdc=remaining, **common)
 
 
-def _near_session_cap(stage: _Stage) -> Scenario:
-    stage.fund(100)
-    sessions = stage.agent.sessions
-    cap, key = Decimal(10), f"scenario of {stage.account_id}"
-    opened = sessions.open(account_id=stage.account_id, to=stage.payee_id, cap_usdc=cap, idempotency_key=key)
-    session = sessions.charge(opened.session_id, amount=9, idempotency_key=key)
-    remaining = cap - session.running_total_usdc
-    return NearSessionCap(session=session, remaining_usdc=remaining, **stage.set())
+def _undelivered_webhook(server: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
+    (inbox,) = built.inboxes
+    (delivery,) = server.deliveries.list(webhook_id=inbox.webhook_id)
+    return UndeliveredWebhook(transfer=_transfer(built), inbox=inbox, delivery=delivery, **common)
 
 
-def _undelivered_webhook(stage: _Stage) -> Scenario:
-    stage.fund(100)
-    inbox = stage.inbox("transfer.settled")
-    inbox.fail_next(times=1 + len(RETRY_DELAYS_US))
-    transfer = stage.pay(10)
-    stage.server.sandbox.clock.advance(sum(RETRY_DELAYS_US) / SECOND_US)
-    (delivery,) = stage.server.deliveries.list(webhook_id=inbox.webhook_id)
-    return UndeliveredWebhook(transfer=transfer, inbox=inbox, delivery=delivery, **stage.set())
+def _transfer(built: BuiltScene) -> Transfer:
+    (transfer,) = (step for step in built.steps if isinstance(step, Transfer))
+    return transfer
 
 
-_SCENARIOS: Final[Mapping[str, Callable[[_Stage], Scenario]]] = {
+_SCENARIOS: Final[Mapping[str, Callable[["AgentPayServer", BuiltScene, dict[str, Any]], Scenario]]] = {
     "near_daily_limit": _near_daily_limit,
     "paused_account": _paused_account,
     "low_balance": _low_balance,

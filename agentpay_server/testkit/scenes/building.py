@@ -1,0 +1,264 @@
+"""Builds a scene on a running server, by the operations of its clients: nothing is written around them."""
+
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import cached_property
+from typing import Any
+
+from attrs import field, frozen
+
+from agentpay._sync.client import AgentPay
+from agentpay.contract.policies import POLICY_FIELDS
+from agentpay.contract.requests import UNSET
+from agentpay.contract.sessions import Session
+from agentpay.contract.transfers import Transfer
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay.errors import AgentPayError, TransferRejectedError
+from agentpay_server.clients import Sandbox
+from agentpay_server.testkit.embedded.inbox import WebhookInbox
+from agentpay_server.testkit.scenes.document import (
+    INBOX,
+    OUTSIDE,
+    Scene,
+    SceneError,
+    SceneStep,
+    SceneWebhook,
+    StepStatus,
+)
+
+Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
+"""Registers an inbox for a webhook of these accounts, and returns it."""
+
+
+@frozen(kw_only=True)
+class BuiltScene:
+    """A scene on a server, with the secrets that were created for it. Its `repr` does not show them.
+
+    Attributes:
+        accounts: the `account_id` of each account, by its name in the file.
+        agent_keys: the agent keys of each account, by its name in the file, in the file's order.
+        webhook_secrets: the secret of each webhook, in the file's order.
+        steps: what the history made, in the file's order: transfers, sessions, None for anything else.
+        inboxes: the inboxes of the embedded server, in the file's order.
+    """
+
+    accounts: Mapping[str, str]
+    agent_keys: Mapping[str, tuple[str, ...]] = field(repr=False)
+    webhook_secrets: tuple[str, ...] = field(repr=False)
+    steps: tuple[Transfer | Session | None, ...] = ()
+    inboxes: tuple[WebhookInbox, ...] = field(default=(), repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return accounts, keys and secrets as JSON values, as `serve` prints them."""
+        return {
+            "accounts": dict(self.accounts),
+            "agent_keys": {name: list(keys) for name, keys in self.agent_keys.items()},
+            "webhook_secrets": list(self.webhook_secrets),
+        }
+
+
+def build(server: AgentPay, scene: Scene, *, inbox: Inbox | None = None) -> BuiltScene:
+    """Build a scene: new accounts beside those that are there.
+
+    Accounts, money, keys, sellers and webhooks first, then the history in its order. The policies take effect
+    before the first step that they must judge, or at the end.
+
+    Args:
+        server: a client of a server on a test chain, with an operator key.
+        scene: the scene.
+        inbox: registers an inbox; None if the server has none.
+
+    Raises:
+        SceneError: a step has another outcome than the scene says, or the server refuses one.
+    """
+    return _Builder(server, scene, inbox).built()
+
+
+class _Builder:
+    def __init__(self, server: AgentPay, scene: Scene, inbox: Inbox | None) -> None:
+        self._server = server
+        self._scene = scene
+        self._inbox = inbox
+        self._accounts: dict[str, str] = {}
+        self._outside: dict[str, str] = {}
+        self._are_policies_set = False
+        self._place = ""
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        return Sandbox(self._server)
+
+    def built(self) -> BuiltScene:
+        try:
+            return self._build()
+        except AgentPayError as error:
+            raise SceneError(f"{self._place}: the server refuses it: {error}") from None
+
+    def _build(self) -> BuiltScene:
+        scene = self._scene
+        funds = _deposits(scene)
+        for name, account in scene.accounts.items():
+            self._place = f"accounts.{name}"
+            created = self._server.accounts.create(name=account.name, metadata=account.metadata)
+            self._accounts[name] = created.account_id
+        keys: dict[str, tuple[str, ...]] = {}
+        for name, account in scene.accounts.items():
+            self._place = f"accounts.{name}"
+            if funds[name]:
+                self._sandbox.fund(self._accounts[name], from_micro(funds[name]))
+            keys[name] = tuple(
+                self._server.agent_keys.create(
+                    self._accounts[name],
+                    name=key.name,
+                    expires_in=key.expires_in,
+                    max_total_usdc=key.max_total_usdc,
+                ).key
+                for key in account.keys
+            )
+        for place, seller in enumerate(scene.sellers):
+            self._place = f"sellers[{place}]"
+            self._server.sellers.put(
+                seller.origin,
+                category=seller.category,
+                recipients=seller.recipients,
+                max_amount=seller.max_amount,
+                blocked=seller.blocked,
+                sponsor_fees=seller.sponsor_fees,
+            )
+        secrets, inboxes = self._webhooks()
+        steps = [self._step(place, step) for place, step in enumerate(scene.history)]
+        self._set_policies()
+        for name, account in scene.accounts.items():
+            if account.policy.paused is True:
+                self._place = f"accounts.{name}.policy"
+                self._server.policies.pause(self._accounts[name])
+        return BuiltScene(
+            accounts=self._accounts,
+            agent_keys=keys,
+            webhook_secrets=tuple(secrets),
+            steps=tuple(steps),
+            inboxes=tuple(inboxes),
+        )
+
+    def _webhooks(self) -> tuple[list[str], list[WebhookInbox]]:
+        secrets: list[str] = []
+        inboxes: list[WebhookInbox] = []
+        for place, webhook in enumerate(self._scene.webhooks):
+            self._place = f"webhooks[{place}]"
+            account_ids = [self._accounts[name] for name in webhook.accounts]
+            if webhook.url == INBOX:
+                if self._inbox is None:
+                    raise SceneError(
+                        f'{self._place}.url: "{INBOX}" needs AgentPayServer(scene=…); allowed here: '
+                        "the URL of a receiver"
+                    )
+                inboxes.append(self._inbox(webhook, account_ids))
+                secrets.append(inboxes[-1].secret)
+                continue
+            created = self._server.webhooks.create(
+                url=webhook.url,
+                events=webhook.events,
+                account_ids=account_ids,
+                low_balance_threshold_usdc=webhook.low_balance_threshold_usdc,
+            )
+            secrets.append(created.secret)
+        return secrets, inboxes
+
+    def _payee(self, name: str) -> str:
+        if name in self._accounts:
+            return self._accounts[name]
+        if not name.startswith(OUTSIDE):
+            return name
+        if name not in self._outside:
+            self._outside[name] = self._sandbox.create_token_account().usdc_token_account
+        return self._outside[name]
+
+    def _set_policies(self) -> None:
+        """Set the policies once. An account that has yet to wait for approval is paused only at the end."""
+        if self._are_policies_set:
+            return
+        self._are_policies_set = True
+        waits = {each.from_ for each in self._scene.history if each.status is StepStatus.PENDING_APPROVAL}
+        for name, account in self._scene.accounts.items():
+            self._place = f"accounts.{name}.policy"
+            change = {each: getattr(account.policy, each) for each in POLICY_FIELDS}
+            change = {each: value for each, value in change.items() if value is not UNSET}
+            if name in waits:
+                change.pop("paused", None)
+            if change.get("allowed_counterparties") is not None:
+                change["allowed_counterparties"] = [
+                    self._payee(to) for to in change["allowed_counterparties"]
+                ]
+            if change:
+                self._server.policies.update(self._accounts[name], **change)
+
+    # --- History
+
+    def _step(self, place: int, step: SceneStep) -> Transfer | Session | None:
+        if step.is_judged:
+            self._set_policies()
+        self._place = f"history[{place}]"
+        if step.advance_seconds is not None:
+            self._sandbox.clock.advance(step.advance_seconds)
+            return None
+        from_, to = self._accounts[step.from_ or ""], self._payee(step.to or "")
+        # A random key would differ between runs with equal seeds.
+        key = f"scene {from_} {place}"
+        if step.amount is not None:
+            return self._transfer(step, from_, to, step.amount, key)
+        assert step.cap_usdc is not None  # noqa: S101 - the document was checked
+        sessions = self._server.sessions
+        session = sessions.open(
+            account_id=from_, to=to, cap_usdc=step.cap_usdc, category=step.category, idempotency_key=key
+        )
+        if step.charged_usdc:
+            session = sessions.charge(session.session_id, amount=step.charged_usdc, idempotency_key=key)
+        return sessions.close(session.session_id) if step.status is StepStatus.SETTLED else session
+
+    def _transfer(self, step: SceneStep, from_: str, to: str, amount: Decimal, key: str) -> Transfer | None:
+        try:
+            transfer = self._server.transfers.create(
+                from_=from_, to=to, amount=amount, memo=step.memo, category=step.category, idempotency_key=key
+            )
+        except TransferRejectedError as refusal:
+            if step.status is StepStatus.REJECTED:
+                return self._server.transfers.get(refusal.transfer_id or "")
+            raise
+        if transfer.status != step.status:
+            raise SceneError(
+                f"{self._place}.status is {step.status}, but the transfer is {transfer.status}: change the "
+                f"status, or the policy of {step.from_}"
+            )
+        return transfer
+
+
+def _deposits(scene: Scene) -> dict[str, int]:
+    """Return the micro-USDC that each account needs first, so that it holds its balance after the history.
+
+    Raises:
+        SceneError: no deposit can do that.
+    """
+    change, least = dict.fromkeys(scene.accounts, 0), dict.fromkeys(scene.accounts, 0)
+    for step in scene.history:
+        if step.advance_seconds is not None or step.is_judged:
+            continue
+        taken = paid = step.amount or Decimal(0)
+        if step.cap_usdc is not None:
+            taken = step.cap_usdc
+            paid = (step.charged_usdc or Decimal(0)) if step.status is StepStatus.SETTLED else Decimal(0)
+        payer = step.from_ or ""
+        change[payer] -= to_micro(taken)
+        least[payer] = min(least[payer], change[payer])
+        if step.cap_usdc is not None and step.status is StepStatus.SETTLED:
+            change[payer] += to_micro(taken - paid)
+        if step.to in change:
+            change[step.to] += to_micro(paid)
+    deposits = {name: to_micro(scene.accounts[name].balance_usdc) - change[name] for name in scene.accounts}
+    for name, deposit in deposits.items():
+        if deposit + least[name] < 0:
+            missing = from_micro(-(deposit + least[name]))
+            raise SceneError(
+                f"accounts.{name}.balance_usdc is {scene.accounts[name].balance_usdc}, too little for its "
+                f"history: allowed are {scene.accounts[name].balance_usdc + missing} and more"
+            )
+    return deposits

@@ -1,0 +1,245 @@
+"""The file of a scene: what it may contain, and every fault of one that does not.
+
+TOML, read without floats. It never contains a secret: keys and webhook secrets are created when the scene is
+built.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Final
+
+import attrs
+from attrs import field, frozen
+
+from agentpay.contract.bounds import MAX_KEY_SECONDS
+from agentpay.contract.codec import InvalidValueError, structure
+from agentpay.contract.fields import Category, JsonObject, Rule, text, whole_number
+from agentpay.contract.policies import PolicyChange
+from agentpay.contract.requests import UNSET, Request, UnsetType
+from agentpay.contract.usdc import UsdcNumber, to_decimal
+from agentpay.contract.webhooks import EventName
+
+OUTSIDE: Final = "outside"
+"""A payee whose name begins with this is a token account outside the service, created with the scene."""
+
+INBOX: Final = "inbox"
+"""The `url` of a webhook whose receiver is an inbox of the embedded server."""
+
+_MAX_BYTES: Final = 1_000_000
+_MAX_ADVANCE: Final = 10 * 365 * 86_400
+
+
+class SceneError(ValueError):
+    """The scene cannot be read or built. The message names the file's line or key, and what is allowed."""
+
+
+def _parse_usdc(value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, str | int | Decimal):
+        raise ValueError('must be USDC, such as "12.5" or 12.5')
+    try:
+        return to_decimal(value)
+    except ValueError as error:
+        raise ValueError(f'must be USDC, such as "12.5": {error}') from None
+
+
+Usdc = Annotated[Decimal, Rule(_parse_usdc)]
+Name = Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)]
+Label = Annotated[str, text(minimum=1, maximum=128)]
+
+
+class StepStatus(StrEnum):
+    """What becomes of a transfer or session of the history."""
+
+    SETTLED = "settled"
+    REJECTED = "rejected"
+    PENDING_APPROVAL = "pending_approval"
+    OPEN = "open"
+
+
+@frozen(kw_only=True)
+class SceneKey(Request):
+    """An agent key. The key itself is created with the scene."""
+
+    name: Name | None = None
+    expires_in: Annotated[int, whole_number(minimum=1, maximum=MAX_KEY_SECONDS)] | None = None
+    max_total_usdc: Usdc | None = None
+
+
+@frozen(kw_only=True)
+class ScenePolicy(PolicyChange):
+    """`allowed_counterparties` may name accounts of the scene, and payees outside the service."""
+
+    allowed_counterparties: tuple[Label, ...] | None | UnsetType = UNSET
+
+
+@frozen(kw_only=True)
+class SceneAccount(Request):
+    """`balance_usdc` is what the account holds after the history; `policy` is the policy in force then."""
+
+    name: Name
+    balance_usdc: Usdc = Decimal(0)
+    metadata: JsonObject | None = None
+    policy: ScenePolicy = field(factory=ScenePolicy)
+    keys: tuple[SceneKey, ...] = ()
+
+
+@frozen(kw_only=True)
+class SceneWebhook(Request):
+    """`accounts` are names of the scene; `fails` is how many first deliveries an `inbox` refuses."""
+
+    url: Label
+    events: tuple[EventName, ...]
+    accounts: tuple[Label, ...] = ()
+    low_balance_threshold_usdc: UsdcNumber | None = None
+    fails: Annotated[int, whole_number(minimum=0, maximum=1000)] = 0
+
+
+@frozen(kw_only=True)
+class SceneSeller(Request):
+    """A pin of a seller: what its challenges claim does not count."""
+
+    origin: Label
+    category: Category | None = None
+    recipients: tuple[Label, ...] | None = None
+    max_amount: Usdc | None = None
+    blocked: bool = False
+    sponsor_fees: bool = False
+
+
+@frozen(kw_only=True)
+class SceneStep(Request):
+    """A transfer (`amount`), a session (`cap_usdc`), or time that passes (`advance_seconds`)."""
+
+    from_: Label | None = None
+    to: Label | None = None
+    amount: Usdc | None = None
+    cap_usdc: Usdc | None = None
+    charged_usdc: Usdc | None = None
+    memo: Annotated[str, text(maximum=200)] | None = None
+    category: Category | None = None
+    status: StepStatus = StepStatus.SETTLED
+    advance_seconds: Annotated[int, whole_number(minimum=1, maximum=_MAX_ADVANCE)] | None = None
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether the policy must be in force when it happens."""
+        return self.status in (StepStatus.REJECTED, StepStatus.PENDING_APPROVAL)
+
+
+@frozen(kw_only=True)
+class Scene(Request):
+    """Accounts by their names in the file, and what belongs to them."""
+
+    accounts: dict[str, SceneAccount]
+    webhooks: tuple[SceneWebhook, ...] = ()
+    sellers: tuple[SceneSeller, ...] = ()
+    history: tuple[SceneStep, ...] = ()
+
+
+_MODELS: Final[Mapping[str, type[Request]]] = {
+    r"": Scene,
+    r"accounts\.[^.]+": SceneAccount,
+    r"accounts\.[^.]+\.policy": ScenePolicy,
+    r"accounts\.[^.]+\.keys\[\d+\]": SceneKey,
+    r"webhooks\[\d+\]": SceneWebhook,
+    r"sellers\[\d+\]": SceneSeller,
+    r"history\[\d+\]": SceneStep,
+}
+
+
+def read_scene(path: Path | str) -> Scene:
+    """Read the file of a scene.
+
+    Raises:
+        SceneError: the file cannot be read, or is no scene; the message lists every fault.
+    """
+    try:
+        content = Path(path).read_bytes()
+        if len(content) > _MAX_BYTES:
+            raise SceneError(f"{path} has {len(content)} bytes; a scene has at most {_MAX_BYTES}")
+        return parse_scene(content.decode("utf-8"), name=str(path))
+    except OSError as error:
+        raise SceneError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise SceneError(f"{path} is not UTF-8 text") from None
+
+
+def parse_scene(content: str, *, name: str = "the scene") -> Scene:
+    """Read the text of a scene; `name` is what errors call it.
+
+    Raises:
+        SceneError: as `read_scene`.
+    """
+    try:
+        document = tomllib.loads(content, parse_float=Decimal)
+    except tomllib.TOMLDecodeError as error:
+        raise SceneError(f"{name} is not TOML: {error}") from None
+    try:
+        scene = structure(document, Scene)
+    except InvalidValueError as error:
+        faults = [_fault(fault.field, fault.message, content) for fault in error.faults]
+    else:
+        faults = [f"{key} {message}" for key, message in _contradictions(scene)]
+        if not faults:
+            return scene
+    raise SceneError(f"{name}: " + "; ".join(faults))
+
+
+def _fault(key: str, message: str, content: str) -> str:
+    # The codec shows the key of a table in brackets, as if it were the place in a list.
+    key = re.sub(r"\[([^\]\d][^\]]*)\]", r".\1", key)
+    parent, _, leaf = key.rpartition(".")
+    if message == "is not a known field":
+        model = next((model for pattern, model in _MODELS.items() if re.fullmatch(pattern, parent)), Scene)
+        allowed = ", ".join(each.name.removesuffix("_") for each in attrs.fields(model))
+        message = f"is unknown; allowed: {allowed}"
+    lines = [
+        number
+        for number, line in enumerate(content.splitlines(), 1)
+        if re.search(rf"(^|[\s{{,\[.]){re.escape(leaf)}\s*[=\]]", line)
+    ]
+    return f"{key} (line {lines[0]}) {message}" if len(lines) == 1 else f"{key} {message}"
+
+
+def _contradictions(scene: Scene) -> Iterator[tuple[str, str]]:
+    known = f"allowed: {', '.join(scene.accounts)}"
+    for name in scene.accounts:
+        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) or name.startswith((OUTSIDE, "acct_")):
+            yield f"accounts.{name}", f"needs a name of letters, digits, - and _, not {OUTSIDE}… or acct_…"
+    for place, webhook in enumerate(scene.webhooks):
+        for account in webhook.accounts:
+            if account not in scene.accounts:
+                yield f"webhooks[{place}].accounts", f"names no account of the scene: {account!r}; {known}"
+        if not webhook.events:
+            yield f"webhooks[{place}].events", "must not be empty"
+        if webhook.url != INBOX and webhook.fails:
+            yield f"webhooks[{place}].fails", f'is only for url = "{INBOX}"'
+    for place, step in enumerate(scene.history):
+        for key, message in _step_faults(step, scene):
+            yield f"history[{place}]{key}", message
+
+
+def _step_faults(step: SceneStep, scene: Scene) -> Iterator[tuple[str, str]]:
+    kinds = [step.amount, step.cap_usdc, step.advance_seconds]
+    if sum(kind is not None for kind in kinds) != 1:
+        yield "", "needs one of amount (a transfer), cap_usdc (a session) and advance_seconds"
+        return
+    if step.advance_seconds is not None:
+        return
+    known = f"allowed: {', '.join(scene.accounts)}"
+    if step.from_ not in scene.accounts:
+        yield ".from", f"must name an account of the scene, not {step.from_!r}; {known}"
+    if step.to is None:
+        yield ".to", f"is required: a name of the scene, {OUTSIDE}…, or an address; {known}"
+    is_session = step.cap_usdc is not None
+    statuses = ["open", "settled"] if is_session else ["settled", "rejected", "pending_approval"]
+    if step.status not in statuses:
+        yield ".status", f"must be one of {', '.join(statuses)}"
+    if not is_session and step.charged_usdc is not None:
+        yield ".charged_usdc", "is only for a session, which has a cap_usdc"
+    if is_session and (step.charged_usdc or 0) > (step.cap_usdc or 0):
+        yield ".charged_usdc", f"is {step.charged_usdc}; the cap is {step.cap_usdc}"

@@ -1,0 +1,282 @@
+"""Scenes: the state of a server in one file, built by real operations, saved, and built again."""
+
+import tomllib
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import validators
+from click.testing import CliRunner
+from command_line import next_json, processing
+from server_world import START
+
+from agentpay import AgentPay, PolicyViolationError
+from agentpay.contract.policies import POLICY_FIELDS
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
+from agentpay_server.testkit.scenes.document import SceneError, parse_scene
+
+SCENE = """
+[accounts.research]
+name = "Research bot"
+balance_usdc = "41.5"
+metadata = {team = "blue", level = 3}
+policy = {max_single_transfer = 5, max_daily_spend = 20.5, allowed_counterparties = ["shop", "outside-1"], \
+escalation_threshold = 3}
+keys = [{name = "laptop"}, {name = "one run", max_total_usdc = "2", expires_in = 3600}]
+
+[accounts.shop]
+name = "Dataset \\"shop\\" é ✓"
+balance_usdc = "12"
+
+[accounts.intern]
+name = "Intern"
+policy = {paused = true, require_memo = true, categories = ["data"]}
+
+[[webhooks]]
+url = "http://127.0.0.1:9/hook"
+events = ["transfer.settled", "balance.low_threshold"]
+accounts = ["research"]
+low_balance_threshold_usdc = 20
+
+[[sellers]]
+origin = "https://api.example.com"
+category = "data"
+max_amount = "0.5"
+
+[[history]]
+from = "research"
+to = "shop"
+amount = "8.5"
+memo = "May"
+
+[[history]]
+from = "shop"
+to = "intern"
+amount = "0.25"
+
+[[history]]
+from = "intern"
+to = "outside-1"
+amount = "0.25"
+
+[[history]]
+from = "research"
+to = "shop"
+cap_usdc = "4"
+charged_usdc = "1.5"
+
+[[history]]
+from = "research"
+to = "shop"
+cap_usdc = "6"
+charged_usdc = "2"
+status = "open"
+
+[[history]]
+from = "research"
+to = "shop"
+amount = "4"
+status = "pending_approval"
+
+[[history]]
+from = "research"
+to = "shop"
+amount = "5.01"
+status = "rejected"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _embedded() -> None:
+    validators.embedded_only("a scene is built on it")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "scene.toml"
+    path.write_text(SCENE, "utf-8")
+    return path
+
+
+def state(client: AgentPay) -> dict[str, Any]:
+    """What a scene keeps, with the names of accounts instead of their identifiers."""
+    details = sorted(client.accounts.list_details(limit=100), key=lambda each: each.name)
+    names = {each.account_id: each.name for each in details}
+    keys = [(names[key.account_id], key.name, key.max_total_usdc) for key in client.agent_keys.list()]
+    hooks = [
+        (hook.url, hook.events, [names[each] for each in hook.account_ids], hook.low_balance_threshold_usdc)
+        for hook in client.webhooks.list()
+    ]
+    transfers = [
+        (names[each.from_], names.get(each.to, "outside"), each.amount_usdc, each.memo, each.status)
+        for each in client.transfers.list()
+        if each.status != "rejected"
+    ]
+    sessions = [
+        (names[each.account_id], each.status, each.cap_usdc, each.running_total_usdc)
+        for each in client.sessions.list()
+    ]
+    return {
+        "accounts": [(each.name, each.balance_usdc, each.metadata, each.spent_usdc) for each in details],
+        "policies": [
+            {
+                field: [names.get(payee, "outside") for payee in value]
+                if field == "allowed_counterparties" and value is not None
+                else value
+                for field in POLICY_FIELDS
+                for value in (getattr(each.policy, field),)
+            }
+            for each in details
+        ],
+        "keys": sorted(keys, key=str),
+        "webhooks": hooks,
+        "sellers": [(each.origin, each.category, each.max_amount) for each in client.sellers.list()],
+        "transfers": sorted(transfers, key=str),
+        "sessions": sorted(sessions, key=str),
+    }
+
+
+def test_a_scene_is_what_its_file_says(path: Path) -> None:
+    with AgentPayServer(scene=path) as server:
+        client, built = server.client(), server.scene
+        research = client.accounts.details(built.accounts["research"])
+        assert (research.name, research.balance_usdc) == ("Research bot", Decimal("41.5"))
+        assert research.metadata == {"team": "blue", "level": 3}
+        assert research.policy.max_daily_spend == Decimal("20.5")
+        assert built.accounts["shop"] in (research.policy.allowed_counterparties or ())
+        assert client.accounts.get(built.accounts["shop"]).balance_usdc == 12
+        assert client.accounts.get(built.accounts["intern"]).status == "paused"
+        (pending,) = client.approvals.list()
+        assert (pending.amount_usdc, pending.memo) == (4, None)
+        agent = server.client(api_key=built.agent_keys["research"][1])
+        with pytest.raises(PolicyViolationError, match="max_total_usdc"):
+            agent.transfers.create(
+                from_=built.accounts["research"], to=built.accounts["shop"], amount="2.000001"
+            )
+        statuses = [None if step is None else step.status for step in built.steps]
+        assert statuses == [*["settled"] * 4, "open", "pending_approval", "rejected"]
+        for secret in (*built.webhook_secrets, *built.agent_keys["research"]):
+            assert secret not in repr(built)
+
+
+def test_a_saved_scene_builds_the_same_state_again(path: Path, tmp_path: Path) -> None:
+    with AgentPayServer(scene=path) as server:
+        before, saved = state(server.client()), server.save_scene()
+        secrets = [*server.scene.webhook_secrets, server.operator_key]
+        secrets += [key for keys in server.scene.agent_keys.values() for key in keys]
+    assert not [secret for secret in secrets if secret in saved]
+    again = tmp_path / "saved.toml"
+    again.write_text(saved, "utf-8")
+    with AgentPayServer(scene=again) as server:
+        assert state(server.client()) == before
+        # And it is a fixed point: nothing drifts from one saving to the next.
+        assert tomllib.loads(server.save_scene())["history"] == tomllib.loads(saved)["history"]
+
+
+def test_serve_builds_a_scene_and_the_command_saves_it(path: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "saved.toml"
+    with processing("serve", "--port", "0", "--scene", str(path)) as process:
+        line = next_json(process)
+        with AgentPay(api_key=line["operator_key"], base_url=line["base_url"]) as client:
+            before = state(client)
+        access = ["--url", line["base_url"], "--key", line["operator_key"]]
+        result = CliRunner().invoke(main, ["scene", "save", str(saved), *access])
+        assert result.exit_code == 0, result.output
+        key = line["scene"]["agent_keys"]["research"][0]
+        with AgentPay(api_key=key, base_url=line["base_url"]) as agent:
+            assert agent.whoami().account_id == line["scene"]["accounts"]["research"]
+        assert line["scene"]["webhook_secrets"][0].startswith("whsec_")
+    assert "ap_agent_" not in saved.read_text("utf-8")
+    with AgentPayServer(scene=saved) as server:
+        assert state(server.client()) == before
+
+
+def test_serve_refuses_a_scene_on_data_that_is_not_empty(path: Path, tmp_path: Path) -> None:
+    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--scene", str(path)]
+    with processing(*arguments) as process:
+        next_json(process)
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "only on empty data" in result.output
+
+
+def test_serve_names_the_fault_of_a_scene(tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text("[accounts.a]\nnam = 'A'\n", "utf-8")
+    result = CliRunner().invoke(main, ["serve", "--scene", str(path)])
+    assert result.exit_code == 2
+    assert "accounts.a.nam (line 2) is unknown" in " ".join(result.output.split())
+
+
+A = '[accounts.a]\nname = "A"\n'
+FAULTS = {
+    "": ["accounts is required"],
+    "x = !": ["not TOML", "line 1"],
+    A + "limit = 5": ["accounts.a.limit (line 3) is unknown", "balance_usdc"],
+    A + "policy = {max_daily = 5}": ["accounts.a.policy.max_daily (line 3)", "max_daily_spend"],
+    A + "policy = {max_daily_spend = -1}": ["accounts.a.policy.max_daily_spend (line 3)"],
+    A + 'balance_usdc = "1.0000001"': ["accounts.a.balance_usdc (line 3)", "USDC"],
+    A + "keys = [{expires_in = 0}]": ["keys[0].expires_in (line 3)"],
+    A + '[[webhooks]]\nurl = "http://x/"\nevents = ["transfer.lost"]': ["webhooks[0].events[0]"],
+    A + '[[webhooks]]\nurl = "http://x/"\nevents = []': ["webhooks[0].events must not be empty"],
+    A + '[[webhooks]]\nurl = "http://x/"\nevents = ["transfer.settled"]\naccounts = ["b"]': [
+        "'b'; allowed: a"
+    ],
+    A + "[[sellers]]\nname = 1": ["sellers[0].name", "origin"],
+    A + '[[history]]\nfrom = "b"\nto = "a"\namount = 1': ["history[0].from", "'b'; allowed: a"],
+    A + '[[history]]\nfrom = "a"\namount = 1': ["history[0].to is required"],
+    A + '[[history]]\nfrom = "a"\nto = "outside"': ["history[0] needs one of amount"],
+    A + '[[history]]\nfrom = "a"\nto = "outside"\namount = 1\nstatus = "open"': [
+        "history[0].status",
+        "settled",
+    ],
+    A + '[[history]]\nfrom = "a"\nto = "outside"\ncap_usdc = 1\ncharged_usdc = 2': ["the cap is 1"],
+    '[accounts."a b"]\nname = "A"': ["letters, digits"],
+    '[accounts.outside-1]\nname = "A"': ["outside"],
+}
+
+
+@pytest.mark.parametrize("content", FAULTS)
+def test_a_faulty_scene_names_the_key_and_what_is_allowed(content: str) -> None:
+    with pytest.raises(SceneError) as caught:
+        parse_scene(content, name="bad.toml")
+    assert str(caught.value).startswith("bad.toml")
+    for part in FAULTS[content]:
+        assert part in str(caught.value)
+
+
+STEP = '[[history]]\nfrom = "a"\nto = "b"\n'
+PAIR = '[accounts.a]\nname = "A"\nbalance_usdc = 10\n%s[accounts.b]\nname = "B"\nbalance_usdc = 5\n'
+REFUSED = {
+    PAIR % "" + STEP + "amount = 6": "accounts.b.balance_usdc is 5",
+    PAIR % "" + STEP + 'amount = 1\nstatus = "rejected"': "is rejected, but the transfer is",
+    PAIR % "" + STEP + 'amount = 1\nstatus = "pending_approval"': "but the transfer is settled",
+    PAIR % "" + '[[history]]\nfrom = "a"\nto = "nowhere"\namount = 1': "history[0]",
+    PAIR % "" + '[[webhooks]]\nurl = "ftp://x"\nevents = ["transfer.settled"]': "webhooks[0]",
+}
+
+
+@pytest.mark.parametrize("content", REFUSED)
+def test_a_scene_that_cannot_happen_names_the_step(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "scene.toml"
+    path.write_text(content, "utf-8")
+    server = AgentPayServer(scene=path)
+    with pytest.raises(SceneError) as caught:
+        server.start()
+    assert REFUSED[content] in str(caught.value)
+    assert not server.is_running
+
+
+def test_equal_seeds_build_equal_scenes(path: Path) -> None:
+    def built() -> tuple[Any, ...]:
+        with AgentPayServer(scene=path, seed=7, clock=START) as server:
+            return server.scene.to_dict(), [each.signature for each in server.transactions]
+
+    assert built() == built()
+
+
+def test_a_server_without_a_scene_says_so() -> None:
+    with AgentPayServer() as server, pytest.raises(ValueError, match="without a scene"):
+        _ = server.scene
