@@ -134,7 +134,7 @@ def documented(client: Installed, database_url: str, laboratory: Path) -> list[I
     ]
     return [
         Install(("server",), (), (serves, serves_in_memory, package_ways.without_driver)),
-        Install(("server", "postgres"), (), (stores,)),
+        Install(("server", "postgres", "fast"), (), (stores,)),
         Install(("server",), (f"{laboratory}",), (package_ways.as_laboratory,)),
         Install(("test",), ("pytest",), (package_ways.as_test_suite,)),
         Install(("test", "cluster", "ops"), (), (package_ways.with_cluster_and_metrics,)),

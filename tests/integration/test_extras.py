@@ -46,6 +46,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.__main__": frozenset(),
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
     "agentpay_server.cli": SERVER,
+    "agentpay_server.cli.process": SERVER | {"fast"},
     "agentpay_server.chain.rpc": frozenset({"test", "cluster"}),
     "agentpay_server.chain.rpc.settings": frozenset({"test"}),
     "agentpay_server.database.migrations.env": frozenset({"test", "ops"}),
