@@ -239,7 +239,9 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
     transfers.create(from_=payer, to=payee, amount="0.01", idempotency_key=RECORDED_KEY)
     for name, method in kept.items():
         setattr(PreparedConnection, name, method)
-    return [it for it in transactions if not any("chain_state" in statement for statement, _ in it.statements)]
+    return [
+        it for it in transactions if not any("chain_state" in statement for statement, _ in it.statements)
+    ]
 
 
 async def _served(server: AgentPayServer, pairs: list[Pair], count: int) -> float:
