@@ -17,6 +17,7 @@ decides under the policy, signs, and returns the header that presents the paymen
   anything is signed. Where headers have a challenge, a body that is slow or truncated is left unread.
 """
 
+import asyncio
 import contextlib
 import time
 import uuid
@@ -246,9 +247,9 @@ class PaymentAuth(Auth):
         self.close()
 
     async def __aenter__(self) -> Self:
-        import sniffio  # noqa: PLC0415 - anyio brings it
-
-        if sniffio.current_async_library() == "asyncio":
+        # Elsewhere no timer can send a late report.
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
             self._late = LateReports(self._aflush)
         return self
 
