@@ -21,8 +21,8 @@ function spending({ by = "hour" }, account_id, limitOf = () => null) {
 	const tab = (name, label) => h("a", { href: at(location.hash.split("?")[0] || "#/overview", { by: name }), "aria-current": by === name && "true" }, label);
 	return h("section.card",
 		h("div.head", h("h2.grow", "Spend"), h("p.tabs", tab("hour", "24 hours"), tab("day", "30 days"))),
-		part(async () => ({ ...await get(at("/console/spend", { account_id, by })), limit: by === "day" ? await limitOf() : null }),
-			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)))));
+		part(async () => ({ ...await get(at("/console/spend", { account_id, by })), limit: await limitOf() }),
+			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
 
 const value = (amount) => Number(amount ?? Infinity);

@@ -195,23 +195,29 @@ export const showSecret = (title, { key, secret = key }) => ask({ title, action:
 
 const WIDTH = 640, HEIGHT = 120;
 
-/** Spend by period against a limit, with a mark for refusals. `at` names a period. */
-export function chart(data, limit, at) {
+/**
+ * Spend by period against a daily limit, with a mark for refusals. `at` names a period. The limit is compared with the
+ * day's bar; of hours, with their running total, which is drawn as a line.
+ */
+export function chart(data, limit, at, isOfHours = false) {
 	const amounts = data.map((it) => Number(it.settled_usdc)), most = Math.max(...amounts, 0);
+	const total = amounts.reduce((sum, amount) => sum + amount, 0), hasSum = isOfHours && limit !== null;
+	const highest = hasSum ? total : most;
 	// A limit far above all spends would flatten them.
-	const top = Math.max(most, limit !== null && limit <= most * 4 ? limit : 0, 0.000001) * 1.08, step = WIDTH / data.length;
+	const top = Math.max(highest, limit !== null && limit <= highest * 4 ? limit : 0, 0.000001) * 1.08, step = WIDTH / data.length;
 	const y = (amount) => HEIGHT - (amount / top) * HEIGHT, refused = data.reduce((sum, it) => sum + it.rejected, 0);
-	const total = amounts.reduce((sum, amount) => sum + amount, 0);
 	if (!total && !refused) return h("p.quiet", `Nothing was spent from ${at(data[0].at)} to ${at(data.at(-1).at)}.`);
 	const bars = data.map((it, i) => [
 		svg("rect", { class: "hit", x: i * step, y: 0, width: step, height: HEIGHT },
 			svg("title", {}, `${at(it.at)}: ${usdc(it.settled_usdc)} USDC${it.rejected ? `, ${it.rejected} rejected` : ""}`)),
 		amounts[i] > 0 && svg("rect", {
-			class: limit !== null && amounts[i] > limit ? "bar over" : "bar", x: i * step + step * 0.12, width: step * 0.76, rx: 2,
+			class: limit !== null && !isOfHours && amounts[i] > limit ? "bar over" : "bar", x: i * step + step * 0.12, width: step * 0.76, rx: 2,
 			y: Math.min(y(amounts[i]), HEIGHT - 2), height: Math.max(2, HEIGHT - y(amounts[i])),
 		}),
 		it.rejected > 0 && svg("rect", { class: "refused", x: i * step + step * 0.12, width: step * 0.76, y: HEIGHT + 5, height: Math.min(11, 3 + it.rejected), rx: 1 }),
 	]);
+	let sum = 0;
+	const sums = amounts.map((amount, i) => `${(i + 0.5) * step},${y(sum += amount)}`).join(" ");
 	const isLimitShown = limit !== null && limit <= top;
 	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
 	const edge = (i) => h("span", at(data[i].at));
@@ -220,6 +226,7 @@ export function chart(data, limit, at) {
 			h("span.grow"), quiet(`highest ${usdc(most)}`), isLimitShown && h("span.limit", `limit ${usdc(limit)} a day`)),
 		svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" },
 			svg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), bars,
+			hasSum && svg("polyline", { class: "sum", points: sums }),
 			isLimitShown && svg("line", { class: "limit", x1: 0, x2: WIDTH, y1: y(limit), y2: y(limit) })),
 		h("div.axis", edge(0), data.length > 2 && edge(data.length >> 1), edge(data.length - 1)));
 }

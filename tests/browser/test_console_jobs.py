@@ -398,6 +398,13 @@ def test_spend_is_drawn_by_hour_and_day_with_refusals(
         expect(chart.locator(".bar")).to_have_count(1)
         expect(chart.locator(".refused")).to_have_count(1)
         expect(chart).to_contain_text("4.00 USDC")
+        expect(chart.locator("line.limit")).to_have_count(0)  # 150 a day would flatten a bar of 4.
+    server.client().policies.update(transfer.from_, max_daily_spend=10)
+    for label, sums in (("24 hours", 1), ("30 days", 0)):
+        tab.get_by_role("link", name=label).click()
+        expect(tab.locator(".chart line.limit")).to_have_count(1)
+        expect(tab.locator(".chart .sum")).to_have_count(sums)
+        expect(tab.locator(".chart")).to_contain_text("limit 10.00 a day")
 
 
 # --- Export
