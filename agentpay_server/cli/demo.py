@@ -5,6 +5,7 @@ import itertools
 import json
 import secrets
 import signal
+import textwrap
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -217,7 +218,7 @@ def _introduce(
         return
     output.line(
         Text(
-            "A server with sample data, in memory. To try other commands, run in another terminal:",
+            "A server with sample data, in memory. Try commands in another terminal:",
             style="bold",
         )
     )
@@ -226,9 +227,11 @@ def _introduce(
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
     if console_url is not None:
-        output.line(f"Operator console (the link works once, within 10 minutes): {console_url}")
-    output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
-    output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
+        output.line("Operator console (the link works once, within 10 minutes):")
+        output.line(f"  {console_url}")
+    output.line("There are payments, a rejection, an open session, and two waiting transfers.")
+    output.line("This URL sells calls for 0.05 USDC by MPP and x402, and responds 402 to a GET:")
+    output.line(f"  {paid_api_url}")
     output.line(Text("Then try:", style="bold"))
     width = max(len(command) for command, _ in _TRY_NEXT)
     for command, purpose in _TRY_NEXT:
@@ -246,5 +249,16 @@ def _print_step(output: Output, step: "DemoStep") -> None:
     if output.is_json:
         output.document({"step": step})
         return
-    message = () if step.message is None else (Text(printable(step.message), style="dim"),)
-    output.line(f"{step.actor:<16}", f"{step.action:<48}", styled(step.status), *message)
+    output.line(f"{step.actor:<14}", f"{step.action:<44}", styled(step.status))
+    if step.message is not None:
+        indent = " " * 15
+        # Identifiers are not cut, so that they can be copied.
+        said = textwrap.wrap(
+            printable(step.message),
+            80,
+            initial_indent=indent,
+            subsequent_indent=indent,
+            break_long_words=False,
+        )
+        for part in said:
+            output.line(Text(part, style="dim"))

@@ -35,6 +35,17 @@ HARMLESS = CrashTestVerdict(
 )
 
 
+def test_a_verdict_says_why_the_test_has_failed() -> None:
+    assert (HARMLESS.has_passed, HARMLESS.reasons) == (True, ())
+    failed = evolve(HARMLESS, settled_usdc=Decimal(0), undecided=2, differences=("purchase-0-1: lost",))
+    assert not failed.has_passed
+    assert failed.reasons == (
+        "nothing was paid, so nothing was tested",
+        "2 payments had no outcome in time",
+        "books and chain differ in 1 places",
+    )
+
+
 def run(*arguments: str) -> dict[str, object]:
     result = CliRunner().invoke(main, ["crash-test", "--json", *arguments])
     assert "Traceback" not in result.output

@@ -220,6 +220,8 @@ def _report(output: Output, verdict: "CrashTestVerdict", seed: int, peers: "Sequ
     )
     for difference in verdict.differences:
         output.line(f"  {difference}")
+    for reason in verdict.reasons:
+        output.line("FAILED:", reason)
     output.line("passed" if verdict.has_passed else "FAILED", f"(seed {seed})")
     if peers:
         output.line()

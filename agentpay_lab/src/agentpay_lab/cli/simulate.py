@@ -2,6 +2,7 @@
 
 import secrets
 import sys
+import textwrap
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -125,7 +126,8 @@ def simulate(
         )
     else:
         times = show.seconds / show.cpu_seconds
-        click.echo(f"{number} runs from seed {seed}, {times:.0f} times real time: {show.line()}")
+        summary = f"{number} runs from seed {seed}, {times:.0f} times real time: {show.line()}"
+        click.echo(textwrap.fill(summary, 80, subsequent_indent="  "))
 
 
 class _Progress:

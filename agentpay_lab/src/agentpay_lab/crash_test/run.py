@@ -99,9 +99,20 @@ class CrashTestVerdict:
     @property
     def has_passed(self) -> bool:
         """Whether something was paid, nothing over the limit, and for each purchase books and chain agree."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the test has failed; empty if it has passed."""
         twice = sum(line.twice for line in self.lines)
-        fault = twice or self.over_cap_usdc or self.undecided or self.differences
-        return self.settled_usdc > 0 and not fault
+        faults = {
+            "nothing was paid, so nothing was tested": self.settled_usdc <= 0,
+            f"{twice} purchases were paid twice": twice > 0,
+            f"{self.over_cap_usdc} USDC were paid over the limit": self.over_cap_usdc > 0,
+            f"{self.undecided} payments had no outcome in time": self.undecided > 0,
+            f"books and chain differ in {len(self.differences)} places": bool(self.differences),
+        }
+        return tuple(reason for reason, is_so in faults.items() if is_so)
 
 
 class CrashTest:
