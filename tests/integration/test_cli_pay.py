@@ -73,6 +73,22 @@ def test_pay_presents_vouchers_of_one_session_that_is_closed_later(
     assert (channel.status, str(channel.settled_usdc)) == ("settled", "0.500000")
 
 
+def test_pay_buys_up_to_a_maximum(
+    commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
+) -> None:
+    account_id = funded("1").account_id
+    paywall.sell_upto("/answer", "0.5", charge="0.25")
+    result = commands.run("pay", f"{paywall.base_url}/answer", "--account", account_id)
+    assert result.exit_code == 0, result.output
+    assert "is settled" in result.stderr
+    assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
+    refused = commands.run(
+        "pay", f"{paywall.base_url}/answer", "--account", account_id, "--max-amount", "0.4"
+    )
+    assert refused.exit_code != 0
+    assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
+
+
 def test_an_empty_payment_key_is_refused(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
     account_id = funded("1").account_id
     url = f"{paywall.base_url}/forecast"

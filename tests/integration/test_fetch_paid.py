@@ -94,6 +94,27 @@ def fetched(tools: AgentTools, paywall: Paywall, path: str = "/forecast", **chan
 # --- Honest sellers
 
 
+def test_what_a_seller_took_of_a_maximum_is_what_was_paid(
+    tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
+) -> None:
+    paywall.sell_upto("/answer", "0.5", charge="0.012")
+    assert fetched(tools, paywall, "/answer", max_usdc="0.4")["money_moved"] == "no"
+    result = fetched(tools, paywall, "/answer", max_usdc="0.5", payment_ref="answer-1")
+    assert (result["status"], result["money_moved"]) == ("settled", "yes")
+    assert (result["amount_usdc"], spent(client, account)) == ("0.012000", "0.012000")
+    assert tools.get_payment(payment_ref="answer-1")["amount_usdc"] == "0.012000"
+
+
+def test_a_maximum_of_which_nothing_was_taken_moved_no_money(
+    tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
+) -> None:
+    paywall.sell_upto("/answer", "0.5", charge="0")
+    result = fetched(tools, paywall, "/answer")
+    assert (result["status"], result["amount_usdc"]) == ("settled", "0.000000")
+    assert result["untrusted_content"] is not None
+    assert spent(client, account) == "0.000000"
+
+
 @protocols
 def test_a_402_is_paid_once_and_the_page_is_returned_as_untrusted(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall, protocol: Protocol

@@ -1,7 +1,9 @@
 """`PaymentAuth` against sellers that settle on the chain: one purchase is one payment, whatever they do."""
 
 import asyncio
+import base64
 import contextlib
+import json
 import pickle
 import subprocess
 import sys
@@ -61,6 +63,22 @@ def test_a_purchase_is_paid_once_and_settles(server: AgentPayServer, bot: str, p
         payment = server.client().payments.get(record.transfer_id)
         assert (payment.protocol, payment.amount_usdc) == (protocol.value, PRICE)
         assert payment.origin == paywall.base_url
+
+
+def test_a_purchase_up_to_a_maximum_pays_what_the_seller_took(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, max_amount="0.05") as http:
+        paywall.sell_upto("/answer", "0.05", charge="0.012")
+        response = http.get("/answer", extensions={"payment_key": "answer-7"})
+        record = response.extensions["payment"]
+        assert json.loads(base64.b64decode(record.receipt))["amount"] == "12000"
+        with pytest.raises(PaymentRefusedError):
+            http.get("/answer", extensions={"payment_key": "answer-7"})
+        assert spent(server, bot) == paywall.received_usdc == Decimal("0.012")
+        payment = server.client().payments.get(record.transfer_id)
+        assert (payment.protocol, str(payment.amount_usdc)) == ("x402_upto", "0.012000")
+        paywall.sell_upto("/answer", "0.050001", charge="0.012")
+        with pytest.raises(errors.UnpayableChallengeError):
+            http.get("/answer")
 
 
 @pytest.mark.parametrize("protocol", EXACT)

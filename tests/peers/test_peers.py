@@ -362,6 +362,38 @@ def test_a_seller_up_to_a_maximum_takes_what_it_charges(world: World) -> None:
             assert world.balances() == (before[0] - taken, before[1] + taken, before[2])
 
 
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_the_service_pays_a_seller_up_to_a_maximum(world: World) -> None:
+    """Our service with the facilitator and the server of the package: to the unit, from the chain."""
+    mint = world.server._running.server.context.chain.usdc_mint
+    with node_shop(X402_NODE, "x402_upto.mjs", world, MINT=mint) as http:
+        paid_upto(world, http, {"/some": (200, 3_777), "/none": (200, 0), "/boom": (500, 0)})
+
+
+@pytest.mark.peers
+@pytest.mark.timeout(700)
+def test_the_service_pays_pay_kit_up_to_a_maximum(world: World) -> None:
+    with python_shop(PAY_KIT, "paykit_upto.py", world) as http:
+        # The package responds 402 where a handler has failed or charged nothing.
+        paid_upto(world, http, {"/some": (200, 3_777), "/boom": (402, 0)})
+
+
+def paid_upto(world: World, http: httpx.Client, routes: dict[str, tuple[int, int]]) -> None:
+    """Buy each route, up to 0.01 USDC, and check what the seller took, by the chain."""
+    for path, (status, taken) in routes.items():
+        before = world.balances()
+        served, payment = buy(world, http, path)
+        assert (served.status_code, payment.protocol) == (status, "x402_upto"), served.text
+        settled = world.server.client().payments.get(payment.transfer_id)
+        assert (settled.status, settled.amount_usdc) == ("settled", Decimal(taken) / 10**6)
+        assert world.balances() == (before[0] - taken, before[1] + taken, before[2])
+        # The same payment again moves nothing.
+        assert payment.header is not None
+        http.get(path, headers={payment.header.name: payment.header.value})
+        assert world.balances() == (before[0] - taken, before[1] + taken, before[2])
+
+
 # --- The documentation -------------------------------------------------------------------------------------
 
 

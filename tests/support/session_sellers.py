@@ -2,12 +2,13 @@
 
 import base64
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sellers import DEVNET, Run, Seller, _url64
 from sellers import ORIGIN as ORIGIN
-from sellers import Run, Seller, _url64
 from solders.hash import Hash
 from solders.instruction import Instruction
+from solders.keypair import Keypair
 from solders.message import MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
@@ -17,9 +18,6 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
-
-if TYPE_CHECKING:
-    from solders.keypair import Keypair
 
 GRACE_SECONDS = 900
 
@@ -147,6 +145,60 @@ class SessionSeller(Seller):
         assert self.opening is not None
         (found,) = self._run(self.chain.account_data([str(self.opening.address)]))
         return None if found is None or not found.data else codecs.read_channel(found.data)
+
+
+class UptoSeller(SessionSeller):
+    """Sells up to a maximum, and signs what it takes by a key of its own."""
+
+    def __init__(self, chain: Chain, signer: Signer, run: Run, number: int = 8) -> None:
+        super().__init__(chain, signer, run, number)
+        # Only the payee settles; of this protocol it is the one that pays the fees.
+        self.payee = self.facilitator
+        self.authorizer = Keypair()
+
+    def ask_upto(self, maximum: int = 50_000) -> list[list[str]]:
+        """Return the headers of a 402 whose offer is a maximum."""
+        entry = {
+            "scheme": "upto",
+            "network": DEVNET,
+            "asset": self.chain.usdc_mint,
+            "amount": str(maximum),
+            "payTo": self.wallet.address,
+            "maxTimeoutSeconds": 60,
+            "extra": {
+                "feePayer": str(self.facilitator.pubkey()),
+                "receiverAuthorizer": str(self.authorizer.pubkey()),
+                "withdrawDelay": GRACE_SECONDS,
+            },
+        }
+        content = json.dumps({"x402Version": 2, "accepts": [entry]}).encode()
+        return [["payment-required", base64.b64encode(content).decode()]]
+
+    def open_channel(self, header: dict[str, str]) -> None:
+        """Broadcast the opening that a header presents."""
+        payload = json.loads(base64.b64decode(header["value"]))["payload"]
+        transaction = VersionedTransaction.from_bytes(base64.b64decode(payload["openTransaction"]))
+        message, signatures = transaction.message, list(transaction.signatures)
+        keys = message.account_keys
+        (self.opening,) = (
+            codecs.read_opening([keys[index] for index in step.accounts], bytes(step.data))
+            for step in message.instructions
+            if keys[step.program_id_index] == codecs.PROGRAM
+        )
+        assert str(self.opening.address) == payload["channelId"]
+        signatures[0] = self.facilitator.sign_message(to_bytes_versioned(message))
+        self._run(self.chain.send(bytes(VersionedTransaction.populate(message, signatures))))
+
+    def take(self, amount: int, key: Keypair | None = None) -> SignatureStatus | None:
+        """Settle an amount and pay the channel out, by the voucher of a key."""
+        assert self.opening is not None
+        signer = key or self.authorizer
+        voucher = Voucher(channel=self.opening.address, cumulative_micro=amount)
+        return self.send(
+            codecs.verify_voucher(voucher, signer.pubkey(), signer.sign_message(voucher.message())),
+            codecs.settle_and_seal(payee=self.opening.payee, channel=self.opening.address, has_voucher=True),
+            codecs.distribute_opened(self.opening, treasury=TREASURIES["devnet"]),
+        )
 
 
 def opening_in(payload: dict[str, Any]) -> OnchainTerms:

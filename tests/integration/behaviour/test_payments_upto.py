@@ -10,10 +10,13 @@ import httpx
 import pytest
 import validators
 from server_world import Funded, raw_client, refused
+from session_sellers import UptoSeller
+from solders.keypair import Keypair
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.channels import codecs
 from agentpay_server.paywall import Paywall, UptoMode
 
 ORIGIN = "http://paywall.invalid"
@@ -446,3 +449,60 @@ def test_a_long_timeout_of_the_seller_is_cut(signed: Any, shop: httpx.Client) ->
     payment = signed(asked=changed(shop.get("/answer"), lambda entry: entry.update(maxTimeoutSeconds=10**9)))
     payload = payload_in(payment)["payload"]
     assert payload["expiresAt"] - payload["validAfter"] == 3_600
+
+
+# --- Sellers that write their own transactions -------------------------------------------------------------
+
+
+@pytest.fixture
+def crafty(server: AgentPayServer) -> UptoSeller:
+    running = server._running
+    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
+    seller.open()
+    return seller
+
+
+def test_the_chain_refuses_more_than_the_maximum_and_another_signer(
+    signed: Any, paid: Any, balance: Any, crafty: UptoSeller
+) -> None:
+    payment = signed(asked=crafty.ask_upto())
+    crafty.open_channel(payment["header"])
+    for refusal in (crafty.take(50_001), crafty.take(1, Keypair())):
+        assert refusal is None or refusal.failure is not None
+    assert paid(payment["transfer_id"])["status"] == "submitted"
+    assert balance() == Decimal("9.95")
+    assert crafty.take(50_000).failure is None
+    settled = paid(payment["transfer_id"])
+    assert (settled["status"], settled["amount_usdc"]) == ("settled", "0.050000")
+    assert (balance(), crafty.received) == (Decimal("9.95"), 50_000)
+
+
+def test_a_seller_that_settles_late_gets_what_it_signed_within_the_grace_period(
+    signed: Any, paid: Any, balance: Any, crafty: UptoSeller, server: AgentPayServer
+) -> None:
+    payment = signed(asked=crafty.ask_upto())
+    crafty.open_channel(payment["header"])
+    server.sandbox.clock.advance(FORCED_AFTER)
+    assert crafty.channel is not None
+    assert crafty.channel.status is codecs.OnchainStatus.CLOSING
+    assert crafty.take(7).failure is None
+    settled = paid(payment["transfer_id"])
+    assert (settled["status"], settled["amount_usdc"]) == ("settled", "0.000007")
+    server.sandbox.clock.advance(GRACE_SECONDS + 10)
+    assert paid(payment["transfer_id"]) == settled
+    assert (balance(), crafty.received) == (Decimal("9.999993"), 7)
+
+
+def test_a_seller_that_seals_and_does_not_pay_out_is_paid_out_by_the_service(
+    signed: Any, paid: Any, balance: Any, crafty: UptoSeller, server: AgentPayServer
+) -> None:
+    payment = signed(asked=crafty.ask_upto())
+    crafty.open_channel(payment["header"])
+    opening = crafty.opening
+    assert opening is not None
+    crafty.send(codecs.settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=False))
+    assert paid(payment["transfer_id"])["status"] == "submitted"
+    server.sandbox.clock.advance(70)
+    settled = paid(payment["transfer_id"])
+    assert (settled["status"], settled["amount_usdc"]) == ("settled", "0.000000")
+    assert balance() == 10
