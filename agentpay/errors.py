@@ -603,31 +603,31 @@ def _outcome_of(status: int, code: str | None, subject: str | None) -> RequestOu
 class InvalidRequestError(APIError):
     """The request is invalid; `details` lists every fault (status 400, 405, 413 or 415)."""
 
-    advice = "Correct the request before you retry"
+    advice: str = "Correct the request before you retry"
 
 
 class AuthenticationError(APIError):
     """The API key is missing, malformed or revoked (status 401)."""
 
-    advice = ADVICE[Code.UNAUTHORIZED]
+    advice: str = ADVICE[Code.UNAUTHORIZED]
 
 
 class PermissionDeniedError(APIError):
     """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
 
-    advice = ADVICE[Code.FORBIDDEN]
+    advice: str = ADVICE[Code.FORBIDDEN]
 
 
 class NotFoundError(APIError):
     """The object does not exist, or belongs to another operator (status 404)."""
 
-    advice = ADVICE[Code.NOT_FOUND]
+    advice: str = ADVICE[Code.NOT_FOUND]
 
 
 class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The transfer, or the session request, was refused and no money moved (status 402)."""
 
-    advice = "No money moved; read the message for the reason"
+    advice: str = "No money moved; read the message for the reason"
     _effect = "No money moved. "
 
 
@@ -658,7 +658,7 @@ class SessionCapExceededError(TransferRejectedError):
 class NotSupportedError(APIError):
     """The called operation is an extension that the service does not offer (status 404)."""
 
-    advice = "Do without it, or use a service that offers this extension"
+    advice: str = "Do without it, or use a service that offers this extension"
 
     def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
         super().__init__(message, **given)
@@ -671,13 +671,13 @@ class RequestTimeoutError(APIError):
     A proxy may send it too, so a call that writes raises an `OutcomeUnknownError` instead.
     """
 
-    advice = ADVICE[Code.REQUEST_TIMEOUT]
+    advice: str = ADVICE[Code.REQUEST_TIMEOUT]
 
 
 class ConflictError(APIError):
     """The request contradicts the current state (status 409)."""
 
-    advice = "Read the current state, then decide again"
+    advice: str = "Read the current state, then decide again"
 
 
 class IdempotencyConflictError(ConflictError):
@@ -693,13 +693,13 @@ class SessionClosedError(ConflictError):
 class PreconditionFailedError(APIError):
     """The object was changed by another caller since it was read (status 412)."""
 
-    advice = ADVICE[Code.PRECONDITION_FAILED]
+    advice: str = ADVICE[Code.PRECONDITION_FAILED]
 
 
 class InvalidRecipientError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The recipient cannot be paid: it is no usable USDC token account or account_id (status 422)."""
 
-    advice = ADVICE[Code.INVALID_RECIPIENT]
+    advice: str = ADVICE[Code.INVALID_RECIPIENT]
 
 
 _ABOVE_CAP: Final = re.compile(r"price is (\d+(?:\.\d+)?) USDC and max_amount (\d+(?:\.\d+)?) USDC", re.ASCII)
@@ -739,7 +739,7 @@ class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[report
 class RateLimitError(APIError):
     """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
 
-    advice = ADVICE[Code.RATE_LIMITED]
+    advice: str = ADVICE[Code.RATE_LIMITED]
 
 
 class FeeBudgetExceededError(RateLimitError):
@@ -755,7 +755,7 @@ class FeeBudgetExceededError(RateLimitError):
 class ServerError(APIError):
     """The service, or a proxy in front of it, failed (status 500 and above)."""
 
-    advice = "Call again later. If the error persists, report the request id"
+    advice: str = "Call again later. If the error persists, report the request id"
 
 
 class ChainUnavailableError(ServerError):
