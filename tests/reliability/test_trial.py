@@ -92,11 +92,11 @@ def test_a_payer_that_does_not_start_is_an_error() -> None:
     assert "the payer cannot be started" in result.output
 
 
-@pytest.mark.parametrize("language", ["python", "shell", "typescript"])
+@pytest.mark.parametrize("language", ["python", "shell", "typescript", "x402-python", "x402-fetch", "pympp"])
 def test_an_adapter_is_printed_to_start_from(language: str) -> None:
     result = CliRunner().invoke(main, ["crash-test", "--adapter", language])
     assert result.exit_code == 0
-    assert result.stdout in {path.read_text("utf-8") for path in ADAPTERS.glob("payer.*")}
+    assert result.stdout in {path.read_text("utf-8") for path in ADAPTERS.rglob("*.*")}
 
 
 # --- The report

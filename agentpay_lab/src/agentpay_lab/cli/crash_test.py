@@ -1,11 +1,9 @@
 """`agentpay-lab crash-test`: kill servers and agents while hostile sellers are paid, and count."""
 
 import secrets
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import attrs
 import click
 
 from agentpay.cli.columns import Column
@@ -17,19 +15,27 @@ from agentpay.cli.variables import IS_VISIBLE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agentpay_lab.crash_test.peers import PeerLine
-    from agentpay_lab.crash_test.run import CrashTestPlan, CrashTestVerdict
+    from agentpay_lab.crash_test.run import CrashTestVerdict
 
 _SEEDS: Final = 1_000_000
 _PURCHASES_PER_SECOND: Final = 4
 _MOST_ORDERS: Final = 10_000
+_ADAPTERS: Final = {
+    "python": "payer.py",
+    "shell": "payer.sh",
+    "typescript": "payer.ts",
+    "x402-python": "wallets/x402_python.py",
+    "x402-fetch": "wallets/x402_fetch.mjs",
+    "pympp": "wallets/pympp_client.py",
+}
+"""The first three use the service; the others have a wallet of their own."""
 
 
 @click.command("crash-test")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND]")
 @click.option(
     "--adapter",
-    type=click.Choice(["python", "shell", "typescript"]),
+    type=click.Choice(list(_ADAPTERS)),
     is_eager=True,
     expose_value=False,
     callback=lambda context, _, name: _print_adapter(context, name),
@@ -77,10 +83,11 @@ _MOST_ORDERS: Final = 10_000
     help="Keep data, logs and journals in this new directory.",
 )
 @click.option(
-    "--peers",
-    is_flag=True,
-    help="Also run @x402/fetch (npm), x402 and pympp (PyPI) against the same kinds of sellers and kills. "
-    "They are downloaded at the first use, which needs Node and npm.",
+    "--protocol",
+    "protocols",
+    type=click.Choice(["x402_v2", "x402_v1", "mpp"]),
+    multiple=True,
+    help="With COMMAND: a protocol of the sellers. Repeatable.  [default: x402_v2 and mpp]",
 )
 @takes_json
 def crash_test(
@@ -94,7 +101,7 @@ def crash_test(
     servers: int | None,
     database_url: str | None,
     keep: Path | None,
-    peers: bool,
+    protocols: tuple[str, ...],
     is_json: bool,
 ) -> None:
     """Kill servers and agents while hostile sellers are paid, then count payments on the chain.
@@ -108,12 +115,20 @@ def crash_test(
 
     The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
     payment has no outcome at the end, or chain and books differ for any purchase: each must have landed
-    once or never, for its price, as the books say. The results of --peers do not change it.
+    once or never, for its price, as the books say.
     """
     output = Output(is_json=is_json)
     seed = secrets.randbelow(_SEEDS) if seed is None else seed
     if command:
-        _try_payer(output, command, seed=seed, seconds=seconds, purchases=purchases, html=html)
+        _try_payer(
+            output,
+            command,
+            seed=seed,
+            seconds=seconds,
+            purchases=purchases,
+            protocols=protocols or ("x402_v2", "mpp"),
+            html=html,
+        )
         return
     count = servers if servers is not None else (1 if database_url is None else 2)
     if count > 1 and database_url is None:
@@ -134,10 +149,9 @@ def crash_test(
     try:
         with output.progress("Running") as say:
             verdict = CrashTest(plan, say).run()
-            others = _peers(plan, say) if peers else []
     except CannotStartError as error:
         raise click.ClickException(str(error)) from None
-    _report(output, verdict, plan.seed, others)
+    _report(output, verdict, plan.seed)
     if not verdict.has_passed:
         raise SystemExit(1)
 
@@ -145,9 +159,8 @@ def crash_test(
 def _print_adapter(context: click.Context, name: str | None) -> None:
     if name is None or context.resilient_parsing:
         return
-    suffix = {"python": "py", "shell": "sh", "typescript": "ts"}[name]
     adapters = Path(__file__).parents[1] / "crash_test/adapters"
-    click.echo((adapters / f"payer.{suffix}").read_text("utf-8"), nl=False)
+    click.echo((adapters / _ADAPTERS[name]).read_text("utf-8"), nl=False)
     context.exit()
 
 
@@ -158,13 +171,21 @@ def _try_payer(
     seed: int,
     seconds: float,
     purchases: int | None,
+    protocols: "Sequence[str]",
     html: Path | None,
 ) -> None:
     from agentpay_lab.crash_test.pages import lines_of_trial, page_of  # noqa: PLC0415 - as above
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
     from agentpay_lab.crash_test.trial import PayerError, Trial, TrialPlan  # noqa: PLC0415
+    from agentpay_server.paywall import Protocol  # noqa: PLC0415 - as above
 
-    plan = TrialPlan(command=command, seed=seed, seconds=seconds, orders=purchases or _MOST_ORDERS)
+    plan = TrialPlan(
+        command=command,
+        seed=seed,
+        seconds=seconds,
+        orders=purchases or _MOST_ORDERS,
+        protocols=tuple(Protocol(each) for each in protocols),
+    )
     try:
         with output.progress("Trying") as say:
             report = Trial(plan, say).run()
@@ -181,21 +202,9 @@ def _try_payer(
         raise SystemExit(1)
 
 
-def _peers(plan: "CrashTestPlan", say: "Callable[[str], None]") -> "list[PeerLine]":
-    from agentpay_lab.crash_test.peers import run_peers  # noqa: PLC0415 - as above
-
-    with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
-        where = Path(scratch) if plan.keep is None else plan.keep
-        run = run_peers(
-            seed=plan.seed, seconds=plan.seconds, purchases=plan.purchases, scratch=where, say=say
-        )
-        return list(run)
-
-
-def _report(output: Output, verdict: "CrashTestVerdict", seed: int, peers: "Sequence[PeerLine]") -> None:
+def _report(output: Output, verdict: "CrashTestVerdict", seed: int) -> None:
     if output.is_json:
-        document = {"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict}
-        output.document({**document, "peers": peers} if peers else document)
+        output.document({"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict})
         return
     columns = ("purchases", "asked", "served", "refused", "settled", "twice")
 
@@ -223,10 +232,6 @@ def _report(output: Output, verdict: "CrashTestVerdict", seed: int, peers: "Sequ
     for reason in verdict.reasons:
         output.line("FAILED:", reason)
     output.line("passed" if verdict.has_passed else "FAILED", f"(seed {seed})")
-    if peers:
-        output.line()
-        names = [attribute.name for attribute in attrs.fields(type(peers[0]))]
-        output.items(peers, [Column(name.replace("_", " "), _column(name)) for name in names], empty="")
 
 
 def _column(name: str) -> "Callable[[object], object]":

@@ -1,13 +1,15 @@
-"""Buys with pympp from PyPI: `python pympp_client.py PLAN.json`.
+"""A payer of a crash test with a wallet of its own: the package pympp.
 
-pympp has no method for Solana. The one below does the least that sellers accept: it signs what the challenge
-asks for.
+pip install "pympp==0.16.0" "solders==0.29.0", then `python pympp_client.py`. pympp has no method for Solana.
+The one below does the least that sellers accept: it signs what the challenge asks for, up to the price.
 """
 
 import asyncio
 import base64
-from functools import partial
-from typing import Any
+import json
+import os
+import sys
+from decimal import Decimal
 
 import httpx
 from mpp import Credential
@@ -15,7 +17,6 @@ from mpp.client import Mpp
 from mpp.errors import PaymentOutcomeUnknownError
 from mpp.methods import Method
 from mpp.runtime import ClientMethod, CredentialParams
-from purchasing import SECONDS, buy, read_plan
 from pydantic import BaseModel
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
@@ -27,6 +28,8 @@ from solders.transaction import VersionedTransaction
 TOKEN = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
 TOKEN_ACCOUNTS = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
 MEMO = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
+MINT = os.environ["TRIAL_USDC_MINT"]
+SECONDS = 25
 TRANSFER_CHECKED = 12
 DECIMALS = 6
 
@@ -40,14 +43,14 @@ def token_account(owner: Pubkey, mint: Pubkey) -> Pubkey:
 
 
 class Solana:
-    def __init__(self, plan: dict[str, Any]) -> None:
-        self._plan = plan
-        self._keypair = Keypair.from_bytes(bytes(plan["secret"]))
+    def __init__(self, price_usdc: str) -> None:
+        self._most = int(Decimal(price_usdc) * 10**6)
+        self._keypair = Keypair.from_bytes(bytes(json.loads(os.environ["TRIAL_WALLET_SECRET"])))
 
     async def credential(self, params: CredentialParams) -> str:
-        request, mint = params.challenge.request, Pubkey.from_string(self._plan["mint"])
+        request, mint = params.challenge.request, Pubkey.from_string(MINT)
         amount = int(request["amount"])
-        if amount > int(self._plan["price_micro"]) or request["currency"] != self._plan["mint"]:
+        if amount > self._most or request["currency"] != MINT:
             raise ValueError("the price is above the limit, or in another token")
         if request["methodDetails"]["network"] not in ("devnet", "localnet"):
             raise ValueError("another network")
@@ -78,18 +81,29 @@ class Solana:
     async def _blockhash(self) -> str:
         call = {"jsonrpc": "2.0", "id": 1, "method": "getLatestBlockhash", "params": []}
         async with httpx.AsyncClient(trust_env=False) as http:
-            answer = await http.post(self._plan["rpc_url"], json=call)
+            answer = await http.post(os.environ["TRIAL_RPC_URL"], json=call)
         blockhash: str = answer.json()["result"]["value"]["blockhash"]
         return blockhash
 
 
-async def main() -> None:
-    plan = read_plan()
+async def buy(url: str, price_usdc: str) -> str:
+    """Return `served` if the resource was obtained, `refused` if pympp says not to retry, else `failed`."""
     charge = Method(name="solana", intent="charge", request_model=Anything, payload_model=Anything)
-    method = ClientMethod(method=charge, create_credential=Solana(plan).credential)
+    method = ClientMethod(method=charge, create_credential=Solana(price_usdc).credential)
     async with Mpp(methods=[method]) as mpp:
-        # pympp documents for this error: "Do not blindly retry."
-        await buy(plan, partial(mpp.fetch, timeout=SECONDS), final=(PaymentOutcomeUnknownError,))
+        try:
+            response = await mpp.fetch(url, timeout=SECONDS)
+        except PaymentOutcomeUnknownError:
+            # pympp documents for this error: "Do not blindly retry."
+            return "refused"
+    return "served" if response.status_code == 200 else "failed"
 
 
-asyncio.run(main())
+for line in sys.stdin:
+    asked = json.loads(line)
+    try:
+        result = asyncio.run(buy(asked["url"], asked["price_usdc"]))
+    except Exception as error:  # noqa: BLE001 - whatever it raises, the payer has no resource
+        print(f"{asked['order']}: {error!r}", file=sys.stderr)
+        result = "failed"
+    print(json.dumps({"order": asked["order"], "result": result}), flush=True)
