@@ -195,6 +195,51 @@ def accounts() -> str:
     return svg("Accounts, keys and policy: who may spend what.", 1000, 296, parts)
 
 
+def approval() -> str:
+    """The states of a transfer that waits for approval."""
+    parts = [
+        box(20, 74, 190, 52, ["pending_approval", "202, nothing reserved"], "c"),
+        box(410, 16, 160, 44, ["submitted"]),
+        box(740, 16, 160, 44, ["settled"], "g"),
+        box(410, 148, 160, 44, ["rejected"], "r"),
+        arrow(210, 88, 406, 40),
+        words(250, 48, "approve, the policy allows", kind="s"),
+        arrow(570, 38, 736, 38),
+        words(653, 30, "final on chain", kind="s"),
+        arrow(210, 112, 406, 166),
+        words(210, 168, "reject; 24 hours pass; or", kind="s"),
+        words(210, 186, "approve, the policy forbids", kind="s"),
+        '<path d="M70 74C40 8 150 8 130 70" class="l" marker-end="url(#h)"/>',
+        words(100, 14, "approve, but no funds", kind="s"),
+    ]
+    return svg("A transfer that waits for approval: submitted, or rejected for ever.", 920, 208, parts)
+
+
+def deployment() -> str:
+    """A deployment: clients, a proxy, servers, a database, a cluster and a receiver."""
+    parts = [
+        box(16, 20, 170, 52, ["Agents", "agent keys"], "g"),
+        box(16, 108, 170, 52, ["You, the operator", "operator key, console"], "g"),
+        box(250, 64, 150, 52, ["Reverse proxy", "TLS"]),
+        box(464, 20, 190, 52, ["agentpay-server", "holds the encryption key"], "c"),
+        box(464, 108, 190, 52, ["agentpay-server", "a second one, if you like"], "c"),
+        box(730, 20, 200, 52, ["PostgreSQL", "books, keys, outbox"]),
+        box(730, 108, 200, 52, ["Solana RPC", "two nodes; treasury of SOL"]),
+        box(464, 200, 190, 44, ["Your webhook receiver"], "g"),
+        arrow(186, 46, 246, 80),
+        arrow(186, 134, 246, 100),
+        arrow(400, 80, 460, 46),
+        arrow(400, 100, 460, 134),
+        arrow(654, 40, 726, 40),
+        arrow(654, 122, 726, 54),
+        arrow(654, 60, 726, 126),
+        arrow(654, 140, 726, 140),
+        arrow(559, 160, 559, 196),
+        words(568, 184, "signed events", kind="s", anchor="start"),
+    ]
+    return svg("A deployment on PostgreSQL and a Solana cluster.", 950, 260, parts)
+
+
 def overview() -> str:
     """What agentpay is: agent, service with its policy, chain; events back to the operator."""
     parts = [
@@ -262,8 +307,10 @@ def house() -> str:
 
 DIAGRAMS: dict[str, Callable[[], str]] = {
     "accounts": accounts,
+    "approval": approval,
     "architecture": house,
     "deliveries": deliveries,
+    "deployment": deployment,
     "overview": overview,
     "payment": payment,
     "session": session,

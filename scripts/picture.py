@@ -54,7 +54,7 @@ def draw(name: str, command: str, lines: Sequence[str], style: Callable[[str], T
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True)
     console.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
     for line in lines:
-        console.print(style(line), no_wrap=True, overflow="ellipsis", crop=True)
+        console.print(style(line), overflow="fold")
     picture = console.export_svg(title="agentpay", theme=MONOKAI, unique_id=name)
     path = IMAGES / f"{name}.svg"
     path.write_text(without_network(picture), encoding="utf-8")
