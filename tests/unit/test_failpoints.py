@@ -1,7 +1,6 @@
 """Failpoints: named, enumerable, silent while none is armed."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -74,8 +73,3 @@ def test_point_names_are_operation_and_step() -> None:
     assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.booked")
     of_operations = {point for operation in Operation for point in points_of(operation)}
     assert of_operations | set(ChainPoint) == POINTS
-
-
-def test_the_readme_states_the_number_of_points() -> None:
-    readme = Path(__file__).parents[2] / "README.md"
-    assert f"the server is killed at each of {len(POINTS)} failpoints" in readme.read_text("utf-8")
