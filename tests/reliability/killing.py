@@ -246,6 +246,16 @@ def catch_up(server: AgentPayServer) -> None:
         time.sleep(0.05)
 
 
+def close_sessions(server: AgentPayServer) -> None:
+    """Let a server that has just started end the closes that it resumes, however slow the machine is.
+
+    It does not wait for them at its start, and an advance of the clock waits only for those that it begins.
+    """
+    deadline = time.monotonic() + WAIT_SECONDS
+    while Survey(server).rows(tables.sessions, status="closing") and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 class Survey:
     """The chain and the tables of a server that is running in process."""
 

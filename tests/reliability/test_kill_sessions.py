@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import signed
-from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
+from killing import (
+    Child,
+    Directory,
+    Postgres,
+    Prepared,
+    Survey,
+    catch_up,
+    child,
+    close_sessions,
+    expiring,
+    prepared,
+)
 
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
@@ -141,5 +152,6 @@ def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[st
         if point != "session_close.begun":
             # A claimed session needs no further request; with several servers, recovery waits for the lease.
             server.sandbox.clock.advance(5)
+            close_sessions(server)
             assert server.sessions.get(session_id).status == "settled"
         finish(it, server, before)
