@@ -1,6 +1,6 @@
 """The chain protocol: the calls that the service makes, and their errors.
 
-It is small on purpose: `money/broadcast.py` decides on sending, waiting, expiry and signing again.
+It is small on purpose: `engine/broadcast.py` decides on sending, waiting, expiry and signing again.
 
 A chain also reports the deposits of token accounts. The service books each one once, in one commit with the
 cursor: the key is `(signature, token_account)`, and the service's own transactions are left out.

@@ -21,7 +21,7 @@ from agentpay_server.platform.pace import Every
 LAMPORTS: Final = 1_000_000_000
 
 RESERVE_LAMPORTS: Final = 20_000_000
-"""What new work leaves, so that open sessions can be settled: `money/funding.py`."""
+"""What new work leaves, so that open sessions can be settled: `engine/funding.py`."""
 
 LOOK_EVERY_SECONDS: Final = 60.0
 _TRANSFER_SIGNATURES: Final = 2

@@ -68,7 +68,7 @@ class Posting:
         cap_hold: the cap of a session, reserved until the session is settled.
         cap_release: a cap that is no longer reserved.
         spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
-        burned: lamports of the outcome's transaction that brought no payment (`money/fees.py`).
+        burned: lamports of the outcome's transaction that brought no payment (`engine/fees.py`).
         stops: whether nothing may be signed for the account until an operator allows it.
         entries: its history.
     """

@@ -1,6 +1,6 @@
 """Opening a session: its part of the authorization, and the handler of its transaction.
 
-`money/authorization.py` checks the policy, reserves the whole cap in the balance and in the daily limit, and
+`engine/authorization.py` checks the policy, reserves the whole cap in the balance and in the daily limit, and
 stores the signed bytes in one commit. A refusal stores nothing. Nothing here sends or waits.
 """
 

@@ -1,4 +1,4 @@
-"""Predicts the outcome of a transfer by the rules of `money/authorization.py` (interface B4).
+"""Predicts the outcome of a transfer by the rules of `engine/authorization.py` (interface B4).
 
 It creates, locks, claims, reserves, signs and stores nothing.
 """

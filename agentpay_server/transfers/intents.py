@@ -1,7 +1,7 @@
 """Authorization of transfers: how a decision is stored, signed and reserved.
 
-`money/authorization.py` decides. New transfers (`creation.py`) and approved ones (`approvals.py`) are claimed
-and stored differently, and only new ones are escalated. Nothing here sends or waits.
+`engine/authorization.py` decides. New transfers (`creation.py`) and approved ones (`approvals.py`) are
+claimed and stored differently, and only new ones are escalated. Nothing here sends or waits.
 """
 
 from abc import abstractmethod

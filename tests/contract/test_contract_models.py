@@ -584,7 +584,7 @@ def test_an_error_body_omits_fields_that_do_not_apply():
 
 
 def test_no_other_file_lists_the_rules_of_a_policy():
-    """A rule is declared in `contract/policies.py`, and decided in `money/policy.py`."""
+    """A rule is declared in `contract/policies.py`, and decided in `engine/policy.py`."""
     names = [re.compile(rf"\b{name.replace('require_', 'requires?_')}\b") for name in POLICY_FIELDS]
     listing = {
         str(path.relative_to(ROOT))

@@ -2,7 +2,7 @@
 
 A height is a claim of a node. It is compared with earlier claims by the server's own clock: blocks come at a
 measured pace, and none comes early. `chain.py` does not sign with a blockhash whose last valid height is
-implausible, and `money/broadcast.py` accepts no expiry before a blockhash can have expired.
+implausible, and `engine/broadcast.py` accepts no expiry before a blockhash can have expired.
 """
 
 from collections import deque

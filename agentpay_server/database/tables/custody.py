@@ -43,7 +43,7 @@ class AccountRecord:
     paused: bool
     policy_version: int
     policy_updated_us: int
-    # Running total of the account's spends, and the time of the newest (money/spending.py).
+    # Running total of the account's spends, and the time of the newest (ledger/spending.py).
     spent_total: int
     last_spend_us: int
     # The booked balance. Every settled movement changes it in its own commit.
@@ -61,7 +61,7 @@ class AccountRecord:
     unjudged_spend: Annotated[int, ZERO] = 0
     # Since when signing is stopped, because a transaction landed that had been considered expired.
     stopped_us: int | None = None
-    # Running total of the lamports that brought no payment, and the newest time of any (money/fees.py).
+    # Running total of the lamports that brought no payment, and the newest time of any (engine/fees.py).
     burned_total: Annotated[int, ZERO] = 0
     last_burned_us: Annotated[int, ZERO] = 0
 

@@ -80,7 +80,7 @@ class SessionRecord:
     # When a settlement that creates the payee's token account was signed; NULL if none was.
     payee_created_us: int | None
     # The fees in lamports of its opening, and of its settlement: an estimate until that is signed. They count
-    # toward the account's fee budget until the session ends (money/fees.py). 0 in older rows.
+    # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
     opening_fee: Annotated[int, ZERO]
     closing_fee: Annotated[int, ZERO]
     # `SessionProtocol`, or `x402_upto` for the channel of a payment: no session of a caller. It has the

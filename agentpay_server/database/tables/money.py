@@ -202,7 +202,7 @@ _IS_WATCHED: Final = "state IN ('expired', 'rejected')"
 )
 @frozen(kw_only=True)
 class ChainTransactionRecord:
-    """A signed transaction; `money/transactions.py` adds methods."""
+    """A signed transaction; `ledger/transactions.py` adds methods."""
 
     seq: Seq = 0
     # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
@@ -243,7 +243,7 @@ class ChainTransactionRecord:
     # 0 for a fee that another party pays.
     fee: Annotated[int, ZERO] = 0
     rent: Annotated[int, ZERO] = 0
-    # Set if it ended and cost lamports without a payment (money/fees.py): when, and the account's running
+    # Set if it ended and cost lamports without a payment (engine/fees.py): when, and the account's running
     # total of such lamports including these.
     burned_us: int | None = None
     burned_total: int | None = None
