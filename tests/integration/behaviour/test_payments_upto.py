@@ -1,5 +1,6 @@
 """Payments up to a maximum (x402 `upto`): the maximum is reserved, what the chain shows is booked."""
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable, Iterator
@@ -506,3 +507,33 @@ def test_a_seller_that_seals_and_does_not_pay_out_is_paid_out_by_the_service(
     settled = paid(payment["transfer_id"])
     assert (settled["status"], settled["amount_usdc"]) == ("settled", "0.000000")
     assert balance() == 10
+
+
+def test_several_lookers_book_a_payment_once(
+    signed: Any,
+    paid: Any,
+    balance: Any,
+    crafty: UptoSeller,
+    server: AgentPayServer,
+    client: AgentPay,
+    account: Account,
+) -> None:
+    payment = signed(asked=crafty.ask_upto())
+    crafty.open_channel(payment["header"])
+    assert crafty.take(7).failure is None
+    running = server._running
+    closing = running.server.services.channel_watch._closing
+
+    async def looked() -> None:
+        await asyncio.gather(*(closing.advance(payment["transfer_id"]) for _ in range(8)))
+
+    running._owner.call(looked())
+    settled = paid(payment["transfer_id"])
+    assert (settled["status"], settled["amount_usdc"]) == ("settled", "0.000007")
+    entries = [
+        entry.amount_usdc
+        for entry in client.accounts.transactions(account.account_id)
+        if entry.transfer_id == payment["transfer_id"]
+    ]
+    assert entries == [Decimal("0.000007")]
+    assert balance() == Decimal("9.999993")
