@@ -13,6 +13,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Attempt, HostilePayer, Mode, Paywall, Protocol, Trick
 
 PRICE = Decimal("0.25")
+PROTOCOLS = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
 
 
 @pytest.fixture(autouse=True)
@@ -32,12 +33,12 @@ def client(paywall: Paywall) -> httpx.Client:
 @pytest.fixture
 def paywall(server: AgentPayServer) -> Iterator[Paywall]:
     with Paywall(server) as shop:
-        for protocol in Protocol:
+        for protocol in PROTOCOLS:
             shop.sell(f"/{protocol}", PRICE, protocols=[protocol])
         yield shop
 
 
-@pytest.mark.parametrize("protocol", list(Protocol))
+@pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_paywall_gives_nothing_away(
     server: AgentPayServer, paywall: Paywall, payer: HostilePayer, protocol: Protocol
 ) -> None:
