@@ -170,10 +170,10 @@ def test_a_session_that_pays_costs_nothing_of_the_budget(desk: Desk) -> None:
 def test_open_sessions_reserve_the_fees_of_their_close(desk: Desk) -> None:
     opened = [desk.open(idempotency_key=f"{number}", cap_usdc="1") for number in range(4)]
     assert counted(desk) == (0, 4 * CYCLE)
-    # No time frees what sessions reserve: the message says to close them.
+    # No time frees what sessions reserve: the message says what does.
     response = desk.ask(idempotency_key="more")
     assert refused(response) == 60
-    assert "close sessions that are not in use" in response.json()["message"]
+    assert "unfinished work reserves 0.0001 SOL" in response.json()["message"]
     body = {"from": desk.payer.account_id, "to": desk.payee.account_id, "amount": "1"}
     refused(desk.http.post("/v1/transfers", json={**body, "idempotency_key": "t"}))
     # Closes are never refused.
