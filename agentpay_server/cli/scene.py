@@ -18,7 +18,9 @@ def scene() -> None:
 @click.argument("file", type=click.Path(path_type=Path), required=False)
 @takes_server
 def save(*, server: AgentPay, output: Output, file: Path | None) -> None:
-    """Save accounts, policies, keys, webhooks, sellers and history as a scene.
+    """Save the state of the server as a scene.
+
+    It has the accounts, policies, keys, webhooks, sellers and history.
 
     FILE is written anew; without it, the scene is printed. The file contains no key and no webhook secret:
     agentpay-server serve --scene FILE creates new ones and prints them. It contains the names, memos and URLs

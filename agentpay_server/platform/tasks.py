@@ -167,7 +167,7 @@ class Wakeup:
 
     def __init__(self) -> None:
         self._listeners: list[asyncio.Event] = []
-        self.noted = 0
+        self.noted: int = 0
 
     def listener(self) -> asyncio.Event:
         """Return an event that every `set` sets. Its owner clears it before it checks for work."""
