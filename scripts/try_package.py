@@ -48,7 +48,6 @@ LABORATORY_HOLDS = {
     "agentpay_lab/crash_test/agent.py",
     "agentpay_lab/crash_test/adapters/payer.sh",
     "agentpay_lab/crash_test/adapters/payer.ts",
-    "agentpay_lab/crash_test/peer_programs/x402_fetch.mjs",
     "agentpay_lab/simulation/next_release/additions.py",
 }
 SDIST_HOLDS = {

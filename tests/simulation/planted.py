@@ -322,16 +322,21 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real = authorization.refusal_of
+    real, real_spend, approved = authorization.refusal_of, approvals.ApprovedTransfer.spend, []
 
-    def lenient(unit, spend, *, retry_hint, **rest):
-        if retry_hint == approvals.ApprovedTransfer.retry_hint:
+    def noted(self, preflight):
+        approved[:] = [real_spend(self, preflight)]
+        return approved[0]
+
+    def lenient(unit, spend, **rest):
+        if any(spend is each for each in approved):
             policy = attrs.evolve(
                 stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
             )
             unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
-        return real(unit, spend, retry_hint=retry_hint, **rest)
+        return real(unit, spend, **rest)
 
+    patch(approvals.ApprovedTransfer, "spend", noted)
     patch(authorization, "refusal_of", lenient)
 
 

@@ -73,7 +73,7 @@ def test_every_kind_of_fault_strikes_somewhere() -> None:
         skew=Skew(lie_seconds=0.0, purchases=1.0, sessions=0.0),
     )
     struck: set[str] = set()
-    for seed in range(30):
+    for seed in range(60):
         struck |= set(simulate(Plan(seed=seed, minutes=1, servers=2, odds=odds, every_seconds=pauses)).faults)
         struck |= set(simulate(evolve(calm, seed=seed)).faults)
         if struck == KINDS:
