@@ -30,7 +30,7 @@ def _mixed(kind: type, *bases: type) -> type:
     return type(kind.__name__, (kind, *bases), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 
-def library_of(message: object) -> ModuleType:
+def http_module_of(message: object) -> ModuleType:
     """Return the HTTP library of a request or a response."""
     return _library_of(type(message))  # type: ignore[arg-type]  # mypy/issues/11470
 

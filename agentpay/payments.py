@@ -148,7 +148,7 @@ class _Opened(NamedTuple):
 
     session_id: str
     url: str
-    library: Any
+    http_module: Any
 
 
 class _Send(NamedTuple):
@@ -323,7 +323,7 @@ class PaymentAuth(Auth):
     def _seller(self, opened: _Opened, kind: str) -> Any:  # noqa: ANN401 - a client of either library
         if self._seller_client is not None:
             return contextlib.nullcontext(self._seller_client)
-        return getattr(opened.library, kind)(timeout=self._read_timeout)
+        return getattr(opened.http_module, kind)(timeout=self._read_timeout)
 
     def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:  # noqa: ANN401 - of either library
         """Send a request of a sync client, and pay its 402."""
@@ -345,7 +345,7 @@ class PaymentAuth(Auth):
                         answer = yield step.request
                     except GeneratorExit as end:
                         # The library ends the flow while it raises the error of its transport.
-                        failure = _messages.library_of(step.request).TransportError
+                        failure = _messages.http_module_of(step.request).TransportError
                         if step.charge_id is not None and isinstance(end.__context__, failure):
                             with _logged(step.charge_id):
                                 self._client.payments.report_outcome(step.charge_id, **_NO_RESPONSE)
@@ -488,7 +488,7 @@ class PaymentAuth(Auth):
         step: SessionStep,
     ) -> Generator[_Step, Any, None]:
         """Open the session if necessary, and present one voucher."""
-        yield _Opened(step.session_id, str(request.url), _messages.library_of(request))
+        yield _Opened(step.session_id, str(request.url), _messages.http_module_of(request))
         _messages.drop(response)
         for _ in range(_MAX_OPENINGS):
             if step.step != "open":
