@@ -88,8 +88,8 @@ def test_search_finds_the_page_of_a_word(page: Page, address: str) -> None:
 
 def test_previous_and_next_links_connect_the_tutorials(page: Page, address: str) -> None:
     page.goto(f"{address}tutorial/first-paid-call/")
-    page.get_by_role("link", name="Next: Receive your first event").click()
-    expect(page.get_by_role("heading", level=1)).to_contain_text("Receive your first event")
+    page.get_by_role("link", name="Next: Buy 100 metered calls").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Buy 100 metered calls")
     page.get_by_role("link", name="Previous: Your first paid call").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Your first paid call")
 
