@@ -1,4 +1,4 @@
-"""A cluster in a process of its own, whose CPU time is nobody else's: the embedded chain behind JSON-RPC.
+"""A cluster in a separate process, so that its CPU time is counted apart: the embedded chain behind JSON-RPC.
 
 It prints its two addresses, and ends with its standard input.
 """

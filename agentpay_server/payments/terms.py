@@ -106,7 +106,7 @@ class ChannelTerms:
         slot: slot of that blockhash.
         minimum_micro: the smallest deposit, in micro-USDC.
         timeout_seconds: how long after its signature the seller may settle it; None without a limit.
-        fault: why the service does not pay on these terms, whoever asks; None if it does.
+        fault: why the service does not pay on these terms to any caller; None if it does.
     """
 
     payee: str

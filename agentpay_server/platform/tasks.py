@@ -113,7 +113,7 @@ class Tasks:
 class SingleFlight(Generic[K, T]):
     """At most one running task for each key; its callers share it.
 
-    `ended` is called once with each task that ends by itself, after it has left.
+    `ended` is called once with each task that ends on its own, after it has left.
     """
 
     def __init__(self, tasks: Tasks, ended: "Callable[[K, asyncio.Task[T]], None] | None" = None) -> None:
@@ -137,7 +137,7 @@ class SingleFlight(Generic[K, T]):
         return None if running is None or running.done() else running
 
     def start(self, key: K, work: Callable[[], Coroutine[Any, Any, T]]) -> asyncio.Task[T]:
-        """Return the running task of a key; start one if there is none."""
+        """Return the running task of a key; start one if no task runs."""
         running = self.running(key)
         if running is None:
             running = self._running[key] = self._start(work())

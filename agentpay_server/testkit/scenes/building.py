@@ -58,7 +58,7 @@ class BuiltScene:
 
 
 def build(server: AgentPay, scene: Scene, *, inbox: Inbox | None = None) -> BuiltScene:
-    """Build a scene: new accounts beside those that are there.
+    """Build a scene: add its accounts to the existing ones.
 
     Accounts, money, keys, sellers and webhooks first, then the history in its order. The policies take effect
     before the first step that they must judge, or at the end.
