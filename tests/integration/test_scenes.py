@@ -15,6 +15,7 @@ from agentpay import AgentPay, PolicyViolationError
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
+from agentpay_server.testkit.scenes.building import build
 from agentpay_server.testkit.scenes.document import SceneError, parse_scene
 
 SCENE = """
@@ -280,3 +281,28 @@ def test_equal_seeds_build_equal_scenes(path: Path) -> None:
 def test_a_server_without_a_scene_says_so() -> None:
     with AgentPayServer() as server, pytest.raises(ValueError, match="without a scene"):
         _ = server.scene
+
+
+def test_a_scene_that_fails_leaves_no_key_and_no_webhook(tmp_path: Path) -> None:
+    path = tmp_path / "scene.toml"
+    hook = '[[webhooks]]\nurl = "http://127.0.0.1:9/"\nevents = ["transfer.settled"]\n'
+    path.write_text(PAIR % "keys = [{}]\n" + hook + STEP + 'amount = 1\nstatus = "rejected"', "utf-8")
+    with AgentPayServer() as server:
+        with pytest.raises(SceneError):
+            server.build_scene(path)
+        assert list(server.client().agent_keys.list()) == []
+        assert list(server.client().webhooks.list()) == []
+
+
+def test_an_existing_account_of_a_scene_keeps_its_policy_and_gets_what_it_lacks() -> None:
+    scene = parse_scene(PAIR % "policy = {paused = true}\n" + STEP + 'amount = "2.5"')
+    with AgentPayServer() as server:
+        client = server.client()
+        account_id = client.accounts.create(name="Own").account_id
+        server.sandbox.fund(account_id, "0.5")
+        for _ in range(2):
+            built = build(client, scene, existing={"a": account_id})
+        assert built.accounts["a"] == account_id
+        assert client.accounts.get(account_id).name == "Own"
+        assert client.policies.get(account_id).paused is False
+        assert client.accounts.balance(account_id).balance_usdc == Decimal(10)

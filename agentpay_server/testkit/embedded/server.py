@@ -35,7 +35,7 @@ from agentpay_server.testkit.embedded.recorder import (
 from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.scenes.building import BuiltScene, build
-from agentpay_server.testkit.scenes.document import SceneWebhook, read_scene
+from agentpay_server.testkit.scenes.document import Scene, SceneWebhook, read_scene
 from agentpay_server.testkit.scenes.saving import save
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
@@ -466,16 +466,17 @@ class AgentPayServer(Homes):
             raise ValueError("the server was started without a scene: pass AgentPayServer(scene=…)")
         return self._built
 
-    def build_scene(self, scene: Path | str) -> BuiltScene:
+    def build_scene(self, scene: Path | str | Scene) -> BuiltScene:
         """Build a scene now: its accounts are new, beside those that are there.
 
         Args:
-            scene: file of the scene.
+            scene: file of the scene, or the scene.
 
         Raises:
             ValueError: the file is no scene, or a step has another outcome than it says.
         """
-        return build(self._operator, read_scene(scene), inbox=self._inbox_of)
+        read = scene if isinstance(scene, Scene) else read_scene(scene)
+        return build(self._operator, read, inbox=self._inbox_of)
 
     def save_scene(self) -> str:
         """Return the present state of the first operator as the text of a scene, without any secret."""

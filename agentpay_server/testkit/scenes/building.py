@@ -1,6 +1,7 @@
 """Builds a scene on a running server, by the operations of its clients: nothing is written around them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
+from agentpay.contract.console import NewAgentKey
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import Session
@@ -21,6 +23,7 @@ from agentpay_server.testkit.scenes.document import (
     OUTSIDE,
     Scene,
     SceneError,
+    SceneKey,
     SceneStep,
     SceneWebhook,
     StepStatus,
@@ -38,6 +41,7 @@ class BuiltScene:
         accounts: the `account_id` of each account, by its name in the file.
         agent_keys: the agent keys of each account, by its name in the file, in the file's order.
         webhook_secrets: the secret of each webhook, in the file's order.
+        webhook_ids: the identifier of each webhook, in the file's order.
         steps: what the history made, in the file's order: transfers, sessions, None for anything else.
         inboxes: the inboxes of the embedded server, in the file's order.
     """
@@ -45,6 +49,7 @@ class BuiltScene:
     accounts: Mapping[str, str]
     agent_keys: Mapping[str, tuple[str, ...]] = field(repr=False)
     webhook_secrets: tuple[str, ...] = field(repr=False)
+    webhook_ids: tuple[str, ...] = ()
     steps: tuple[Transfer | Session | None, ...] = ()
     inboxes: tuple[WebhookInbox, ...] = field(default=(), repr=False)
 
@@ -57,29 +62,44 @@ class BuiltScene:
         }
 
 
-def build(server: AgentPay, scene: Scene, *, inbox: Inbox | None = None) -> BuiltScene:
+def build(
+    server: AgentPay,
+    scene: Scene,
+    *,
+    inbox: Inbox | None = None,
+    existing: Mapping[str, str] | None = None,
+) -> BuiltScene:
     """Build a scene: add its accounts to the existing ones.
 
     Accounts, money, keys, sellers and webhooks first, then the history in its order. The policies take effect
-    before the first step that they must judge, or at the end.
+    before the first step that they must judge, or at the end. If it fails, its keys and webhooks are removed;
+    its accounts and their history remain.
 
     Args:
         server: a client of a server on a test chain, with an operator key.
         scene: the scene.
         inbox: registers an inbox; None if the server has none.
+        existing: the `account_id` of accounts of the scene that exist already, by their names in it. They
+            keep their names and policies, and get the money that they lack.
 
     Raises:
-        SceneError: a step has another outcome than the scene says, or the server refuses one.
+        SceneError: a step has another outcome than the scene says, or the server refuses one: then its
+            `__cause__` is the server's error.
     """
-    return _Builder(server, scene, inbox).built()
+    return _Builder(server, scene, inbox, existing or {}).built()
 
 
 class _Builder:
-    def __init__(self, server: AgentPay, scene: Scene, inbox: Inbox | None) -> None:
+    def __init__(
+        self, server: AgentPay, scene: Scene, inbox: Inbox | None, existing: Mapping[str, str]
+    ) -> None:
         self._server = server
         self._scene = scene
         self._inbox = inbox
+        self._existing = existing
         self._accounts: dict[str, str] = {}
+        self._keys: list[NewAgentKey] = []
+        self._webhooks: list[str] = []
         self._outside: dict[str, str] = {}
         self._are_policies_set = False
         self._place = ""
@@ -92,13 +112,33 @@ class _Builder:
         try:
             return self._build()
         except AgentPayError as error:
-            raise SceneError(f"{self._place}: the server refuses it: {error}") from None
+            self._withdraw()
+            raise SceneError(f"{self._place}: the server refuses it: {error}") from error
+        except SceneError:
+            self._withdraw()
+            raise
+
+    def _withdraw(self) -> None:
+        """Remove keys that the caller never learns, and webhooks that the next attempt would repeat."""
+        for key in self._keys:
+            with suppress(AgentPayError):
+                self._server.agent_keys.revoke(key.key_id)
+        for webhook_id in self._webhooks:
+            with suppress(AgentPayError):
+                self._server.webhooks.delete(webhook_id)
 
     def _build(self) -> BuiltScene:
         scene = self._scene
-        funds = _deposits(scene)
+        held = {
+            name: to_micro(self._server.accounts.balance(account_id).balance_usdc)
+            for name, account_id in self._existing.items()
+        }
+        funds = _deposits(scene, held)
         for name, account in scene.accounts.items():
             self._place = f"accounts.{name}"
+            if name in self._existing:
+                self._accounts[name] = self._existing[name]
+                continue
             created = self._server.accounts.create(name=account.name, metadata=account.metadata)
             self._accounts[name] = created.account_id
         keys: dict[str, tuple[str, ...]] = {}
@@ -106,15 +146,8 @@ class _Builder:
             self._place = f"accounts.{name}"
             if funds[name]:
                 self._sandbox.fund(self._accounts[name], from_micro(funds[name]))
-            keys[name] = tuple(
-                self._server.agent_keys.create(
-                    self._accounts[name],
-                    name=key.name,
-                    expires_in=key.expires_in,
-                    max_total_usdc=key.max_total_usdc,
-                ).key
-                for key in account.keys
-            )
+            created_keys = [self._key(self._accounts[name], key) for key in account.keys]
+            keys[name] = tuple(each.key for each in created_keys)
         for place, seller in enumerate(scene.sellers):
             self._place = f"sellers[{place}]"
             self._server.sellers.put(
@@ -125,22 +158,30 @@ class _Builder:
                 blocked=seller.blocked,
                 sponsor_fees=seller.sponsor_fees,
             )
-        secrets, inboxes = self._webhooks()
+        secrets, inboxes = self._register_webhooks()
         steps = [self._step(place, step) for place, step in enumerate(scene.history)]
         self._set_policies()
         for name, account in scene.accounts.items():
-            if account.policy.paused is True:
+            if account.policy.paused is True and name not in self._existing:
                 self._place = f"accounts.{name}.policy"
                 self._server.policies.pause(self._accounts[name])
         return BuiltScene(
             accounts=self._accounts,
             agent_keys=keys,
             webhook_secrets=tuple(secrets),
+            webhook_ids=tuple(self._webhooks),
             steps=tuple(steps),
             inboxes=tuple(inboxes),
         )
 
-    def _webhooks(self) -> tuple[list[str], list[WebhookInbox]]:
+    def _key(self, account_id: str, key: SceneKey) -> NewAgentKey:
+        created = self._server.agent_keys.create(
+            account_id, name=key.name, expires_in=key.expires_in, max_total_usdc=key.max_total_usdc
+        )
+        self._keys.append(created)
+        return created
+
+    def _register_webhooks(self) -> tuple[list[str], list[WebhookInbox]]:
         secrets: list[str] = []
         inboxes: list[WebhookInbox] = []
         for place, webhook in enumerate(self._scene.webhooks):
@@ -153,6 +194,7 @@ class _Builder:
                         "the URL of a receiver"
                     )
                 inboxes.append(self._inbox(webhook, account_ids))
+                self._webhooks.append(inboxes[-1].webhook_id or "")
                 secrets.append(inboxes[-1].secret)
                 continue
             created = self._server.webhooks.create(
@@ -161,6 +203,7 @@ class _Builder:
                 account_ids=account_ids,
                 low_balance_threshold_usdc=webhook.low_balance_threshold_usdc,
             )
+            self._webhooks.append(created.webhook_id or "")
             secrets.append(created.secret)
         return secrets, inboxes
 
@@ -180,6 +223,8 @@ class _Builder:
         self._are_policies_set = True
         waits = {each.from_ for each in self._scene.history if each.status is StepStatus.PENDING_APPROVAL}
         for name, account in self._scene.accounts.items():
+            if name in self._existing:
+                continue
             self._place = f"accounts.{name}.policy"
             change = {each: getattr(account.policy, each) for each in POLICY_FIELDS}
             change = {each: value for each, value in change.items() if value is not UNSET}
@@ -202,20 +247,27 @@ class _Builder:
             self._sandbox.clock.advance(step.advance_seconds)
             return None
         from_, to = self._accounts[step.from_ or ""], self._payee(step.to or "")
-        # A random key would differ between runs with equal seeds.
-        key = f"scene {from_} {place}"
+        # A random key would differ between runs with equal seeds, but an account may have the fixed one.
+        key = None if self._existing else f"scene {from_} {place}"
         if step.amount is not None:
             return self._transfer(step, from_, to, step.amount, key)
+        return self._session(step, from_, to, key)
+
+    def _session(self, step: SceneStep, from_: str, to: str, key: str | None) -> Session:
         assert step.cap_usdc is not None  # noqa: S101 - the document was checked
         sessions = self._server.sessions
         session = sessions.open(
             account_id=from_, to=to, cap_usdc=step.cap_usdc, category=step.category, idempotency_key=key
         )
-        if step.charged_usdc:
-            session = sessions.charge(session.session_id, amount=step.charged_usdc, idempotency_key=key)
-        return sessions.close(session.session_id) if step.status is StepStatus.SETTLED else session
+        try:
+            if step.charged_usdc:
+                session = sessions.charge(session.session_id, amount=step.charged_usdc, idempotency_key=key)
+        finally:
+            if step.status is StepStatus.SETTLED:
+                session = sessions.close(session.session_id)
+        return session
 
-    def _transfer(self, step: SceneStep, from_: str, to: str, amount: Decimal, key: str) -> Transfer | None:
+    def _transfer(self, step: SceneStep, from_: str, to: str, amount: Decimal, key: str | None) -> Transfer:
         try:
             transfer = self._server.transfers.create(
                 from_=from_, to=to, amount=amount, memo=step.memo, category=step.category, idempotency_key=key
@@ -232,8 +284,10 @@ class _Builder:
         return transfer
 
 
-def _deposits(scene: Scene) -> dict[str, int]:
+def _deposits(scene: Scene, held: Mapping[str, int]) -> dict[str, int]:
     """Return the micro-USDC that each account needs first, so that it holds its balance after the history.
+
+    An account that exists, and holds what `held` says, may hold more at the end.
 
     Raises:
         SceneError: no deposit can do that.
@@ -254,8 +308,10 @@ def _deposits(scene: Scene) -> dict[str, int]:
         if step.to in change:
             change[step.to] += to_micro(paid)
     deposits = {name: to_micro(scene.accounts[name].balance_usdc) - change[name] for name in scene.accounts}
+    for name, held_micro in held.items():
+        deposits[name] = max(max(deposits[name], -least[name]) - held_micro, 0)
     for name, deposit in deposits.items():
-        if deposit + least[name] < 0:
+        if name not in held and deposit + least[name] < 0:
             missing = from_micro(-(deposit + least[name]))
             raise SceneError(
                 f"accounts.{name}.balance_usdc is {scene.accounts[name].balance_usdc}, too little for its "

@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -20,6 +19,7 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay.payments import PaymentAuth
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.paywall import Paywall
+from agentpay_server.testkit.situations.bundled import bundled_scene
 
 RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"
@@ -29,9 +29,6 @@ MODEL: Final = "Model"
 DATASETS: Final = "Dataset shop"
 INFERENCE: Final = "Inference house"
 AIRLINE: Final = "Airline"
-
-_SCENE: Final = Path(__file__).parent / "scenes" / "demo.toml"
-"""The agents with their policies, the shops, and the webhook."""
 
 _MODEL_POLICY: Final[Mapping[str, Any]] = {
     "max_single_transfer": 5,
@@ -91,7 +88,7 @@ class DemoWorld:
     def begin(self, say: Callable[[str], None]) -> None:
         """Create the agents and shops, and perform one step of each kind without showing it."""
         say("Creating the accounts")
-        built = self._server.build_scene(_SCENE)
+        built = self._server.build_scene(bundled_scene("demo"))
         for alias, account_id in built.accounts.items():
             name = self._operator.accounts.get(account_id).name
             self.accounts[name] = account_id

@@ -1,12 +1,11 @@
 """Situations that an agent must handle: scenes with an agent and a payee, and a type that describes each.
 
-The scenes are the files `scenes/*.toml` beside this module. Each adds new accounts to a running server,
+Each scene adds new accounts to a running server,
 whatever its state.
 """
 
 from collections.abc import Callable, Mapping
 from decimal import Decimal
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
@@ -18,6 +17,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.testkit.embedded.inbox import WebhookInbox
 from agentpay_server.testkit.scenes.building import BuiltScene
+from agentpay_server.testkit.situations.bundled import bundled_scene
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.server import AgentPayServer
@@ -114,7 +114,7 @@ class UndeliveredWebhook(Scenario):
 def stage(server: "AgentPayServer", name: str) -> Scenario:
     if name not in _SCENARIOS:
         raise ValueError(f"unknown scenario {name!r}; available: {', '.join(sorted(_SCENARIOS))}")
-    built = server.build_scene(Path(__file__).parent / "scenes" / f"{name}.toml")
+    built = server.build_scene(bundled_scene(name))
     key = built.agent_keys["agent"][0]
     common = {
         "account": server.accounts.get(built.accounts["agent"]),
