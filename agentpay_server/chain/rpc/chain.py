@@ -67,27 +67,23 @@ _CONFIRMED: Final = {"commitment": "confirmed"}
 class RpcChain:
     """A cluster, reached over JSON-RPC. Bound to one event loop. Created by `connect`.
 
-    `is_emulator` tells that the endpoint emulates a cluster: an emulator is one honest node, and counts
-    blocks differently.
+    `is_surfpool` tells that the endpoint is Surfpool: see `ChainHead`.
     """
 
     def __init__(
-        self, client: RpcCaller, settings: RpcSettings, cluster: Cluster, *, is_emulator: bool = False
+        self, client: RpcCaller, settings: RpcSettings, cluster: Cluster, *, is_surfpool: bool = False
     ) -> None:
         self._client = client
         self._settings = settings
         self._cluster = cluster
-        self._is_emulator = is_emulator
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
-        self._head = ChainHead(self._call, settings.blockhash_seconds, is_emulator=is_emulator)
+        self._head = ChainHead(self._call, settings.blockhash_seconds, is_surfpool=is_surfpool)
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
-        self._history = AccountHistory(
-            self._call, self._head, usdc_mint=cluster.usdc_mint, is_emulator=is_emulator
-        )
-        self._evidence = Evidence(self._call, self._head, self._history, is_emulator=is_emulator)
+        self._history = AccountHistory(self._call, self._head, usdc_mint=cluster.usdc_mint)
+        self._evidence = Evidence(self._call, self._head, self._history)
         self._cosigned = CosignedSearch(self._call)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
@@ -174,7 +170,7 @@ class RpcChain:
             lines = await self._history.newest(cosigned.token_account, cosigned.after)
         else:
             # The cursor may be a node's invention.
-            after = cosigned.after if self._is_emulator else None
+            after = cosigned.after if self._head.is_surfpool else None
             lines = await self._history.proved(
                 cosigned.token_account, after, proof_height, first_height=cosigned.first_height
             )
@@ -209,8 +205,7 @@ class RpcChain:
 
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         """See `Chain`."""
-        # Emulators count blocks differently, and are one honest node.
-        if self._is_emulator:
+        if self._head.is_surfpool:
             return reported_landing_heights(last_valid_height)
         return await blocks.landing_heights(self._call, await self._head.tip(), blockhash, last_valid_height)
 
@@ -221,8 +216,7 @@ class RpcChain:
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
         if await blocks.read_height(self._call, first_slot) > first_height:
             return False
-        # Emulators have no history to lose, and count empty blocks differently.
-        if self._is_emulator:
+        if self._head.is_surfpool:
             return True
         # Checked even for new blocks, because a node may report a wrong height.
         return await blocks.has_all_blocks(self._call, await self._head.tip(), first_height, last_height)

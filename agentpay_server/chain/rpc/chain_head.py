@@ -19,7 +19,7 @@ from agentpay_server.chain.protocol import (
     DoubtfulNodeError,
     UnprovenError,
 )
-from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,
     SlotRate,
@@ -64,12 +64,13 @@ class ChainHead:
         call: calls a method of the node.
         blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
             blocks.
-        is_emulator: whether slots and heights are counted differently, so that they cannot be compared.
+        is_surfpool: whether it is Surfpool: one honest node, which counts slots and heights differently,
+            so that they cannot be compared, and reports no whole history.
     """
 
-    def __init__(self, call: Call, blockhash_seconds: float | None, *, is_emulator: bool = False) -> None:
+    def __init__(self, call: Call, blockhash_seconds: float | None, *, is_surfpool: bool = False) -> None:
         self._call = call
-        self._is_emulator = is_emulator
+        self.is_surfpool = is_surfpool
         self._blockhash_seconds = blockhash_seconds
         self._heights = SlotRate()
         self._slots = SlotRate()
@@ -125,6 +126,28 @@ class ChainHead:
         highest = self._slots.highest(asyncio.get_running_loop().time())
         if highest is not None and slot > highest + MOST_UNFINALIZED_BLOCKS:
             raise UnprovenError("a transaction is reported in a slot that the cluster has not reached")
+
+    async def check_is_finalized(self, slot: int) -> None:
+        """Raise unless the cluster has finalized a slot, as far as that is known.
+
+        Raises:
+            UnprovenError: the slot is above the newest plausible position.
+            ChainUnavailableError: a node did not respond.
+        """
+        if slot <= (await self.tip()).slot:
+            return
+        # That position may be older than the report of the slot.
+        self._reading.forget()
+        reading = await self._reading.get()
+        if slot <= reading.accepted.slot:
+            return
+        # Until the pace is known, the accepted position is the lowest of half a minute. A cluster may be
+        # faster: then the newest position counts, if the node returns the finalized block too.
+        is_pace_known = self._slots.expected(asyncio.get_running_loop().time()) is not None
+        if is_pace_known or slot > reading.reported.slot:
+            raise UnprovenError("a transaction is reported as irreversible before its slot is")
+        if await blocks.read_height(self._call, slot) > reading.reported.block_height:
+            raise UnprovenError("a transaction is reported as irreversible above the block height")
 
     def close(self) -> None:
         """Stop requests; waiting callers get an error."""
@@ -187,7 +210,7 @@ class ChainHead:
         """
         slots = slot - reported.slot
         empty = slots - (last_valid_height - BLOCKHASH_LIFE_BLOCKS - reported.block_height)
-        return self._is_emulator or 0 <= empty <= slots // 4 + _MOST_EMPTY_SLOTS
+        return self.is_surfpool or 0 <= empty <= slots // 4 + _MOST_EMPTY_SLOTS
 
     def _set_ages(self) -> None:
         seconds = self._blockhash_seconds

@@ -57,11 +57,11 @@ async def connect(
         _check_mint(cluster, mint, mint_authority)
         if payer is None or not payer.lamports:
             logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
-        is_emulator = not cluster.is_public and replies.read_is_emulator(await client.call("getVersion"))
+        is_surfpool = not cluster.is_public and replies.read_is_surfpool(await client.call("getVersion"))
     except BaseException:
         await client.close()
         raise
-    return RpcChain(client, settings, cluster, is_emulator=is_emulator)
+    return RpcChain(client, settings, cluster, is_surfpool=is_surfpool)
 
 
 def _check_mint(cluster: Cluster, account: ChainAccount | None, mint_authority: str) -> None:

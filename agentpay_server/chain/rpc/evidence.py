@@ -41,11 +41,10 @@ class _Accepted:
 class Evidence:
     """Proves what statuses claim. `call` calls a method of the node."""
 
-    def __init__(self, call: Call, head: ChainHead, history: AccountHistory, *, is_emulator: bool) -> None:
+    def __init__(self, call: Call, head: ChainHead, history: AccountHistory) -> None:
         self._call = call
         self._head = head
         self._history = history
-        self._is_emulator = is_emulator
         # Outcomes are checked again and again while they are watched.
         self._accepted: dict[str, _Accepted] = {}
 
@@ -82,8 +81,8 @@ class Evidence:
         """
         if await self._read(signature, _CONFIRMED) is not None:
             raise UnprovenError("a node returns a transaction whose status it does not know")
-        # Emulators are one honest node, and accounts can be set on them without a history.
-        if absence.token_account is None or self._is_emulator:
+        # Accounts can be set on Surfpool without a history.
+        if absence.token_account is None or self._head.is_surfpool:
             return
         lines = await self._history.proved(
             absence.token_account, None, absence.last_height, first_height=absence.first_height
@@ -92,8 +91,7 @@ class Evidence:
             raise UnprovenError("a history lists a transaction whose status a node does not know")
 
     def _agree(self, status: ReportedStatus, landing: Landing) -> bool:
-        # Emulators count slots differently.
-        return is_same_outcome(status, landing) and (self._is_emulator or status.slot == landing.slot)
+        return is_same_outcome(status, landing) and (self._head.is_surfpool or status.slot == landing.slot)
 
     async def _read(self, signature: str, commitment: str) -> Landing | None:
         options = {
@@ -106,15 +104,15 @@ class Evidence:
 
     async def _check_slot(self, status: ReportedStatus) -> None:
         """Raise unless the cluster has reached the slot of a transaction, as far as that is known."""
-        if self._is_emulator:
+        if self._head.is_surfpool:
             return
-        if status.commitment != _FINALIZED:
+        if status.commitment == _FINALIZED:
+            await self._head.check_is_finalized(status.slot)
+        else:
             self._head.check_is_reached(status.slot)
-        elif status.slot > (await self._head.tip()).slot:
-            raise UnprovenError("a transaction is reported as irreversible before its slot is")
 
     async def _is_listed_as_irreversible(self, signature: str, landing: Landing) -> bool:
-        if landing.debits is None or self._is_emulator:
+        if landing.debits is None or self._head.is_surfpool:
             return False
         line = (await self._history.irreversible(landing.debits)).get(signature)
         return line is not None and (line.slot, line.failed) == (landing.slot, landing.error is not None)

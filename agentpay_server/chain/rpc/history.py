@@ -72,11 +72,10 @@ class _Newest:
 class AccountHistory:
     """Reads the transactions of token accounts and their deposits of one mint."""
 
-    def __init__(self, call: Call, head: ChainHead, *, usdc_mint: str, is_emulator: bool) -> None:
+    def __init__(self, call: Call, head: ChainHead, *, usdc_mint: str) -> None:
         self._call = call
         self._head = head
         self._usdc_mint = usdc_mint
-        self._is_emulator = is_emulator
         self._newest: dict[str, _Newest] = {}
         self._pages: dict[str, Recent[Mapping[str, HistoryLine]]] = {}
 
@@ -92,7 +91,7 @@ class AccountHistory:
         if lines is None:
             if len(self._newest) >= _MAX_SHARED:
                 del self._newest[next(iter(self._newest))]
-            max_age_seconds = 0.0 if self._is_emulator else self._head.block_seconds
+            max_age_seconds = 0.0 if self._head.is_surfpool else self._head.block_seconds
             recent = Recent(partial(self._newest_page, token_account, after), max_age_seconds)
             self._newest[token_account] = _Newest(after, now + _SHARED_SECONDS, recent)
             lines = await recent.get()
@@ -146,13 +145,13 @@ class AccountHistory:
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
         tip = await self._head.tip()
         slot = tip.slot
-        at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
+        at_tip = _NO_OPTIONS if self._head.is_surfpool else {"minContextSlot": slot}
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its
         # transactions are indexed.
-        if not self._is_emulator and await blocks.read_height(self._call, slot) < height:
+        if not self._head.is_surfpool and await blocks.read_height(self._call, slot) < height:
             raise ChainUnavailableError("a node that lags behind shows an old history")
         first_slot = 0
-        if first_height and not self._is_emulator:
+        if first_height and not self._head.is_surfpool:
             first_slot = await blocks.slot_of(self._call, tip, first_height) or 0
         lines = await self._whole(token_account, after, at_tip, first_slot=first_slot)
         if lines and after is None and lines[-1].slot >= first_slot:

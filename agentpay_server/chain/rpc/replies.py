@@ -20,8 +20,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 
-_EMULATORS: Final = frozenset({"surfnet-version", "emulator"})
-"""Members that an emulator adds to its version."""
+_SURFPOOL_VERSION: Final = "surfnet-version"
 
 _MAX_U64: Final = 2**64 - 1
 _MAX_STORED: Final = 2**63 - 1  # The largest integer of the database.
@@ -180,9 +179,9 @@ def read_epoch(reply: object) -> Epoch:
     return epoch
 
 
-def read_is_emulator(reply: object) -> bool:
-    """Parse whether a `getVersion` result is that of an emulator: Surfpool, or this package's chain."""
-    return not _EMULATORS.isdisjoint(exactly(reply, dict, "version"))
+def read_is_surfpool(reply: object) -> bool:
+    """Parse whether a `getVersion` result is that of Surfpool."""
+    return _SURFPOOL_VERSION in exactly(reply, dict, "version")
 
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[ReportedStatus | None]]:

@@ -136,7 +136,7 @@ class ChainMethods(MethodGroup):
         return self.chain.genesis_hash
 
     async def _version(self, _params: Params) -> Json:
-        return {"solana-core": VERSION, "feature-set": 0, "emulator": "agentpay"}
+        return {"solana-core": VERSION, "feature-set": 0}
 
     async def _health(self, _params: Params) -> Json:
         await self.chain.block_height()

@@ -115,7 +115,7 @@ def rpc_chain(node: FakeNode, *, name: str | None = None, **settings: Any) -> Rp
     cluster = Cluster(genesis_hash=GENESIS_HASH, name=name, usdc_mint=USDC)
     chosen = RpcSettings(url="http://node.example:8899", **{"status_interval_seconds": 0, **settings})
     # A private one stands for an emulator here.
-    return RpcChain(node, chosen, cluster, is_emulator=name is None)  # type: ignore[arg-type]
+    return RpcChain(node, chosen, cluster, is_surfpool=name is None)  # type: ignore[arg-type]
 
 
 def token_account(amount_micro: int, *, mint: str = USDC) -> Account:

@@ -10,7 +10,7 @@ import pytest
 from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
 from virtual_time import VirtualTimeLoop
 
-from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError, UnprovenError
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
@@ -257,3 +257,46 @@ async def test_a_first_slot_that_is_too_high_is_dropped_after_half_a_minute() ->
         await cluster.chain.signature_status(SIGNED.signature)
     await cluster.pass_time(31)
     assert await cluster.chain.signature_status(SIGNED.signature) is None
+
+
+# --- Finality
+
+
+async def test_a_transaction_is_irreversible_as_soon_as_the_node_returns_its_block_as_final() -> None:
+    cluster = Cluster(name="devnet")
+    await cluster.pass_time(1)
+    cluster.node.slot, cluster.node.height = 1_040, 840
+    cluster.node.lands(commitment="finalized")
+    node, healthy = cluster.node, cluster.node.answers["getBlock"]
+    for block in ({"blockHeight": node.height + 1}, None):
+        node.answers["getBlock"] = lambda slot, options, block=block: block
+        with pytest.raises(ChainUnavailableError):
+            await cluster.chain.signature_status(SIGNED.signature)
+    node.answers["getBlock"] = healthy
+    status = await cluster.chain.signature_status(SIGNED.signature)
+    assert status is not None
+    assert status.is_irreversible
+    await cluster.chain.close()
+
+
+@pytest.mark.parametrize("seconds", [1, 60], ids=["pace unknown", "pace known"])
+async def test_finality_above_the_newest_position_is_unproven(seconds: int) -> None:
+    cluster = Cluster(name="devnet")
+    await cluster.pass_time(seconds)
+    cluster.node.slot += 40
+    cluster.node.lands(commitment="finalized")
+    cluster.node.slot -= 40
+    with pytest.raises(UnprovenError, match="before its slot"):
+        await cluster.chain.signature_status(SIGNED.signature)
+    await cluster.chain.close()
+
+
+async def test_finality_that_an_implausible_position_supports_is_unproven() -> None:
+    cluster = Cluster(name="devnet")
+    await cluster.pass_time(60)
+    cluster.node.slot += 1_000
+    cluster.node.height += 1_000
+    cluster.node.lands(commitment="finalized")
+    with pytest.raises(UnprovenError, match="before its slot"):
+        await cluster.chain.signature_status(SIGNED.signature)
+    await cluster.chain.close()

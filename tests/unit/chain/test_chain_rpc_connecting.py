@@ -154,9 +154,9 @@ def test_invalid_settings_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("more", "is_believed"),
-    [({}, False), ({"surfnet-version": "1.5.0"}, True), ({"emulator": "agentpay"}, True)],
+    [({}, False), ({"surfnet-version": "1.5.0"}, True), ({"emulator": "another"}, False)],
 )
-async def test_only_an_emulator_proves_an_expiry_without_its_blocks(
+async def test_only_surfpool_proves_an_expiry_without_its_blocks(
     url: str, node: FakeNode, more: dict[str, str], is_believed: bool
 ) -> None:
     node.answers["getVersion"] = lambda: {"solana-core": "2.3.0", "feature-set": 1, **more}
