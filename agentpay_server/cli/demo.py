@@ -134,7 +134,7 @@ def demo(
             None if is_key_given else server.operator_key,
             story_seed,
             console_url=server.console_url if chosen.serves_dashboard else None,
-            paid_api_url=world.listen(),
+            paid_api_url=world.paid_api_url,
             tools=world.tools() if has_tools else None,
         )
         if has_tools and find_spec("mcp") is None:

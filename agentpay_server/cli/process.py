@@ -39,6 +39,7 @@ from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
 if TYPE_CHECKING:
+    from agentpay_server.testkit.embedded.hosting import SceneHost
     from agentpay_server.testkit.scenes.document import Scene
 
 T = TypeVar("T")
@@ -51,7 +52,6 @@ _RESPONSE_SECONDS: Final = 0.5
 
 
 _START_PAUSE_SECONDS: Final = 1.0
-_NOT_EMPTY: Final = "the data is not empty, and a scene is built only on empty data: omit --scene"
 
 _GC_THRESHOLDS: Final = (10_000, 20, 20)
 """Objects, and collections of younger generations, before each collection; 700, 10 and 10 by default."""
@@ -106,6 +106,8 @@ class Announcement:
         if self.operator_key is None:
             known = "that you passed" if self.is_key_given else "that the first start on this data printed"
             lines.append(f"Set {KEY_VARIABLE} to the operator key {known}.")
+        if self.scene is not None:
+            lines += [f"Seller {name}: {url}" for name, url in self.scene["sellers"].items()]
         if self.console_url is not None:
             lines.append(f"Operator console (the link works once, within 10 minutes): {self.console_url}")
         return "\n".join(lines)
@@ -239,11 +241,20 @@ async def _serve_until_stopped(
 ) -> None:
     application = Application(server)
     app: ASGIApp = application
+    sellers: SceneHost | None = None
     if scene is not None:
+        from agentpay_server.testkit.embedded import hosting  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
+
+        sellers = hosting.SceneHost(application, server)
         try:
-            announcement = evolve(announcement, scene=await _built(application, server, scene))
-        except BaseException:
+            # Before the port opens, so that no client sees half of one.
+            announcement = evolve(announcement, scene=(await sellers.build_first(scene)).to_dict())
+        except BaseException as error:
+            await sellers.close()
             await server.stop(within_seconds=0)
+            if isinstance(error, SceneError):
+                raise OptionError("--scene", f"{error}.") from None
             raise
     if serves_chain:
         from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for
@@ -272,42 +283,14 @@ async def _serve_until_stopped(
         await port.serve(sockets=[sock])
     finally:
         watch.cancel()
+        if sellers is not None:
+            await sellers.close()
         await server.stop(within_seconds=port.remaining_seconds())
     if lost.is_set():
         raise CannotServeError(
             "the connection that reserves the database for this server was lost; start the server again to "
             "resume its work"
         )
-
-
-async def _built(application: Application, server: Server, scene: "Scene") -> dict[str, Any]:
-    """Build a scene before the port opens, so that no client sees half of one.
-
-    Raises:
-        OptionError: it cannot be built.
-    """
-    from agentpay import AgentPay  # noqa: PLC0415 - as below
-    from agentpay_server.testkit.embedded.owner_thread import RunningLoop  # noqa: PLC0415 - as below
-    from agentpay_server.testkit.embedded.transports import EmbeddedTransport  # noqa: PLC0415 - as below
-    from agentpay_server.testkit.embedded.world import IN_PROCESS_URL  # noqa: PLC0415 - as below
-    from agentpay_server.testkit.scenes.building import build  # noqa: PLC0415 - most starts build no scene
-    from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
-
-    key = server.operator.key or server.config.operator_key
-    transport = EmbeddedTransport(application, RunningLoop(asyncio.get_running_loop()))
-
-    def build_all() -> dict[str, Any]:
-        if key is None:
-            raise SceneError(_NOT_EMPTY)
-        with AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=transport) as client:
-            if client.accounts.list(limit=1).data:
-                raise SceneError(_NOT_EMPTY)
-            return build(client, scene).to_dict()
-
-    try:
-        return await asyncio.to_thread(build_all)
-    except SceneError as error:
-        raise OptionError("--scene", f"{error}.") from None
 
 
 class _GracefulServer(PortServer):

@@ -80,7 +80,8 @@ from agentpay_server.platform.settings import Settings
     "--scene",
     type=click.Path(path_type=Path),
     metavar="FILE.toml",
-    help="Build a scene at the start: accounts, policies, keys, webhooks, history. The data must be empty.",
+    help="Build a scene at the start: accounts, policies, keys, webhooks, sellers, history. The data must be "
+    "empty.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
@@ -119,10 +120,10 @@ def serve(
 
     Once it accepts requests, it prints one JSON line on standard output, with base_url, operator_key,
     console_url (a link that signs in to the operator console once) and, with --chain-rpc, rpc_url and
-    facilitator_url, and with --scene, scene: the accounts by their names in the file, their keys, and the
-    secrets of webhooks. operator_key is the new key; it is null if you passed a key, and absent if an earlier
-    start created it. On a terminal, it also prints shell lines to paste, on standard error. SIGTERM or SIGINT
-    stops it gracefully; a second signal ends it at once.
+    facilitator_url, and with --scene, scene: the accounts by their names in the file, their keys, the
+    secrets of webhooks, and the URLs of local sellers. operator_key is the new key; it is null if you passed
+    a key, and absent if an earlier start created it. On a terminal, it also prints shell lines to paste, on
+    standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and stored.get("operator_key")):
         raise click.UsageError(

@@ -1,10 +1,12 @@
 """Scenes: the state of a server in one file, built by real operations, saved, and built again."""
 
+import socket
 import tomllib
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import validators
 from click.testing import CliRunner
@@ -13,6 +15,7 @@ from server_world import START
 
 from agentpay import AgentPay, PolicyViolationError
 from agentpay.contract.policies import POLICY_FIELDS
+from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.testkit.scenes.building import build
@@ -211,6 +214,85 @@ def test_serve_names_the_fault_of_a_scene(tmp_path: Path) -> None:
     assert "accounts.a.nam (line 2) is unknown" in " ".join(result.output.split())
 
 
+SHOP = """
+[accounts.agent]
+name = "Agent"
+balance_usdc = 10
+policy = {categories = ["data"]}
+keys = [{}]
+
+[accounts.shop]
+name = "Shop"
+
+[[sellers]]
+name = "weather"
+price = "0.25"
+path = "/forecast"
+pay_to = "shop"
+category = "data"
+
+[[sellers]]
+name = "models"
+price = "0.5"
+protocols = ["x402_upto", "mpp_session"]
+category = "data"
+
+[[sellers]]
+name = "thief"
+price = "0.1"
+protocols = ["x402_v2"]
+mode = "fail_after_settling"
+blocked = true
+"""
+
+
+def bought(agent: AgentPay, account_id: str, url: str) -> httpx.Response:
+    with httpx.Client(auth=PaymentAuth(agent, account_id=account_id), trust_env=False) as http:
+        return http.get(url, extensions={"payment_key": f"order {url}"})
+
+
+def test_a_scene_opens_local_sellers(tmp_path: Path) -> None:
+    path = tmp_path / "scene.toml"
+    path.write_text(SHOP, "utf-8")
+    with AgentPayServer(scene=path) as server:
+        built = server.scene
+        account_id = built.accounts["agent"]
+        agent = server.client(api_key=built.agent_keys["agent"][0])
+        assert bought(agent, account_id, built.sellers["weather"]).status_code == 200
+        assert server.client().accounts.balance(built.accounts["shop"]).balance_usdc == Decimal("0.25")
+        assert [sale.status for sale in built.paywalls["weather"].sales] == ["settled"]
+        assert bought(agent, account_id, built.sellers["models"]).status_code == 200
+        with pytest.raises(PolicyViolationError, match="blocked"):
+            bought(agent, account_id, built.sellers["thief"])
+        pins = {pin.origin: pin.category for pin in server.client().sellers.list()}
+        assert pins[built.paywalls["weather"].base_url] == "data"
+
+
+def test_serve_prints_the_urls_of_local_sellers(tmp_path: Path) -> None:
+    path = tmp_path / "scene.toml"
+    path.write_text(SHOP, "utf-8")
+    with processing("serve", "--port", "0", "--scene", str(path)) as process:
+        line = next_json(process)
+        built = line["scene"]
+        assert list(built["sellers"]) == ["weather", "models", "thief"]
+        with AgentPay(api_key=built["agent_keys"]["agent"][0], base_url=line["base_url"]) as agent:
+            answer = bought(agent, built["accounts"]["agent"], built["sellers"]["weather"])
+            assert answer.status_code == 200
+            assert agent.accounts.balance(built["accounts"]["agent"]).balance_usdc == Decimal("9.75")
+
+
+def test_a_local_seller_has_the_port_of_the_scene(tmp_path: Path) -> None:
+    with AgentPayServer() as server, socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        scene = parse_scene(f'accounts = {{}}\n[[sellers]]\nname = "s"\nprice = 1\nport = {port}')
+        with pytest.raises(SceneError, match=f"port {port}"):
+            server.build_scene(scene)
+        taken.close()
+        assert server.build_scene(scene).sellers == {"s": f"http://127.0.0.1:{port}/"}
+
+
 A = '[accounts.a]\nname = "A"\n'
 FAULTS = {
     "": ["accounts is required"],
@@ -225,7 +307,15 @@ FAULTS = {
     A + '[[webhooks]]\nurl = "http://x/"\nevents = ["transfer.settled"]\naccounts = ["b"]': [
         "'b'; allowed: a"
     ],
-    A + "[[sellers]]\nname = 1": ["sellers[0].name", "origin"],
+    A + "[[sellers]]\nname = 1": ["sellers[0].name"],
+    A + "[[sellers]]": ["sellers[0] needs either origin (a pin) or price"],
+    A + '[[sellers]]\norigin = "https://x.example"\nport = 80': ["sellers[0].port is only for a local"],
+    A + "[[sellers]]\nprice = 1": ["sellers[0].name is required"],
+    A + '[[sellers]]\nname = "s"\nprice = 0': ["sellers[0].price must be at least"],
+    A + '[[sellers]]\nname = "s"\nprice = 1\nmode = "rude"': ["sellers[0].mode", "never_settle"],
+    A + '[[sellers]]\nname = "s"\nprice = 1\npay_to = "b"': ["sellers[0].pay_to", "allowed: a"],
+    A + '[[sellers]]\nname = "s"\nprice = 1\nprotocols = ["mpp_session"]\npay_to = "a"': ["payee's key"],
+    A + '[[sellers]]\nname = "s"\nprice = 1\n' * 2: ["'s' is the name of another seller"],
     A + '[[history]]\nfrom = "b"\nto = "a"\namount = 1': ["history[0].from", "'b'; allowed: a"],
     A + '[[history]]\nfrom = "a"\namount = 1': ["history[0].to is required"],
     A + '[[history]]\nfrom = "a"\nto = "outside"': ["history[0] needs one of amount"],

@@ -37,6 +37,10 @@ class LoopOwner(Protocol):
         """Run `work` and wait for its result; cancel it after `timeout` seconds."""
         ...
 
+    async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, on any event loop."""
+        ...
+
 
 class RunningLoop:
     """An event loop that runs already, as the owner of what lives on it."""
@@ -52,6 +56,10 @@ class RunningLoop:
         except TimeoutError:
             future.cancel()
             raise
+
+    async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`; for callers on the loop."""
+        return await work
 
 
 class OwnerThread:

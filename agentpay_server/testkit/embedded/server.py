@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 import anyio.to_thread
 
@@ -35,7 +35,7 @@ from agentpay_server.testkit.embedded.recorder import (
 from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.scenes.building import BuiltScene, build
-from agentpay_server.testkit.scenes.document import Scene, SceneWebhook, read_scene
+from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook, read_scene
 from agentpay_server.testkit.scenes.saving import save
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
@@ -47,6 +47,9 @@ from agentpay_server.testkit.situations.scenarios import (
     UndeliveredWebhook,
     stage,
 )
+
+if TYPE_CHECKING:
+    from agentpay_server.testkit.paywall import Paywall
 
 T = TypeVar("T")
 
@@ -101,8 +104,8 @@ class AgentPayServer(Homes):
                 person chose the seed: `listen` then replaces `operator_key` by a random key, the only key of
                 the first operator that its port accepts, and all other keys are random from the start. False
                 requires a server in memory.
-            scene: file of a scene to build at the start: accounts, policies, keys, webhooks, history. The
-                property `scene` has what was created.
+            scene: file of a scene to build at the start: accounts, policies, keys, webhooks, history, and
+                sellers that listen on a port each. The property `scene` has what was created.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; an empty data_dir;
@@ -161,7 +164,7 @@ class AgentPayServer(Homes):
         self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
         if self._scene is not None:
             try:
-                self._built = build(self._operator, self._scene, inbox=self._inbox_of)
+                self._built = self._build(self._scene)
             except BaseException:
                 self.close()
                 raise
@@ -457,7 +460,7 @@ class AgentPayServer(Homes):
 
     @property
     def scene(self) -> BuiltScene:
-        """What the argument `scene` created: accounts by their names in the file, keys, secrets.
+        """What the argument `scene` created: accounts by their names in the file, keys, secrets, sellers.
 
         Raises:
             ValueError: the server was started without a scene.
@@ -476,11 +479,19 @@ class AgentPayServer(Homes):
             ValueError: the file is no scene, or a step has another outcome than it says.
         """
         read = scene if isinstance(scene, Scene) else read_scene(scene)
-        return build(self._operator, read, inbox=self._inbox_of)
+        return self._build(read)
 
     def save_scene(self) -> str:
         """Return the present state of the first operator as the text of a scene, without any secret."""
         return save(self._operator)
+
+    def _build(self, scene: Scene) -> BuiltScene:
+        def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
+            from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
+
+            return opened(self, seller, pay_to)
+
+        return build(self._operator, scene, inbox=self._inbox_of, opener=opener)
 
     def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
         inbox = self.webhook_inbox(

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.deliveries import STREAM_EVENTS
 from agentpay_server.http.requests import WHOLE
-from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError, OwnerThread
+from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -55,7 +55,7 @@ class EmbeddedTransport(httpx.BaseTransport):
 
 
 class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
-    def __init__(self, app: Asgi, owner: OwnerThread) -> None:
+    def __init__(self, app: Asgi, owner: LoopOwner) -> None:
         self._app = app
         self._owner = owner
 
@@ -151,7 +151,7 @@ class _Chunks(httpx.SyncByteStream):
 
 
 class _AsyncChunks(httpx.AsyncByteStream):
-    def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
+    def __init__(self, feed: Feed, owner: LoopOwner, request: httpx.Request) -> None:
         self._feed, self._owner, self._request = feed, owner, request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:

@@ -118,7 +118,7 @@ class EmbeddedWorld:
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
         from agentpay_server.testkit.embedded.port import Listener  # noqa: PLC0415 - a fast test opens no port
 
-        sock = _socket(port)
+        sock = loopback_socket(port)
         try:
             listener = Listener(self._application, app, sock, allowed_hosts)
         except ValueError:
@@ -189,7 +189,7 @@ class EmbeddedWorld:
         """
         from agentpay_server.testkit.embedded.port import Listener  # noqa: PLC0415 - as above
 
-        listener = Listener(application, application, _socket(port))
+        listener = Listener(application, application, loopback_socket(port))
         self._owner.call(listener.start())
         self._guests.append(listener)
         return listener
@@ -209,7 +209,8 @@ class EmbeddedWorld:
             self.inboxes.close()
 
 
-def _socket(port: int) -> socket.socket:
+def loopback_socket(port: int) -> socket.socket:
+    """Return a listening socket; `CannotListenError`, or ValueError if `port` is out of range."""
     from agentpay_server.testkit.embedded.port import bound_socket  # noqa: PLC0415 - as above
 
     if not 0 <= port <= 65535:

@@ -12,7 +12,7 @@ from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.metrics import Metrics
 from agentpay_server.platform.settings import Settings
-from agentpay_server.testkit.embedded.owner_thread import OwnerThread
+from agentpay_server.testkit.embedded.owner_thread import LoopOwner
 from agentpay_server.testkit.facilitator.fee_payer import FailedOnChainError, NotConfirmedError
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall.seller import LostReplyError, Seller, SellerReply
@@ -21,7 +21,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class SellerApp:
-    def __init__(self, seller: Seller, owner: OwnerThread) -> None:
+    def __init__(self, seller: Seller, owner: LoopOwner) -> None:
         self.settings: Settings = Settings()
         self.metrics: Metrics = Metrics()
         self._seller = seller

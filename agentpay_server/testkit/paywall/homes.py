@@ -11,17 +11,18 @@ import httpx
 from solders.keypair import Keypair
 
 from agentpay.contract import json_text
+from agentpay_server.assembly.server import Server
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.http.port.server import Served
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.scheduler import Scheduled
 from agentpay_server.sandbox.snapshots import Part
-from agentpay_server.testkit.embedded.owner_thread import OwnerThread
+from agentpay_server.testkit.embedded.owner_thread import LoopOwner, OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
 from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.testkit.node.methods import Node
 
 _RPC_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.2
@@ -31,8 +32,25 @@ class Work(Scheduled, Part, Protocol):
     """It has due work, and a snapshot restores it."""
 
 
+class Host(Protocol):
+    """A server in this process: its loop, its chain, and ports beside it."""
+
+    @property
+    def server(self) -> Server: ...
+
+    @property
+    def owner(self) -> LoopOwner: ...
+
+    @property
+    def node(self) -> Node: ...
+
+    def open_port(self, application: Served, port: int) -> Listener: ...
+
+
 class Home(Protocol):
-    owner: OwnerThread
+    @property
+    def owner(self) -> LoopOwner: ...
+
     clock: Clock
     usdc_mint: str
 
@@ -53,11 +71,12 @@ class Home(Protocol):
 
 
 class ServerHome:
-    """A home on the thread, the chain and the clock of a server in process; ValueError on a cluster."""
+    """A home on the loop, the chain and the clock of a server in process; ValueError on a cluster."""
 
-    def __init__(self, server: AgentPayServer, name: str) -> None:
-        self._world: EmbeddedWorld = server._running  # noqa: SLF001 - as its port does
-        self.owner: OwnerThread = self._world.owner
+    def __init__(self, server: AgentPayServer | Host, name: str) -> None:
+        host = server._running if isinstance(server, AgentPayServer) else server  # noqa: SLF001 - as its port does
+        self._world: Host = host
+        self.owner: LoopOwner = self._world.owner
         node = self._world.node
         self._rpc = rpc_of(node)
         self._genesis = node.chain.genesis_hash

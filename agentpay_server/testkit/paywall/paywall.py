@@ -24,7 +24,7 @@ from agentpay_server.testkit.paywall.channel_products import (
     session_product,
     upto_product,
 )
-from agentpay_server.testkit.paywall.homes import Home, NodeHome, ServerHome
+from agentpay_server.testkit.paywall.homes import Home, Host, NodeHome, ServerHome
 from agentpay_server.testkit.paywall.modes import Mode
 from agentpay_server.testkit.paywall.products import mode_of, owner_address, product
 from agentpay_server.testkit.paywall.records import PaywallChannel, PaywallRequest, Sale
@@ -52,7 +52,7 @@ class Paywall:
 
     def __init__(
         self,
-        server: AgentPayServer | None = None,
+        server: AgentPayServer | Host | None = None,
         prices: Mapping[str, Decimal | int | str] | None = None,
         *,
         protocols: Iterable[Protocol | str] = (Protocol.X402_V2,),
@@ -366,7 +366,7 @@ class Paywall:
 
 
 def _home(
-    server: AgentPayServer | None,
+    server: AgentPayServer | Host | None,
     name: str,
     rpc_url: str | None,
     usdc_mint: str | None,

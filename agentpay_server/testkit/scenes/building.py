@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
@@ -24,13 +24,20 @@ from agentpay_server.testkit.scenes.document import (
     Scene,
     SceneError,
     SceneKey,
+    SceneSeller,
     SceneStep,
     SceneWebhook,
     StepStatus,
 )
 
+if TYPE_CHECKING:
+    from agentpay_server.testkit.paywall import Paywall
+
 Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
 """Registers an inbox for a webhook of these accounts, and returns it."""
+
+Opener = Callable[[SceneSeller, str | None], "Paywall"]
+"""Opens a local seller that pays to an address, None for its own."""
 
 
 @frozen(kw_only=True)
@@ -42,23 +49,28 @@ class BuiltScene:
         agent_keys: the agent keys of each account, by its name in the file, in the file's order.
         webhook_secrets: the secret of each webhook, in the file's order.
         webhook_ids: the identifier of each webhook, in the file's order.
+        sellers: the URL that each local seller sells, by its name in the file.
         steps: what the history made, in the file's order: transfers, sessions, None for anything else.
         inboxes: the inboxes of the embedded server, in the file's order.
+        paywalls: the local sellers, by their names in the file, to see what they sold.
     """
 
     accounts: Mapping[str, str]
     agent_keys: Mapping[str, tuple[str, ...]] = field(repr=False)
     webhook_secrets: tuple[str, ...] = field(repr=False)
     webhook_ids: tuple[str, ...] = ()
+    sellers: Mapping[str, str] = field(factory=dict)
     steps: tuple[Transfer | Session | None, ...] = ()
     inboxes: tuple[WebhookInbox, ...] = field(default=(), repr=False)
+    paywalls: Mapping[str, "Paywall"] = field(factory=dict, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return accounts, keys and secrets as JSON values, as `serve` prints them."""
+        """Return accounts, keys, secrets and URLs of sellers as JSON values, as `serve` prints them."""
         return {
             "accounts": dict(self.accounts),
             "agent_keys": {name: list(keys) for name, keys in self.agent_keys.items()},
             "webhook_secrets": list(self.webhook_secrets),
+            "sellers": dict(self.sellers),
         }
 
 
@@ -67,6 +79,7 @@ def build(
     scene: Scene,
     *,
     inbox: Inbox | None = None,
+    opener: Opener | None = None,
     existing: Mapping[str, str] | None = None,
 ) -> BuiltScene:
     """Build a scene: add its accounts to the existing ones.
@@ -79,6 +92,7 @@ def build(
         server: a client of a server on a test chain, with an operator key.
         scene: the scene.
         inbox: registers an inbox; None if the server has none.
+        opener: opens a local seller; None if the server is elsewhere.
         existing: the `account_id` of accounts of the scene that exist already, by their names in it. They
             keep their names and policies, and get the money that they lack.
 
@@ -86,20 +100,27 @@ def build(
         SceneError: a step has another outcome than the scene says, or the server refuses one: then its
             `__cause__` is the server's error.
     """
-    return _Builder(server, scene, inbox, existing or {}).built()
+    return _Builder(server, scene, inbox, opener, existing or {}).built()
 
 
 class _Builder:
     def __init__(
-        self, server: AgentPay, scene: Scene, inbox: Inbox | None, existing: Mapping[str, str]
+        self,
+        server: AgentPay,
+        scene: Scene,
+        inbox: Inbox | None,
+        opener: Opener | None,
+        existing: Mapping[str, str],
     ) -> None:
         self._server = server
         self._scene = scene
         self._inbox = inbox
+        self._opener = opener
         self._existing = existing
         self._accounts: dict[str, str] = {}
         self._keys: list[NewAgentKey] = []
         self._webhooks: list[str] = []
+        self._paywalls: dict[str, Paywall] = {}
         self._outside: dict[str, str] = {}
         self._are_policies_set = False
         self._place = ""
@@ -126,6 +147,8 @@ class _Builder:
         for webhook_id in self._webhooks:
             with suppress(AgentPayError):
                 self._server.webhooks.delete(webhook_id)
+        for paywall in self._paywalls.values():
+            paywall.close()
 
     def _build(self) -> BuiltScene:
         scene = self._scene
@@ -148,10 +171,16 @@ class _Builder:
                 self._sandbox.fund(self._accounts[name], from_micro(funds[name]))
             created_keys = [self._key(self._accounts[name], key) for key in account.keys]
             keys[name] = tuple(each.key for each in created_keys)
+        urls: dict[str, str] = {}
         for place, seller in enumerate(scene.sellers):
             self._place = f"sellers[{place}]"
+            origin = seller.origin or self._open(seller).base_url
+            if seller.name is not None:
+                urls[seller.name] = origin + seller.path
+            if not seller.has_pin:
+                continue
             self._server.sellers.put(
-                seller.origin,
+                origin,
                 category=seller.category,
                 recipients=seller.recipients,
                 max_amount=seller.max_amount,
@@ -170,8 +199,10 @@ class _Builder:
             agent_keys=keys,
             webhook_secrets=tuple(secrets),
             webhook_ids=tuple(self._webhooks),
+            sellers=urls,
             steps=tuple(steps),
             inboxes=tuple(inboxes),
+            paywalls=self._paywalls,
         )
 
     def _key(self, account_id: str, key: SceneKey) -> NewAgentKey:
@@ -206,6 +237,19 @@ class _Builder:
             self._webhooks.append(created.webhook_id or "")
             secrets.append(created.secret)
         return secrets, inboxes
+
+    def _open(self, seller: SceneSeller) -> "Paywall":
+        if self._opener is None:
+            raise SceneError(
+                f"{self._place}: a local seller needs serve --scene or AgentPayServer(scene=…); allowed "
+                "here: an origin"
+            )
+        pay_to = seller.pay_to
+        if pay_to in self._accounts:
+            pay_to = self._server.accounts.get(self._accounts[pay_to]).chain_address
+        paywall = self._opener(seller, pay_to)
+        self._paywalls[seller.name or ""] = paywall
+        return paywall
 
     def _payee(self, name: str) -> str:
         if name in self._accounts:

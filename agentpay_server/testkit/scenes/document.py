@@ -18,6 +18,7 @@ from attrs import field, frozen
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 from agentpay.contract.codec import InvalidValueError, structure
 from agentpay.contract.fields import Category, JsonObject, Rule, text, whole_number
+from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.policies import PolicyChange
 from agentpay.contract.requests import UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber, to_decimal
@@ -29,6 +30,8 @@ OUTSIDE: Final = "outside"
 INBOX: Final = "inbox"
 """The `url` of a webhook whose receiver is an inbox of the embedded server."""
 
+_NAME: Final = r"[A-Za-z0-9_-]{1,64}"
+_LOCAL: Final = ("name", "path", "protocols", "mode", "pay_to", "port")
 _MAX_BYTES: Final = 1_000_000
 _MAX_ADVANCE: Final = 10 * 365 * 86_400
 
@@ -98,16 +101,50 @@ class SceneWebhook(Request):
     fails: Annotated[int, whole_number(minimum=0, maximum=1000)] = 0
 
 
+class SellerProtocol(StrEnum):
+    """How a local seller is paid."""
+
+    X402_V2 = "x402_v2"
+    X402_V1 = "x402_v1"
+    X402_UPTO = "x402_upto"
+    MPP = "mpp"
+    MPP_SESSION = "mpp_session"
+
+    @property
+    def modes(self) -> type[StrEnum]:
+        """How the seller may behave."""
+        # The package imports the embedded server, which imports this module.
+        from agentpay_server.testkit.paywall import Mode, SessionMode, UptoMode  # noqa: PLC0415
+
+        return {self.X402_UPTO: UptoMode, self.MPP_SESSION: SessionMode}.get(self, Mode)
+
+
 @frozen(kw_only=True)
 class SceneSeller(Request):
-    """A pin of a seller: what its challenges claim does not count."""
+    """A pin of a seller at `origin`, or a local seller that asks for `price`, with the pin of its URL.
 
-    origin: Label
+    A pin says what counts, whatever the challenges of the seller claim.
+    """
+
+    origin: Label | None = None
+    name: Label | None = None
+    price: Usdc | None = None
+    path: Annotated[str, text(minimum=1, maximum=1000)] = "/"
+    protocols: tuple[SellerProtocol, ...] = (SellerProtocol.X402_V2, SellerProtocol.MPP)
+    mode: Label = "honest"
+    pay_to: Label | None = None
+    port: Annotated[int, whole_number(minimum=0, maximum=65535)] = 0
     category: Category | None = None
     recipients: tuple[Label, ...] | None = None
     max_amount: Usdc | None = None
     blocked: bool = False
     sponsor_fees: bool = False
+
+    @property
+    def has_pin(self) -> bool:
+        """Whether it says more than that a local seller exists."""
+        pinned = (self.origin, self.category, self.recipients, self.max_amount)
+        return any(each is not None for each in pinned) or self.blocked or self.sponsor_fees
 
 
 @frozen(kw_only=True)
@@ -208,7 +245,7 @@ def _fault(key: str, message: str, content: str) -> str:
 def _contradictions(scene: Scene) -> Iterator[tuple[str, str]]:
     known = f"allowed: {', '.join(scene.accounts)}"
     for name in scene.accounts:
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", name) or name.startswith((OUTSIDE, "acct_")):
+        if not re.fullmatch(_NAME, name) or name.startswith((OUTSIDE, "acct_")):
             yield f"accounts.{name}", f"needs a name of letters, digits, - and _, not {OUTSIDE}… or acct_…"
     for place, webhook in enumerate(scene.webhooks):
         for account in webhook.accounts:
@@ -218,9 +255,54 @@ def _contradictions(scene: Scene) -> Iterator[tuple[str, str]]:
             yield f"webhooks[{place}].events", "must not be empty"
         if webhook.url != INBOX and webhook.fails:
             yield f"webhooks[{place}].fails", f'is only for url = "{INBOX}"'
+    yield from _faults_of_sellers(scene)
     for place, step in enumerate(scene.history):
         for key, message in _step_faults(step, scene):
             yield f"history[{place}]{key}", message
+
+
+def _faults_of_sellers(scene: Scene) -> Iterator[tuple[str, str]]:
+    names = [seller.name for seller in scene.sellers if seller.name]
+    for place, seller in enumerate(scene.sellers):
+        if seller.name and names.count(seller.name) > 1:
+            yield f"sellers[{place}].name", f"{seller.name!r} is the name of another seller"
+        for key, message in _seller_faults(seller, scene):
+            yield f"sellers[{place}]{key}", message
+
+
+def _seller_faults(seller: SceneSeller, scene: Scene) -> Iterator[tuple[str, str]]:
+    if (seller.origin is None) == (seller.price is None):
+        yield "", "needs either origin (a pin) or price (a local seller)"
+        return
+    if seller.price is None:
+        given = [
+            each.name
+            for each in (attrs.fields_dict(SceneSeller)[key] for key in _LOCAL)
+            if getattr(seller, each.name) != each.default
+        ]
+        yield from ((f".{key}", "is only for a local seller, which has a price") for key in given)
+        return
+    if seller.name is None or not re.fullmatch(_NAME, seller.name):
+        yield ".name", "is required: letters, digits, - and _"
+    if not seller.price:
+        yield ".price", "must be at least 0.000001"
+    if not seller.path.startswith("/"):
+        yield ".path", f"must begin with a slash, not {seller.path!r}"
+    if not seller.protocols:
+        yield ".protocols", "must not be empty"
+    for protocol in seller.protocols:
+        modes = [str(mode) for mode in protocol.modes]
+        if seller.mode not in modes:
+            yield ".mode", f"of {protocol} must be one of {', '.join(modes)}"
+    if seller.pay_to is None:
+        return
+    if SellerProtocol.MPP_SESSION in seller.protocols:
+        yield ".pay_to", "is not for mpp_session: only the payee's key can settle a session"
+    if seller.pay_to not in scene.accounts and not is_public_key(seller.pay_to):
+        yield (
+            ".pay_to",
+            f"must name an account of the scene, or an address; allowed: {', '.join(scene.accounts)}",
+        )
 
 
 def _step_faults(step: SceneStep, scene: Scene) -> Iterator[tuple[str, str]]:

@@ -84,6 +84,7 @@ class DemoWorld:
         self._calls = 0
         self._left: list[str] = []
         self.accounts: dict[str, str] = {}
+        self.paid_api_url = ""
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Create the agents and shops, and perform one step of each kind without showing it."""
@@ -96,7 +97,8 @@ class DemoWorld:
                 self._agents[name] = self._server.client(api_key=key)
         (self._inbox,) = built.inboxes
         self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
-        self._open_paid_api()
+        self.paid_api_url = built.sellers["demo"]
+        self._call_by(built.paywalls["demo"])
         acts = (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger)
         for act in (*acts, self._call_paid_api):
             self._do(act)
@@ -114,10 +116,6 @@ class DemoWorld:
         # The interpreter rather than `agentpay-mcp`, which may not be on the host's path.
         started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
         return {"mcpServers": {"agentpay": started}}
-
-    def listen(self) -> str:
-        """Return the URL of a call of the paid API."""
-        return self._paid_api.listen() + _PAID_PATH
 
     def step(self) -> None:
         self._do(self._next)
@@ -252,21 +250,10 @@ class DemoWorld:
         self._session = None if session.is_final else session
         self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
 
-    def _open_paid_api(self) -> None:
-        seller = self._operator.accounts.get(self.accounts[INFERENCE]).chain_address
-        self._paid_api = Paywall(self._server, pay_to=seller, name="demo")
-        self._paid_api.sell(
-            _PAID_PATH,
-            _CALL_USDC,
-            protocols=["mpp", "x402_v2"],
-            category="inference",
-            content={"text": "Rain."},
-        )
-        # The category of an x402 payment, whose challenge has none.
-        self._operator.sellers.put(self._paid_api.base_url, category="inference")
+    def _call_by(self, paywall: Paywall) -> None:
         auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
         self._http = httpx.Client(
-            transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False
+            transport=paywall.transport(), base_url=paywall.base_url, auth=auth, trust_env=False
         )
 
     def _call_paid_api(self) -> None:

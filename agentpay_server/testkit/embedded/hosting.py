@@ -1,0 +1,65 @@
+"""Scenes on a server that runs on an event loop of the caller: built with sellers on their ports."""
+
+import asyncio
+from functools import cached_property, partial
+
+from agentpay._sync.client import AgentPay
+from agentpay_server.assembly.server import Server
+from agentpay_server.http.app import Application
+from agentpay_server.http.port.server import Served
+from agentpay_server.testkit.embedded.owner_thread import RunningLoop
+from agentpay_server.testkit.embedded.port import Listener
+from agentpay_server.testkit.embedded.transports import EmbeddedTransport
+from agentpay_server.testkit.embedded.world import IN_PROCESS_URL, loopback_socket
+from agentpay_server.testkit.node.app import node_of
+from agentpay_server.testkit.node.methods import Node
+from agentpay_server.testkit.scenes.building import BuiltScene, build
+from agentpay_server.testkit.scenes.document import Scene, SceneError
+from agentpay_server.testkit.scenes.sellers import opened
+
+_NOT_EMPTY = "the data is not empty, and a scene is built only on empty data: omit --scene"
+
+
+class SceneHost:
+    """Create it on the server's event loop. `build` is for that loop, the rest for other threads."""
+
+    def __init__(self, application: Application, server: Server) -> None:
+        self.server: Server = server
+        self.owner: RunningLoop = RunningLoop(asyncio.get_running_loop())
+        self._transport = EmbeddedTransport(application, self.owner)
+        self._listeners: list[Listener] = []
+
+    @cached_property
+    def node(self) -> Node:
+        """The node of the embedded chain."""
+        return node_of(self.server)
+
+    def open_port(self, application: Served, port: int) -> Listener:
+        """Open a port, until `close`; `CannotListenError` if it is in use."""
+        listener = Listener(application, application, loopback_socket(port))
+        self.owner.call(listener.start())
+        self._listeners.append(listener)
+        return listener
+
+    async def build_first(self, scene: Scene) -> BuiltScene:
+        """Build a scene with the key of the first operator, if the data is empty.
+
+        Raises:
+            SceneError: it cannot be built, or the data is not empty.
+        """
+        key = self.server.operator.key or self.server.config.operator_key
+        if key is None:
+            raise SceneError(_NOT_EMPTY)
+
+        def build_all() -> BuiltScene:
+            with AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport) as client:
+                if client.accounts.list(limit=1).data:
+                    raise SceneError(_NOT_EMPTY)
+                return build(client, scene, opener=partial(opened, self))
+
+        return await asyncio.to_thread(build_all)
+
+    async def close(self) -> None:
+        """Close the ports."""
+        for listener in self._listeners:
+            await listener.close()
