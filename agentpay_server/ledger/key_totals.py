@@ -99,6 +99,11 @@ def of_principal(principal: Principal) -> LimitedKey | None:
     return limited(principal.key_id, principal.max_total_micro)
 
 
+def limited_key_id(principal: Principal) -> str | None:
+    """Return the identifier of the key of a request; None if its total is not limited."""
+    return None if principal.max_total_micro is None else principal.key_id
+
+
 def of_key(connection: Connection, key_id: str) -> LimitedKey | None:
     """Return a stored key, expired and revoked ones too; None if its total is not limited."""
     return limited(key_id, connection.execute(_LIMIT, {"key_id": key_id}).scalar_one_or_none())

@@ -288,6 +288,7 @@ class PaymentIntent(TransferIntent):
             position=purchase.position,
             token_account=purchase.token_account,
             landing=landing,
+            terms_digest=offer.channel.digest(offer.terms, origin=purchase.origin),
             expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
             memo=offer.terms.legs[0].memo or self._transfer_id,
         )

@@ -65,6 +65,7 @@ class Opening:
         position: the position of the offer in its 402.
         token_account: of the payee.
         landing: where the opening can land.
+        digest: of the terms that all vouchers of the channel share.
     """
 
     account_id: str
@@ -76,17 +77,13 @@ class Opening:
     pin: Pin | None
     token_account: str
     landing: Landing
+    digest: str
 
     @property
     def channel(self) -> ChannelTerms:
         """What the offer asks of the channel."""
         assert self.offer.channel is not None  # noqa: S101 - a session's offer has it
         return self.offer.channel
-
-    @property
-    def digest(self) -> str:
-        """Digest of the terms that all vouchers of the channel share."""
-        return self.channel.digest(self.offer.terms, origin=self.origin)
 
     @property
     def category(self) -> str | None:
@@ -196,6 +193,7 @@ class OpenChannel(Intent[SessionRecord]):
             position=opening.position,
             token_account=opening.token_account,
             landing=opening.landing,
+            terms_digest=opening.digest,
             held_key=self._requested_key.idempotency_key,
             is_claimed=self._held.claims,
             expires_us=opening.offer.expires_us,

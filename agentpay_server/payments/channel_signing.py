@@ -50,6 +50,7 @@ class Deposit:
         subject_id: the session, or the payment up to a maximum.
         position: the position of the offer in its 402.
         token_account: of the primary recipient.
+        terms_digest: what vouchers of the channel have in common.
         held_key: the idempotency key, if the channel's own row holds it.
         is_claimed: whether it holds the operator's claim to the key.
         expires_us: until when the seller may use the opening, if it says.
@@ -69,6 +70,7 @@ class Deposit:
     position: int
     token_account: str
     landing: Landing
+    terms_digest: str
     held_key: str | None = None
     is_claimed: bool = False
     expires_us: int | None = None
@@ -179,7 +181,7 @@ def _rows(unit: SpendUnit, deposit: Deposit) -> Channel:
         session_id=deposit.subject_id,
         operator_id=deposit.operator_id,
         account_id=deposit.account_id,
-        terms_digest=terms.digest(deposit.offer.terms, origin=deposit.origin),
+        terms_digest=deposit.terms_digest,
         origin=deposit.origin,
         payee=terms.payee,
         rent_payer=terms.rent_payer,

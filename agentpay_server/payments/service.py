@@ -32,7 +32,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Parties
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import is_in_force
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
@@ -363,7 +363,9 @@ class Payments:
                 raise _conflict(connection, holder, request, sifted.payable.values())
         elif use.channel is not None:
             payable = {
-                position: offer for position, offer in payable.items() if _continues(use, offer, request)
+                position: offer
+                for position, offer in payable.items()
+                if _continues(use, offer, principal, request)
             }
             if not payable:
                 raise session_conflict(use)
@@ -371,7 +373,9 @@ class Payments:
         if holder is None or holder.error == ErrorCode.INSUFFICIENT_BALANCE or _is_approved(holder):
             position, offer = self._first_signable(connection, source, payable, pin, sifted.reasons)
             if offer.is_session:
-                session = self._selected(connection, request, use, (position, offer), source=source, key=key)
+                session = self._selected(
+                    connection, principal, request, use, (position, offer), source=source, key=key
+                )
                 session = attrs.evolve(session, pin=pin)
         else:
             # Nothing is signed again.
@@ -415,6 +419,7 @@ class Payments:
     def _selected(
         self,
         connection: Connection,
+        principal: Principal,
         request: AuthorizePayment,
         use: KeyUse,
         placed: tuple[int, Offer],
@@ -428,12 +433,13 @@ class Payments:
         is_of_escrow = holder is not None and holder.channel is None and holder.status != SessionStatus.FAILED
         if use.channel is None and (is_of_escrow or use.held.is_held_elsewhere):
             raise conflict()
-        digest = offer.channel.digest(offer.terms, origin=request.origin)
+        digest = _channel_digest(offer, principal, request)
         return Selected(
             source=source,
             offer=offer,
             position=position,
             digest=_digest(offer, request),
+            channel_digest=digest,
             pin=None,
             key=key,
             use=use,
@@ -497,18 +503,23 @@ def _conflict(
     return conflict(holder, min(found, key=len))
 
 
-def _continues(use: KeyUse, offer: Offer, request: AuthorizePayment) -> bool:
+def _continues(use: KeyUse, offer: Offer, principal: Principal, request: AuthorizePayment) -> bool:
     """Return whether an offer is for the purchase that a key was used for in a session."""
-    if offer.channel is None or not offer.is_session or use.channel is None:
+    if not offer.is_session or use.channel is None:
         return False
     if use.voucher is not None:
         return _digest(offer, request) == use.voucher.digest
-    digest = offer.channel.digest(offer.terms, origin=request.origin)
-    return digest == use.channel.record.terms_digest
+    return _channel_digest(offer, principal, request) == use.channel.record.terms_digest
 
 
 def _is_approved(holder: TransferRecord) -> bool:
     return holder.status == TransferStatus.APPROVED
+
+
+def _channel_digest(offer: Offer, principal: Principal, request: AuthorizePayment) -> str:
+    assert offer.channel is not None  # noqa: S101 - a session's offer has it
+    limited = key_totals.limited_key_id(principal)
+    return offer.channel.digest(offer.terms, origin=request.origin, limited_key_id=limited)
 
 
 def _digest(offer: Offer, request: AuthorizePayment) -> str:

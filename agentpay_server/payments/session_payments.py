@@ -76,6 +76,8 @@ class Selected:
     """The session's offer to pay, and what is stored about it.
 
     Attributes:
+        digest: of the purchase.
+        channel_digest: of the terms that all vouchers of the channel share.
         channel: the channel to use; None to open one.
         token_accounts: of the payee and of the shares, each with its account if this service holds it.
     """
@@ -84,6 +86,7 @@ class Selected:
     offer: Offer
     position: int
     digest: str
+    channel_digest: str
     pin: Pin | None
     key: RequestedKey
     use: KeyUse
@@ -256,6 +259,7 @@ class SessionPayments:
             pin=selected.pin,
             token_account=next(iter(selected.token_accounts)),
             landing=await landing_of(self._context.chain, selected.offer, selected.position),
+            digest=selected.channel_digest,
         )
         first, *others = selected.token_accounts
         parties = Parties(
@@ -344,5 +348,5 @@ def session_conflict(use: KeyUse) -> Problem:
     session_id = "" if use.channel is None else f" {use.channel.session.session_id}"
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        f"This idempotency_key was used {used} of session{session_id} on other terms.",
+        f"This idempotency_key was used {used} of session{session_id} on other terms, or by another key.",
     )

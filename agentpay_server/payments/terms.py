@@ -120,9 +120,15 @@ class ChannelTerms:
     timeout_seconds: int | None = None
     fault: str | None = None
 
-    def digest(self, terms: ChallengeTerms, *, origin: str) -> str:
-        """Return what vouchers of one channel have in common: 64 hex digits. The price may change."""
-        parts = [origin, terms.protocol.value, terms.network.value, self.payee, self.shares, self.signer]
+    def digest(self, terms: ChallengeTerms, *, origin: str, limited_key_id: str | None = None) -> str:
+        """Return what vouchers of one channel have in common: 64 hex digits. The price may change.
+
+        A key with a limited total shares its channels with no other key, since their caps count to it.
+        """
+        parts: list[Any] = [origin, terms.protocol.value, terms.network.value]
+        parts += [self.payee, self.shares, self.signer]
+        if limited_key_id is not None:
+            parts.append(limited_key_id)
         return hashlib.sha256(json_text.print_canonical_json(parts)).hexdigest()
 
 

@@ -143,6 +143,7 @@ class PayByVoucher:
         )
         refusal = (
             paused_refusal(policy)
+            # A limited key is offered its own sessions only; this holds for rows of older servers too.
             or key_refusal(opened_by=session.key_id, key=key_totals.of_principal(self._principal))
             or pin_refusal(charge.pin, terms, owners)
             or voucher_refusal(policy, spend)

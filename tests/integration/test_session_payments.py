@@ -399,18 +399,6 @@ def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, acco
         assert response.json()["step"] == "open"
 
 
-def test_a_limited_key_gets_no_voucher_of_a_session_that_another_key_opened(
-    seller, server, client, account, step
-) -> None:
-    opening = step(seller.ask_session())
-    assert seller.accept_opening(opening["header"]).failure is None
-    key = client.agent_keys.create(account_id=account.account_id, max_total_usdc=5).key
-    body = {"account_id": account.account_id, "origin": ORIGIN, "session_cap": "1", **seller.ask_session()}
-    with raw_client(server, key) as agent:
-        response = agent.post("/ext/v1/payments", json={**body, "idempotency_key": "call-2"})
-    assert "max_total_usdc" in refused(response, 402, "policy_violation")["message"]
-
-
 def test_ten_openings_an_hour_are_the_most_for_a_seller(seller, step, authorize, server) -> None:
     for _ in range(10):
         assert step(seller.ask_session(), "call")["step"] == "open"
