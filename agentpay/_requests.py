@@ -21,7 +21,14 @@ from agentpay import errors
 from agentpay._arguments import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import (
+    HTTP_STATUS,
+    MEANINGS,
+    ErrorBody,
+    ErrorCode,
+    FieldError,
+    without_advice,
+)
 from agentpay.contract.fields import format_timestamp, parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
 from agentpay.contract.models import with_response
@@ -392,7 +399,7 @@ def error_of(endpoint: Endpoint, reply: RawResponse, now: float) -> errors.APIEr
     session_id = None if body.session_id is UNSET else body.session_id
     is_of_session = body.session_id is not UNSET
     return kind(
-        body.message[:MESSAGE_MAX_CHARACTERS],
+        without_advice(body.error, body.message)[:MESSAGE_MAX_CHARACTERS],
         status_code=status,
         code=cast("choices.ErrorCode", body.error),
         request_id=request_id,

@@ -500,7 +500,7 @@ class APIError(AgentPayError):
     """The service returned an error.
 
     Attributes:
-        message: the service's explanation.
+        message: the service's explanation of what happened; `advice` says what to do.
         status_code: HTTP status.
         code: the service's error code, such as `policy_violation`; None for a response that is not from the
             service, such as a proxy's.
@@ -571,8 +571,6 @@ class APIError(AgentPayError):
         if self.decided_at is not None:
             text += f". Decided at {format_timestamp(self.decided_at)} and repeated for its idempotency key"
         where = _named(transfer=self.transfer_id, session=self.session_id, request=self.request_id)
-        if self.advice in self.message:
-            return printable(f"{text}{where}.")
         key = self.idempotency_key
         # A call without a key, such as an approval, is simply repeated.
         again = "" if key is None else f" with idempotency_key={key!r}"

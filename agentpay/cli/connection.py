@@ -175,8 +175,6 @@ def _sentences(error: errors.APIError) -> str:
     shown = (fault for fault in error.details if fault.message not in error.message)
     said += "".join(f"; {fault.field} {fault.message}" for fault in shown)
     advice = error.advice.replace("the same idempotency key", "--idempotency-key")
-    if advice in error.message:
-        advice = ""
     if isinstance(error, errors.AuthenticationError):
         advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"
     if error.decided_at is not None:

@@ -165,10 +165,10 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     "owns it",
     ErrorCode.UNREADABLE_CHALLENGE: "Do not pay this seller for this request: it is faulty or malicious",
     ErrorCode.NOTHING_PAYABLE: "Read the reason of each offer in details, or buy elsewhere",
-    ErrorCode.CHAIN_UNAVAILABLE: "Call again with backoff, not before retry_after seconds",
+    ErrorCode.CHAIN_UNAVAILABLE: "Call again with backoff, not sooner than Retry-After says",
     ErrorCode.SERVICE_UNAVAILABLE: "Read the current state, or repeat a call that has an idempotency key",
     ErrorCode.UNAUTHORIZED: "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
-    ErrorCode.FORBIDDEN: "Use the kind of key that the message names; an agent cannot do this itself",
+    ErrorCode.FORBIDDEN: "Use a key of the required kind; an agent cannot do this itself",
     ErrorCode.NOT_FOUND: "Check the identifier, and that it belongs to the key's operator",
     ErrorCode.METHOD_NOT_ALLOWED: "Use a method from the header Allow",
     ErrorCode.INVALID_REQUEST: "Correct every fault in details, then call again",
@@ -179,9 +179,9 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.PRECONDITION_FAILED: "Read it again and repeat the change",
     ErrorCode.REQUEST_TIMEOUT: "Call again over a better connection",
     ErrorCode.ROTATION_IN_PROGRESS: "Wait for the end of the overlap, or rotate with overlap_seconds=0",
-    ErrorCode.RATE_LIMITED: "Call again after retry_after seconds",
-    ErrorCode.FEE_BUDGET_EXCEEDED: "Close sessions that are not in use, or call again after retry_after "
-    "seconds",
+    ErrorCode.RATE_LIMITED: "Call again when the seconds of Retry-After have passed",
+    ErrorCode.FEE_BUDGET_EXCEEDED: "Close sessions that are not in use, or call again when the seconds of "
+    "Retry-After have passed",
     ErrorCode.CLOCK_NOT_MANUAL: "Start the server with a manual clock",
     ErrorCode.CLOCK_MOVING: "Wait until it has returned; from inside the receiver, respond first",
     ErrorCode.NOT_PENDING: "Read the transfer: it was already decided, or its approval expired",
@@ -191,7 +191,17 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     ErrorCode.NOT_AT_REST: "End the requests in progress, disarm faults that delay settlement, then call "
     "again",
 }
-"""What to do about an error. The client adds it to the message, unless the message has it already."""
+"""What to do about an error. Responses add it to messages that do not say what to do."""
+
+
+def with_advice(code: ErrorCode, message: str) -> str:
+    """Return the message of a response: what happened, then what to do."""
+    return f"{message} {ADVICE[code]}."
+
+
+def without_advice(code: str, message: str) -> str:
+    """Return what happened, without the advice that `with_advice` added."""
+    return message.removesuffix(f" {ADVICE[ErrorCode(code)]}.") if code in HTTP_STATUS else message
 
 
 @frozen(kw_only=True)

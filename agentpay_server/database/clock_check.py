@@ -153,5 +153,6 @@ def clocks_differ() -> Problem:
         f"This server's clock differs from its database's by more than {MOST_DIFFERENCE_US // SECOND_US} s, "
         "so it signs nothing, and nothing was done. Synchronize the clocks of both machines; a retry under "
         "the same idempotency_key is safe.",
+        says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )

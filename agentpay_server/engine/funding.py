@@ -177,6 +177,7 @@ class TreasuryFunding:
             f"The treasury {self._treasury.address} has {_sol(max(funds.lamports, 0))} SOL left above its "
             f"reserve of {_sol(RESERVE_LAMPORTS)} SOL, and this needs {_sol(cost.lamports)} SOL. Nothing was "
             "signed; send SOL to the treasury, then retry.",
+            says_what_to_do=True,
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
 

@@ -281,6 +281,7 @@ class _Path:
             raise Problem(
                 ErrorCode.METHOD_NOT_ALLOWED,
                 f"This path does not support {scope['method']}. Supported: {', '.join(allow)}.",
+                says_what_to_do=True,
                 allow=allow,
             )
         _require_scope(endpoint, scope["agentpay.principal"], scope.get("path_params", {}))

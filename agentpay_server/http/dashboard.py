@@ -90,7 +90,9 @@ def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
         return Answer(303, b"", headers=(*HEADERS, (b"location", PATH.encode("ascii"))))
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
     if file is None:
-        raise Problem(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")
+        raise Problem(
+            ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.", says_what_to_do=True
+        )
     headers = (*HEADERS, (b"etag", file.etag))
     if if_none_match == file.etag:
         return Answer(304, b"", headers=headers)

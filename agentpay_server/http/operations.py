@@ -76,6 +76,7 @@ class Operations:
             ErrorCode.UNAUTHORIZED,
             "No valid metrics key: send Authorization: Bearer followed by the key that the server was given "
             "as --metrics-key.",
+            says_what_to_do=True,
         )
 
     async def _health(self) -> Answer:
@@ -131,6 +132,7 @@ class Operations:
             raise Problem(
                 ErrorCode.NOT_FOUND,
                 f"{_METRICS} needs {missing.name}: install the extra ops of agentpay-kit.",
+                says_what_to_do=True,
             ) from missing
 
         if self._exposition is None:
@@ -147,7 +149,9 @@ class Operations:
 
 def require_get(path: str, method: str) -> None:
     if method != "GET":
-        raise Problem(ErrorCode.METHOD_NOT_ALLOWED, f"{path} supports only GET.", allow=("GET",))
+        raise Problem(
+            ErrorCode.METHOD_NOT_ALLOWED, f"{path} supports only GET.", allow=("GET",), says_what_to_do=True
+        )
 
 
 async def _answer(question: Awaitable[T]) -> T | None:

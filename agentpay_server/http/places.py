@@ -63,6 +63,7 @@ def _counted(counts: Counter[str], name: str, limit: int | None, problem: str) -
         raise Problem(
             ErrorCode.RATE_LIMITED,
             f"{problem.format(limit)} Retry when one of them has ended.",
+            says_what_to_do=True,
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
     counts[name] += 1

@@ -127,7 +127,9 @@ def require_json(headers: Mapping[str, str]) -> None:
     """Refuse a media type other than JSON in UTF-8. A missing one is accepted."""
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Problem(
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must not be compressed: send no Content-Encoding."
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            "The body must not be compressed: send no Content-Encoding.",
+            says_what_to_do=True,
         )
     content_type = headers.get("content-type")
     if content_type is None:
@@ -136,7 +138,9 @@ def require_json(headers: Mapping[str, str]) -> None:
     charsets = [p.removeprefix("charset=").strip('"') for p in parameters if p.startswith("charset=")]
     if media_type != "application/json" or any(charset not in ("utf-8", "utf8") for charset in charsets):
         raise Problem(
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must be JSON: send Content-Type: application/json."
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            "The body must be JSON: send Content-Type: application/json.",
+            says_what_to_do=True,
         )
 
 

@@ -18,6 +18,7 @@ def no_such_path() -> Problem:
     return Problem(
         ErrorCode.NOT_FOUND,
         "Unknown path. GET /openapi.json and GET /openapi-extensions.json list all paths.",
+        says_what_to_do=True,
     )
 
 

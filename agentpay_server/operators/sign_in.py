@@ -52,6 +52,7 @@ class SignIns:
                 ErrorCode.UNAUTHORIZED,
                 "This code is invalid, has expired or was used before. Get a new link: agentpay-server "
                 "console-link.",
+                says_what_to_do=True,
             )
         return key
 

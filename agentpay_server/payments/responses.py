@@ -99,7 +99,9 @@ def nothing_payable(reasons: Mapping[int, str]) -> Problem:
     if not reasons:
         return Problem(
             ErrorCode.NOTHING_PAYABLE,
-            "This 402 offers nothing to pay: it has no challenge of x402 or MPP, or one without an offer.",
+            "This 402 offers nothing to pay: it has no challenge of x402 or MPP, or one without an offer. "
+            "Ask its seller.",
+            says_what_to_do=True,
         )
     if len(reasons) == 1:
         (reason,) = reasons.values()

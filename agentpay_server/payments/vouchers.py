@@ -124,6 +124,7 @@ class PayByVoucher:
                 ErrorCode.SERVICE_UNAVAILABLE,
                 f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
                 "signed. Retry with the same key once its outcome is reported.",
+                says_what_to_do=True,
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
 

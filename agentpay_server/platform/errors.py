@@ -5,35 +5,24 @@ from datetime import datetime
 from typing import Final
 
 from agentpay.contract.console import ALLOW_SIGNING
-from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError, with_advice
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
 """`Retry-After` of a 503. The service retries chain and database at the same interval."""
 
 
-_WITH_ADVICE: Final = frozenset(
-    {
-        ErrorCode.CLOCK_MOVING,
-        ErrorCode.CLOCK_NOT_MANUAL,
-        ErrorCode.INVALID_RECIPIENT,
-        ErrorCode.LAST_OPERATOR_KEY,
-        ErrorCode.NOT_AT_REST,
-        ErrorCode.NOT_IN_MEMORY,
-        ErrorCode.PRECONDITION_FAILED,
-        ErrorCode.ROTATION_IN_PROGRESS,
-    }
-)
-"""Errors whose message says what to do, for people who read it in the console. The client adds it to the
-others."""
+_AS_STORED: Final = frozenset({ErrorCode.PAYMENT_EXPIRED, ErrorCode.PAYMENT_FAILED})
+"""Refusals that are stored: transfer, history and event repeat their message, which states facts only."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
     """A request was refused or failed for a reason that the interface declares.
 
-    `code` determines the HTTP status. `session_id` is None for a refused session that was never stored.
-    `decided_at` is set if this is a replay for its idempotency key. `allow` lists the methods of the path,
-    for a 405.
+    `code` determines the HTTP status. `message` states what happened; the response adds what to do about the
+    code, unless the message `says_what_to_do` itself or is that of a stored refusal. `session_id` is None for
+    a refused session that was never stored. `decided_at` is set if this is a replay for its idempotency key.
+    `allow` lists the methods of the path, for a 405.
     """
 
     def __init__(
@@ -48,9 +37,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         retry_after_seconds: int | None = None,
         decided_at: datetime | None = None,
         allow: tuple[str, ...] = (),
+        says_what_to_do: bool = False,
     ) -> None:
-        if code in _WITH_ADVICE:
-            message = f"{message} {ADVICE[code]}."
         super().__init__(message)
         self.code = code
         self.message = message
@@ -61,6 +49,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.retry_after_seconds = retry_after_seconds
         self.decided_at = decided_at
         self.allow = allow
+        self.says_what_to_do = says_what_to_do
 
     @property
     def http_status(self) -> int:
@@ -69,9 +58,10 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
     def body(self, request_id: str) -> ErrorBody:
         """The body of a 402 has exactly four fields (interface E2, E3)."""
         is_refused_payment = self.http_status == 402
+        is_complete = self.says_what_to_do or is_refused_payment or self.code in _AS_STORED
         return ErrorBody(
             error=self.code,
-            message=self.message,
+            message=self.message if is_complete else with_advice(self.code, self.message),
             request_id=None if is_refused_payment else request_id,
             details=self.details,
             transfer_id=self.transfer_id,
@@ -87,6 +77,7 @@ def unauthorized() -> Problem:
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "The header Authorization: Bearer has no valid API key.",
+        says_what_to_do=True,
     )
 
 
@@ -119,6 +110,7 @@ def signing_stopped(account_id: str) -> Problem:
         f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the books did "
         "not expect. An operator must compare the account's history with the chain, then call "
         f"POST {ALLOW_SIGNING.path.format(account_id=account_id)}.",
+        says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -406,6 +406,7 @@ class Sandbox:
                 ErrorCode.FORBIDDEN,
                 "The sandbox is not available on a public cluster. Start a server without "
                 "--rpc-url, or on your own validator.",
+                says_what_to_do=True,
             )
         return self._faults
 
@@ -415,6 +416,7 @@ def _maybe_minted(what: str) -> Problem:
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         f"{what}. The money may still be booked: read the balance before you fund again.",
+        says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -80,7 +80,9 @@ class Charge:
         if session.channel is not None:
             raise Problem(
                 ErrorCode.SESSION_CLOSED,
-                "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges.",
+                "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges. "
+                "Pay its seller's next 402 instead.",
+                says_what_to_do=True,
             )
         judged = charge_verdict(found.charged, self._amount)
         if judged is Verdict.CONFLICT:

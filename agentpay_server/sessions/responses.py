@@ -81,6 +81,7 @@ def unresolved(record: SessionRecord) -> Problem:
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         message,
+        says_what_to_do=True,
         session_id=record.session_id,
         status=record.status,
         retry_after_seconds=RETRY_AFTER_SECONDS,

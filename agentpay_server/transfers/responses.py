@@ -65,6 +65,7 @@ def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = Fa
             ErrorCode.CHAIN_UNAVAILABLE,
             "The transfer is in flight and its outcome is unknown. Read it, or retry with the same "
             "idempotency_key; never pay again under another key.",
+            says_what_to_do=True,
             transfer_id=record.transfer_id,
             status=TransferStatus.SUBMITTED,
             retry_after_seconds=RETRY_AFTER_SECONDS,

@@ -69,6 +69,7 @@ class EventTail:
                 ErrorCode.RATE_LIMITED,
                 f"This key has {STREAMS_OF_ONE_KEY} streams open, which is the limit. Close one, or read "
                 f"{LIST_EVENTS.operation}.",
+                says_what_to_do=True,
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._streams[operator_id].add(stream)

@@ -212,7 +212,11 @@ def test_a_closed_session_is_a_conflict_with_the_body_of_any_other():
     problem = Problem(ErrorCode.SESSION_CLOSED, "No.")
 
     assert problem.http_status == 409
-    assert body(problem) == {"error": "session_closed", "message": "No.", "request_id": "req_a"}
+    assert body(problem) == {
+        "error": "session_closed",
+        "message": "No. Open another session.",
+        "request_id": "req_a",
+    }
 
 
 def test_a_null_session_id_of_an_error_body_round_trips():

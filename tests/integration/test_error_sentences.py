@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import httpx
 import pytest
 
 from agentpay import (
@@ -13,7 +14,9 @@ from agentpay import (
     NotFoundError,
     PermissionDeniedError,
 )
+from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, without_advice
 from agentpay_server import AgentPayServer
+from agentpay_server.platform.errors import Problem, unauthorized
 
 UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
 
@@ -101,3 +104,44 @@ def test_a_refusal_says_what_to_do_once_and_only_what_its_reader_can_do() -> Non
         assert said.count(caught.value.advice.partition(" with the same")[0]) == 1
         assert not any(word in caught.value.message for word in ("Fund", "etry", "Use ", "resume"))
     assert "policies.resume" not in str(paused.value)
+
+
+AS_STORED = {"payment_expired", "payment_failed"}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_response_says_what_to_do_about_its_code_unless_its_message_is_stored(code: ErrorCode) -> None:
+    message = Problem(code, "No.").body("req_a").message
+    states_facts_only = HTTP_STATUS[code] == 402 or code in AS_STORED
+    assert message == ("No." if states_facts_only else f"No. {ADVICE[code]}.")
+    assert without_advice(code, message) == "No."
+    assert Problem(code, "Do this.", says_what_to_do=True).body("req_a").message == "Do this."
+
+
+def test_a_program_without_the_client_reads_what_to_do_in_the_message() -> None:
+    with AgentPayServer() as server:
+        client = server.client()
+        bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
+        server.sandbox.fund(bot, "10")
+        order = {"from": bot, "to": shop, "amount": "1", "idempotency_key": "order-7"}
+        bearer = {"Authorization": f"Bearer {server.operator_key}"}
+        with httpx.Client(base_url=server.listen(), headers=bearer) as http:
+
+            def post(**changed: str) -> tuple[int, str]:
+                response = http.post("/v1/transfers", json={**order, **changed})
+                return response.status_code, response.json().get("message", "")
+
+            assert post()[0] == 200
+            conflict = "This idempotency_key was used with another amount."
+            assert post(amount="2") == (409, f"{conflict} {ADVICE[ErrorCode.IDEMPOTENCY_CONFLICT]}.")
+            status, invalid = post(amount="-1")
+            assert (status, invalid.count(ADVICE[ErrorCode.INVALID_REQUEST])) == (400, 1)
+            client.policies.update(bot, max_single_transfer=1)
+            status, refused = post(amount="3", idempotency_key="order-8")
+            shown = client.transfers.list(account_id=bot, idempotency_key="order-8").data[0]
+            assert (status, refused) == (402, shown.message)
+            missing = http.get("/v1/transfers/txn_1").json()["message"]
+            assert missing.endswith(f"{ADVICE[ErrorCode.NOT_FOUND]}.")
+            assert http.get("/v1/nothing").json()["message"].endswith("list all paths.")
+            nobody = http.get("/v1/accounts", headers={"Authorization": "Bearer no"})
+            assert nobody.json()["message"] == unauthorized().message

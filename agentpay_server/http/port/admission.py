@@ -114,6 +114,7 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
             ErrorCode.MISDIRECTED_REQUEST,
             f"This server does not accept requests for the host {shown(host)}. To accept them, start it with "
             f"--allowed-host {shown(host)}, or pass allowed_hosts to listen().",
+            says_what_to_do=True,
         )
 
 
@@ -138,4 +139,5 @@ def _check_origin(scope: Scope, authority: str | None) -> None:
             ErrorCode.FORBIDDEN,
             "A page of another origin sent this request. Send it from a program, or from the console of this "
             "server.",
+            says_what_to_do=True,
         )

@@ -598,7 +598,7 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     dear = refused(authorize(seller.ask(), max_amount="0.0009"), "nothing_payable")
     price = "price is 0.001000 USDC and max_amount 0.000900 USDC"
     assert dear["details"] == [{"field": "offers[0]", "message": price}]
-    assert dear["message"] == f"The only offer of this 402 cannot be paid: {price}."
+    assert dear["message"].startswith(f"The only offer of this 402 cannot be paid: {price}. ")
     empty = refused(authorize({"headers": []}), "nothing_payable")
     assert "has no challenge of x402 or MPP" in empty["message"]
     assert "details" not in empty

@@ -10,7 +10,10 @@ import pytest
 from sdk_world import TRANSFER
 
 from agentpay import FieldError, Transfer, errors
+from agentpay._requests import error_of
 from agentpay.contract import codec, json_text
+from agentpay.contract.endpoints import GET_TRANSFER
+from agentpay.contract.responses import RawResponse
 
 API_FIELDS = {
     "status_code": 402,
@@ -101,9 +104,12 @@ def test_every_api_error_message_ends_with_advice(kind):
 
 
 def test_advice_is_that_of_the_code_and_appears_once():
-    said = errors.ConflictError("Not now. Read it again and repeat the change.", status_code=412)
-    said.advice = "Read it again and repeat the change"
-    assert str(said) == "412 error: Not now. Read it again and repeat the change."
+    body = b'{"error": "precondition_failed", "message": "Not now. Read it again and repeat the change."}'
+    said = error_of(GET_TRANSFER, RawResponse(412, {}, body), now=0.0)
+    assert (said.message, said.advice) == ("Not now.", "Read it again and repeat the change")
+    assert str(said) == "412 precondition_failed: Not now. Read it again and repeat the change"
+    assert said.body is not None
+    assert said.body.message.endswith(said.advice + ".")
     pending = errors.ConflictError("It is settled.", status_code=409, code="not_pending")
     assert str(pending).endswith("Read the transfer: it was already decided, or its approval expired")
     foreign = errors.ConflictError("no", status_code=409, code="policy_violation")
