@@ -66,7 +66,7 @@ def is_ours(url: str, address: str) -> bool:
 
 
 FOUND = [
-    ("idempotency", "Idempotency keys", "reference/interface/#idempotency-keys"),
+    ("idempotency", "Idempotency keys", "reference/interface/idempotency/"),
     ("approve", "Approve a transfer", "how-to/approve/"),
     ("backup", "Back up", "how-to/postgresql/#back-up"),
     ("x402 server", "Test your x402 server", "how-to/test-x402-server/"),

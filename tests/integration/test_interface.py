@@ -1,4 +1,4 @@
-"""The page of the interface: numbered rules, nothing left out, and nothing cited that is not there."""
+"""The pages of the interface: numbered rules, nothing left out, and nothing cited that is not there."""
 
 import re
 from collections.abc import Iterator
@@ -23,7 +23,9 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "reference" / "interface.md").read_text("utf-8")
+FOLDER = ROOT / "docs" / "reference" / "interface"
+PAGES = {path.name: path.read_text("utf-8") for path in sorted(FOLDER.glob("*.md"))}
+PAGE = "\n".join(PAGES.values())
 CODE = ("agentpay", "agentpay_server", "benchmarks", "examples", "scripts", "tests")
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 SOURCES = sorted(path for name in CODE for path in (ROOT / name).rglob("*.py"))
@@ -93,8 +95,14 @@ def test_every_rule_is_marked_with_its_origin() -> None:
 
 
 def test_every_section_of_rules_is_in_the_table_of_parts() -> None:
-    listed = set(re.findall(r"\| \[[^\]]+\]\(#[\w-]+\) \| ([A-Z]{1,2}) ", PAGE))
-    assert listed == {prefix for prefix, _, _ in rules()}
+    listed = re.findall(r"\| \[[^\]]+\]\(([\w-]+\.md)[^)]*\) \| ([A-Z]{1,2}) ", PAGES["index.md"])
+    having = {(name, found[1]) for name, text in PAGES.items() for found in _RULE.findall(text)}
+    assert sorted(listed) == sorted(having)
+
+
+def test_every_endpoint_of_the_contract_is_on_the_start_page() -> None:
+    rows = re.findall(r"^\| \[`(\w+ /v1/\S+)`\]\([\w.#-]+\) \| ([\w, ]+) \|", PAGES["index.md"], re.MULTILINE)
+    assert rows == [(f"{each.method} {each.path}", KEYS[each.scope]) for each in ENDPOINTS]
 
 
 # --- Nothing is left out
@@ -189,9 +197,12 @@ def test_every_rule_that_code_or_a_document_cites_is_on_the_page() -> None:
         if rule not in known
     }
     assert unknown == set()
-    # Within the page a rule is named without the word.
+    # Within the pages a rule is named without the word, as a link.
     within = set(re.findall(rf"(?<![\w*`]){_ID}\b", re.sub(r"`[^`]*`|^\|.*", "", PAGE, flags=re.MULTILINE)))
-    assert within - known <= {"HTTP"}
+    assert within <= known
+    for name, text in PAGES.items():
+        prose = re.sub(r"`[^`]*`|<a id=.*?\*\*.*?\*\*|\[[A-Z]+\d+\]\([^)]*\)", "", text)
+        assert re.findall(rf"(?<![\w/#]){_ID}\b", prose) == [], name
 
 
 def test_citations_are_parsed() -> None:
