@@ -11,12 +11,12 @@ from typing import Any
 import money
 import pytest
 import validators
+from payees import RENT, Payee
 from sellers import ORIGIN, Seller
 from server_world import START, raw_client
 from session_desk import Desk
 from solders.account import Account as ChainAccount
 from solders.pubkey import Pubkey
-from test_sessions_payees import RENT, Payee
 
 import agentpay
 from agentpay_server import AgentPayServer, Settings

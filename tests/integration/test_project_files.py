@@ -72,6 +72,17 @@ def test_the_architecture_page_names_files_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
+def test_no_test_module_imports_another() -> None:
+    """Each can then run alone; what several need is a helper in their folder or in `tests/support`."""
+    imports = re.compile(r"^ *(?:from|import) (test_\w+)", re.MULTILINE)
+    found = {
+        str(path.relative_to(ROOT)): names
+        for path in (ROOT / "tests").rglob("*.py")
+        if (names := imports.findall(path.read_text("utf-8")))
+    }
+    assert found == {}
+
+
 def test_the_release_script_lists_every_obstacle() -> None:
     ready = "# Changelog\n\n## 1.2.3 · 2026-12-01\n\n- A change.\n\n## 1.2.2 · 2026-11-01\n\n- Another.\n"
     assert release.obstacles("1.2.3", changelog=ready, status="", tags=["v1.2.2"]) == []

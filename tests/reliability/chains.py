@@ -336,3 +336,28 @@ class FaultyChain:
         if self._chance is not None:
             for _ in range(self._chance.randrange(4)):
                 await asyncio.sleep(0)
+
+
+TROUBLE = {
+    "reply lost": reply_lost,
+    "dropped": dropped,
+    "delivered twice": repeated,
+    "expired": expiring,
+    "expired after it": expiring_after,
+    "lagging": lagging,
+    "not final": not_final,
+    "not sent": down,
+}
+
+
+FAULTS: dict[str, Act] = {
+    "request lost": down,
+    "reply lost": reply_lost,
+    "delivered twice": repeated,
+    "chain gone": goes_down,
+    "chain gone with the reply": goes_down_after,
+    "blockhash expired before": expiring,
+    "blockhash expired after": expiring_after,
+    "node lags": lagging,
+    "not final": not_final,
+}

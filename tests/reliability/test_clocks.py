@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 import pytest
 import stores
 from sellers import ORIGIN, Seller
-from test_two_servers import started
+from two_servers import started
 from worlds import Answer, Party, World, drive
 
 from agentpay_server.chain.protocol import ChainUnavailableError

@@ -13,8 +13,8 @@ import stores
 import worlds
 from attrs import evolve
 from chains import FaultyChain, Proceed
+from lives import Lives
 from outsiders import Wallet
-from test_restart import Lives
 from worlds import Party, World
 
 from agentpay.contract import codec

@@ -8,8 +8,8 @@ import chains
 import pytest
 import signed
 import worlds
+from chains import TROUBLE
 from outsiders import Wallet
-from test_session_faults import TROUBLE
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.custody import TREASURY

@@ -17,7 +17,7 @@ import pytest
 import stores
 import worlds
 from attrs import define, field, frozen
-from test_two_servers import started
+from two_servers import started
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import ChainUnavailableError

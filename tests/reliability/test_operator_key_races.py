@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 import stores
 import worlds
-from test_two_servers import started
+from two_servers import started
 from worlds import Answer, World
 
 from agentpay_server.database import tables

@@ -4,7 +4,7 @@ import asyncio
 import logging
 
 import pytest
-from test_database_away import world_on
+from away import world_on
 
 from agentpay_server.platform.clock import SystemClock
 

@@ -10,7 +10,7 @@ import itertools
 import chains
 import pytest
 import worlds
-from chains import Act
+from chains import FAULTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.pubkey import Pubkey
@@ -21,18 +21,6 @@ from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
-
-FAULTS: dict[str, Act] = {
-    "request lost": chains.down,
-    "reply lost": chains.reply_lost,
-    "delivered twice": chains.repeated,
-    "chain gone": chains.goes_down,
-    "chain gone with the reply": chains.goes_down_after,
-    "blockhash expired before": chains.expiring,
-    "blockhash expired after": chains.expiring_after,
-    "node lags": chains.lagging,
-    "not final": chains.not_final,
-}
 
 
 async def record(world: World, account: Party) -> PolicyRecord | None:

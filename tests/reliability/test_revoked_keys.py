@@ -7,7 +7,7 @@ import pytest
 import stores
 import worlds
 from sqlalchemy.util import await_only
-from test_two_servers import started
+from two_servers import started
 from worlds import World
 
 from agentpay_server.database import tables

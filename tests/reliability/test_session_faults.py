@@ -9,6 +9,7 @@ import chains
 import pytest
 import signed
 import worlds
+from chains import TROUBLE
 from outsiders import Wallet
 from worlds import Answer, Party, World
 
@@ -29,17 +30,6 @@ from agentpay_server.sessions.opening import SessionOpenHandler
 from agentpay_server.sessions.payout import REFUSED_BY_CHAIN
 
 pytestmark = pytest.mark.anyio
-
-TROUBLE = {
-    "reply lost": chains.reply_lost,
-    "dropped": chains.dropped,
-    "delivered twice": chains.repeated,
-    "expired": chains.expiring,
-    "expired after it": chains.expiring_after,
-    "lagging": chains.lagging,
-    "not final": chains.not_final,
-    "not sent": chains.down,
-}
 
 
 async def pair(world: World, funds: str = "100") -> tuple[Party, Party]:

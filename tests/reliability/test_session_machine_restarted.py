@@ -5,8 +5,8 @@ AGENTPAY_DEEP_EXAMPLES=20000 nox -s deep -- tests/reliability/test_session_machi
 
 import pytest
 from hypothesis import strategies as st
-from test_money_machine import DEEP_EXAMPLES, RestartedMoney, case_of, sources, usdc
-from test_session_machine import MoneyWithSessions, caps, charges, payees
+from money_machine import DEEP_EXAMPLES, RestartedMoney, case_of, sources, usdc
+from session_machine import MoneyWithSessions, caps, charges, payees
 from worlds import Party
 
 pytestmark = pytest.mark.unmeasured

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 import worlds
-from worlds import Answer, World
+from worlds import settled_as_answered
 
 from agentpay import errors
 from agentpay_server import AgentPayServer
@@ -15,17 +15,6 @@ from agentpay_server.database import tables
 SEEDS = range(4)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
-
-
-async def settled_as_answered(world: World, session_id: str, charges: list[Answer], micro: int) -> None:
-    """Assert that a settlement is, to the unit, the charges that were answered with success."""
-    session = await world.get_session(session_id)
-    made = [answer for answer in charges if answer.status == 200]
-    assert session["status"] == "settled"
-    settled, returned = worlds.micro(session["settled_usdc"]), worlds.micro(session["returned_usdc"])
-    assert settled == micro * len(made)
-    assert settled + returned == worlds.micro(session["cap_usdc"])
-    assert len(await world.rows(tables.session_charges, session_id=session_id)) == len(made)
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -8,7 +8,7 @@ import pytest
 import signed
 import worlds
 from attrs import evolve
-from chains import Act
+from chains import FAULTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Answer, Party, World
@@ -24,17 +24,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 ORDER_OF_CALLS = ["token_accounts", "latest_blockhash", "send", "signature_status"]
 
-FAULTS: dict[str, Act] = {
-    "request lost": chains.down,
-    "reply lost": chains.reply_lost,
-    "delivered twice": chains.repeated,
-    "chain gone": chains.goes_down,
-    "chain gone with the reply": chains.goes_down_after,
-    "blockhash expired before": chains.expiring,
-    "blockhash expired after": chains.expiring_after,
-    "node lags": chains.lagging,
-    "not final": chains.not_final,
-}
 SITES = range(1, 9)
 """Counted from the first call of a transfer: its four calls, and the next four of the loop."""
 

@@ -12,9 +12,9 @@ import chains
 import pytest
 import worlds
 from attrs import evolve, frozen
+from chains import FAULTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_settlement_faults import FAULTS
 from worlds import Party, World
 
 from agentpay_server.assembly.server import HANDLERS

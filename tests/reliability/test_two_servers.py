@@ -15,23 +15,17 @@ import pytest
 import signed
 import stores
 from attrs import evolve
-from chains import Act, FaultyChain
+from chains import Act
 from sellers import ORIGIN, Seller
 from solders.account import Account
 from solders.pubkey import Pubkey
-from test_session_races import settled_as_answered
-from worlds import Answer, Party, World, drive
+from two_servers import started
+from worlds import Answer, Party, World, drive, settled_as_answered
 
-from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database import tables
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.platform.clock import SystemClock
-from agentpay_server.platform.settings import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -42,28 +36,6 @@ CALLS = 200
 def anyio_backend() -> str:
     """A loop whose time is real: both wait for PostgreSQL."""
     return "asyncio"
-
-
-async def started(url: str, chain: FaultyChain | None, key: str | None, **settings: Any) -> World:
-    made: list[FaultyChain] = []
-
-    def wrap(inner: Any) -> FaultyChain:
-        made.append(FaultyChain(inner) if chain is None else chain)
-        return made[0]
-
-    database = PostgresDatabase(url)
-    runtime = await start_server(
-        ServerConfig(clock=SystemClock(), operator_key=key, wrap_chain=wrap),
-        Storage(
-            database=database,
-            ledger=database,
-            # As long as it takes: a busy machine is no outage.
-            settings=Settings(encryption_key=stores.KEY, settlement_wait_seconds=100, **settings),
-            is_alone=False,
-            now_us=database.now_us,
-        ),
-    )
-    return World(runtime, made[0])
 
 
 @pytest.fixture

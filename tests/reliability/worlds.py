@@ -501,3 +501,14 @@ def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a test on a separate event loop, for hypothesis, which calls it many times."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(test())
+
+
+async def settled_as_answered(world: World, session_id: str, charges: list[Answer], each_micro: int) -> None:
+    """Assert that a settlement is, to the unit, the charges that were answered with success."""
+    session = await world.get_session(session_id)
+    made = [answer for answer in charges if answer.status == 200]
+    assert session["status"] == "settled"
+    settled, returned = micro(session["settled_usdc"]), micro(session["returned_usdc"])
+    assert settled == each_micro * len(made)
+    assert settled + returned == micro(session["cap_usdc"])
+    assert len(await world.rows(tables.session_charges, session_id=session_id)) == len(made)

@@ -6,7 +6,10 @@ from typing import Any
 
 from solders.keypair import Keypair
 
+from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.payments.rules import read_challenge, sift, wrap
+from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 
 USDC = USDC_MINTS["mainnet-beta"]
 SELLER = str(Keypair.from_seed(b"seller..........................").pubkey())
@@ -93,3 +96,30 @@ def mpp(content: dict[str, Any] | None = None, **parameters: str) -> tuple[str, 
         **parameters,
     }
     return "WWW-Authenticate", "Payment " + ", ".join(f'{name}="{value}"' for name, value in told.items())
+
+
+def read(headers: list[tuple[str, str]], body: bytes) -> list[Offer | Skipped] | UnreadableChallengeError:
+    try:
+        return read_challenge(headers, body)
+    except UnreadableChallengeError as error:
+        return error
+
+
+def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
+    found = read(headers, body)
+    if isinstance(found, UnreadableChallengeError):
+        assert len(str(found)) < 300
+        return
+    for offer in found:
+        if isinstance(offer, Skipped):
+            assert len(offer.reason) < 200
+            continue
+        terms = offer.terms
+        assert all(1 <= leg.amount_micro <= MAX_MICRO for leg in terms.legs)
+        assert 1 <= terms.amount_micro <= MAX_MICRO
+        assert len(terms.digest(origin="https://a.example", memo=None)) == 64
+        name, value = wrap(offer, b"x", payment_id="txn_1")
+        assert f"{name}: {value}".isascii()
+        assert "\n" not in value
+    sifted = sift(found, cluster=None, usdc_mint="x", now_us=0)
+    assert sorted((*sifted.payable, *sifted.reasons)) == list(range(len(found)))

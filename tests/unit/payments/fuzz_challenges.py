@@ -20,8 +20,7 @@ with atheris.instrument_imports(include=["agentpay", "agentpay_server"]):
     from agentpay_server.payments import fields, mpp, rules, x402  # noqa: F401 - loaded to be instrumented
 
 from challenge_world import mpp as mpp_challenge
-from challenge_world import mpp_request, v1_body, v2_challenge
-from test_payments_any_bytes import offers_or_one_error
+from challenge_world import mpp_request, offers_or_one_error, v1_body, v2_challenge
 
 Headers = list[tuple[str, str]]
 Written = tuple[Headers, bytes]

@@ -6,13 +6,20 @@ from random import Random, SystemRandom
 from typing import Any
 
 import pytest
-from challenge_world import SELLER, b64, b64url, mpp, mpp_request, v1_body, v2_challenge, v2_entry
+from challenge_world import (
+    SELLER,
+    b64,
+    b64url,
+    mpp,
+    mpp_request,
+    offers_or_one_error,
+    read,
+    v1_body,
+    v2_challenge,
+    v2_entry,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from agentpay.contract.usdc import MAX_MICRO
-from agentpay_server.payments.rules import read_challenge, sift, wrap
-from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 
 pytestmark = pytest.mark.unmeasured
 
@@ -31,33 +38,6 @@ MPP_REQUEST = mpp_request(externalId="x", details={"splits": SPLITS})
 V2_CHALLENGE = v2_challenge(v2_entry(), v2_entry(extra={"memo": "x"}), extensions={"a": {}})
 V1_CHALLENGE = json.loads(v1_body())
 MARKS = ['"', "\\", ",", "=", " ", "Payment ", "Basic x, ", "\\u00e9", "\\ud83d", "\t", "a=b, ", "==", "é"]
-
-
-def read(headers: list[tuple[str, str]], body: bytes) -> list[Offer | Skipped] | UnreadableChallengeError:
-    try:
-        return read_challenge(headers, body)
-    except UnreadableChallengeError as error:
-        return error
-
-
-def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
-    found = read(headers, body)
-    if isinstance(found, UnreadableChallengeError):
-        assert len(str(found)) < 300
-        return
-    for offer in found:
-        if isinstance(offer, Skipped):
-            assert len(offer.reason) < 200
-            continue
-        terms = offer.terms
-        assert all(1 <= leg.amount_micro <= MAX_MICRO for leg in terms.legs)
-        assert 1 <= terms.amount_micro <= MAX_MICRO
-        assert len(terms.digest(origin="https://a.example", memo=None)) == 64
-        name, value = wrap(offer, b"x", payment_id="txn_1")
-        assert f"{name}: {value}".isascii()
-        assert "\n" not in value
-    sifted = sift(found, cluster=None, usdc_mint="x", now_us=0)
-    assert sorted((*sifted.payable, *sifted.reasons)) == list(range(len(found)))
 
 
 def changed(random: Random, content: Any, chance: float = 0.1) -> Any:

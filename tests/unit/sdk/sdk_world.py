@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import anyio
+import attrs
 import httpx
 import pytest
 
-from agentpay import AgentPay, AsyncAgentPay
+from agentpay import AgentPay, AsyncAgentPay, Model
 
 KEY = "ap_operator_0123456789abcdefghijSECRET"
 URL = "https://api.example.com"
@@ -214,3 +215,18 @@ async def cancelled(call: Callable[[], Any]) -> BaseException:
     (error,) = caught
     assert isinstance(error, anyio.get_cancelled_exc_class())
     return error
+
+
+def below(kind: type[Model]) -> set[type[Model]]:
+    return {kind}.union(*map(below, kind.__subclasses__()))
+
+
+def models() -> list[type[Model]]:
+    """The models that a client returns: the last class of each name, since attrs builds each class twice."""
+    bases = ("Event", "PageBody", "UnknownEvent")
+    public = {each.__name__: each for each in below(Model) if attrs.has(each) and is_of_client(each)}
+    return [public[name] for name in sorted(public) if name not in bases]
+
+
+def is_of_client(kind: type) -> bool:
+    return kind.__module__.split(".")[0] == "agentpay"

@@ -18,6 +18,7 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from sdk_world import models
 
 import agentpay
 import agentpay.integrations
@@ -31,21 +32,6 @@ from agentpay.contract.schemas import Schemas
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent
 
 SETTINGS: dict[str, Any] = {"api_key": "ap_operator_x", "base_url": "https://api.example.com"}
-
-
-def below(kind: type[Model]) -> set[type[Model]]:
-    return {kind}.union(*map(below, kind.__subclasses__()))
-
-
-def models() -> list[type[Model]]:
-    """The models that a client returns: the last class of each name, since attrs builds each class twice."""
-    bases = ("Event", "PageBody", "UnknownEvent")
-    public = {each.__name__: each for each in below(Model) if attrs.has(each) and is_of_client(each)}
-    return [public[name] for name in sorted(public) if name not in bases]
-
-
-def is_of_client(kind: type) -> bool:
-    return kind.__module__.split(".")[0] == "agentpay"
 
 
 def example(model: type[Model]) -> dict[str, Any]:

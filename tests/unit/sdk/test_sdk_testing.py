@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import anyio
 import pytest
-from test_sdk_objects import models
+from sdk_world import models
 
 import agentpay
 from agentpay import (
