@@ -36,6 +36,7 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
@@ -96,14 +97,9 @@ class Arrivals:
     token_accounts: set[str] = field(factory=set)
     is_anywhere: bool = True
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current content."""
-        token_accounts, is_anywhere = self.token_accounts.copy(), self.is_anywhere
-
-        def restore() -> None:
-            self.token_accounts, self.is_anywhere = token_accounts.copy(), is_anywhere
-
-        return restore
+        return captured(self, "token_accounts", "is_anywhere")
 
 
 class Deposits:

@@ -11,6 +11,7 @@ from sqlalchemy import MetaData, create_engine
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
 from agentpay_server.database.tables import metadata
+from agentpay_server.platform.capturing import Restore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,7 +65,7 @@ class MemoryDatabase:
         self._check_thread()
         return work(self._driver)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current contents. No unit may be running."""
         self._check_thread()
         pages = self._driver.serialize()

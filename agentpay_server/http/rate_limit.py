@@ -1,9 +1,9 @@
 """The rate limit per key: a token bucket, disabled unless configured (interface R18)."""
 
 import math
-from collections.abc import Callable
 
 from agentpay.contract.errors import ErrorCode
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.errors import Problem
 
@@ -23,13 +23,8 @@ class RateLimit:
         self._full_at_us: dict[str, int] = {}
         self._kept_max = _KEPT_MAX
 
-    def capture(self) -> Callable[[], None]:
-        full_at_us = self._full_at_us.copy()
-
-        def restore() -> None:
-            self._full_at_us = full_at_us.copy()
-
-        return restore
+    def capture(self) -> Restore:
+        return captured(self, "_full_at_us")
 
     def take(self, key_id: str) -> None:
         """Count a request; `rate_limited` names the time until the next one is allowed."""

@@ -10,6 +10,8 @@ from contextvars import ContextVar
 from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
+from agentpay_server.platform.capturing import Restore, captured
+
 SECOND_US: Final = 1_000_000
 HOUR_US: Final = 3_600 * SECOND_US
 DAY_US: Final = 24 * HOUR_US
@@ -70,9 +72,8 @@ class ManualClock:
         """Set the time, even if it is earlier, to continue after a restart."""
         self._now_us = now_us
 
-    def capture(self) -> Callable[[], None]:
-        now_us = self._now_us
-        return lambda: self.set_to(now_us)
+    def capture(self) -> Restore:
+        return captured(self, "_now_us")
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:

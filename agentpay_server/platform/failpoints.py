@@ -12,9 +12,10 @@ can tell a server with real money to die.
 
 import os
 import signal
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
+
+from agentpay_server.platform.capturing import Restore, captured
 
 
 class Operation(StrEnum):
@@ -135,13 +136,8 @@ def disarm() -> None:
     _Armed.point = None
 
 
-def capture() -> Callable[[], None]:
-    point, passes_left = _Armed.point, _Armed.passes_left
-
-    def restore() -> None:
-        _Armed.point, _Armed.passes_left = point, passes_left
-
-    return restore
+def capture() -> Restore:
+    return captured(_Armed, "point", "passes_left")
 
 
 def _pass(name: str) -> None:

@@ -2,11 +2,11 @@
 
 import random
 import secrets
-from collections.abc import Callable
 from typing import Protocol
 
 from ulid import base32
 
+from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import Clock
 
 
@@ -24,7 +24,7 @@ class SystemRandomness:
 class SeededRandomness(random.Random):
     """Only for tests."""
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         state = self.getstate()
         return lambda: self.setstate(state)
 

@@ -3,7 +3,6 @@
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
 
-from collections.abc import Callable
 from typing import Final
 
 from attrs import frozen
@@ -11,6 +10,7 @@ from attrs import frozen
 from agentpay.contract.errors import FieldError
 from agentpay_server.contract.sandbox import HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.errors import Problem, invalid, shown
 from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
 from agentpay_server.sandbox.request_faults import (
@@ -160,16 +160,14 @@ class Faults:
                 )
         return sorted(found, key=lambda fault: fault.seq, reverse=True)
 
-    def capture(self) -> Callable[[], None]:
-        restorers = [self._chain.capture(), self.http.capture(), self.facilitator.capture()]
-        if self._may_crash:
-            restorers.append(points.capture())
-        seqs, last_seq = self._seqs.copy(), self._last_seq
+    def capture(self) -> Restore:
+        restore_faults = captured(self, "_chain", "http", "facilitator", "_seqs", "_last_seq")
+        restore_crash = points.capture() if self._may_crash else None
 
         def restore() -> None:
-            for restore_faults in restorers:
-                restore_faults()
-            self._seqs, self._last_seq = seqs.copy(), last_seq
+            restore_faults()
+            if restore_crash is not None:
+                restore_crash()
 
         return restore
 

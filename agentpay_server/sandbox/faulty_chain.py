@@ -5,11 +5,11 @@ transaction. No fault gives a response that a real chain could not give: a lande
 above its last valid block height, because that would prove that it never lands.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
-from attrs import define, evolve
+from attrs import evolve, frozen
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import (
@@ -26,6 +26,7 @@ from agentpay_server.chain.protocol import (
     WatchedChain,
     nothing_booked,
 )
+from agentpay_server.platform.capturing import Restore, captured
 
 LOOK_UPS_UNTIL_KNOWN: Final = 5
 """Look-ups until a slow chain shows a transaction: 0.6 s of a driver's pauses."""
@@ -48,7 +49,7 @@ class ChainFault(StrEnum):
     """A transaction is unknown for the first look-ups."""
 
 
-@define
+@frozen
 class _Hidden:
     """The look-ups until a slow chain shows a transaction, and the block height that it reports meanwhile."""
 
@@ -84,17 +85,9 @@ class FaultyChain:
         """Return None until it is disarmed, 0 if it is not armed."""
         return self._armed.get(fault, 0)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Also captures the pending effects of earlier faults."""
-        armed, hidden = self._armed.copy(), _copied(self._hidden)
-        shown, dropped = self._shown.copy(), self._dropped.copy()
-
-        def restore() -> None:
-            self._armed, self._hidden = armed.copy(), _copied(hidden)
-            self._shown, self._dropped = shown.copy(), dropped.copy()
-            self._update_active()
-
-        return restore
+        return captured(self, "_armed", "_hidden", "_shown", "_dropped", "_is_active")
 
     @property
     def usdc_mint(self) -> str:
@@ -142,8 +135,9 @@ class FaultyChain:
         hidden = self._hidden.get(signature)
         if hidden is None:
             return status
-        hidden.look_ups_left -= 1
-        if hidden.look_ups_left == 0:
+        if hidden.look_ups_left > 1:
+            self._hidden[signature] = evolve(hidden, look_ups_left=hidden.look_ups_left - 1)
+        else:
             del self._hidden[signature]
             # It is slow only once, however often it is resent.
             self._shown.add(signature)
@@ -262,7 +256,3 @@ class FaultyChain:
 
     def _update_active(self) -> None:
         self._is_active = bool(self._armed or self._hidden or self._dropped)
-
-
-def _copied(hidden: Mapping[str, _Hidden]) -> dict[str, _Hidden]:
-    return {signature: evolve(each) for signature, each in hidden.items()}

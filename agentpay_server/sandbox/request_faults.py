@@ -3,7 +3,6 @@
 `http/app.py` fails the requests of operations, the facilitator of the test kit those to settle a payment.
 """
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -11,6 +10,7 @@ from attrs import evolve, frozen
 
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS, HttpEffect
+from agentpay_server.platform.capturing import Restore, captured
 
 OPERATIONS: Final = frozenset(
     endpoint.operation
@@ -81,10 +81,5 @@ class RequestFaults:
                 del self._armed[operation]
         return fault
 
-    def capture(self) -> Callable[[], None]:
-        armed = self._armed.copy()
-
-        def restore() -> None:
-            self._armed = armed.copy()
-
-        return restore
+    def capture(self) -> Restore:
+        return captured(self, "_armed")

@@ -22,6 +22,7 @@ from agentpay.contract.fields import format_timestamp
 from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
+from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem, not_found
 from agentpay_server.platform.principals import Principal
@@ -31,9 +32,6 @@ KEPT: Final = 64
 """Snapshots that a server keeps; the least recently used one is dropped."""
 
 _REST_SECONDS: Final = 5.0
-
-Restore = Callable[[], None]
-"""Restores the captured state of a part, any number of times."""
 
 
 class Part(Protocol):

@@ -14,6 +14,7 @@ from attrs import frozen
 from solders.hash import Hash
 
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.platform.capturing import Restore
 
 BLOCK_US: Final = 400_000
 """Duration of a block, in microseconds of the server's clock."""
@@ -114,7 +115,7 @@ class Blocks:
             self._height, self._since_us = position.height, position.since_us
         self.begin()
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Begin a block, and return a function that restores the current state and begins another block.
 
         A restore makes blockhashes from before the capture valid again; later ones stay invalid.

@@ -3,11 +3,12 @@
 A deposit is an increase of a token account's balance by a transaction.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, Protocol
 
 from agentpay_server.chain.embedded.persistence import Credit
 from agentpay_server.chain.protocol import Deposit
+from agentpay_server.platform.capturing import Restore
 
 _REMEMBERED_CREDITS: Final = 16_384
 
@@ -70,7 +71,7 @@ class RecentCredits:
             self._credits[token_account] = left
         self._count -= len(known) - len(left)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current content."""
         credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
 

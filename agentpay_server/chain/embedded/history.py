@@ -12,6 +12,7 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain.embedded.blocks import BLOCK_US, BlockPosition
 from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.persistence import HISTORY_LENGTH, Ledger
+from agentpay_server.platform.capturing import Restore
 
 
 class ChainHistory:
@@ -101,7 +102,7 @@ class ChainHistory:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current content."""
         executed, first_height = tuple(self._executed.values()), self.first_height
         is_recalled = self._is_recalled

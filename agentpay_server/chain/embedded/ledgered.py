@@ -47,6 +47,7 @@ from agentpay_server.chain.protocol import (
     Deposit,
     SignatureStatus,
 )
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.failpoints import ChainPoint, chain_failpoint
 from agentpay_server.platform.logs import log
 
@@ -147,7 +148,7 @@ class LedgeredMachine:
         self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
         self._reported = self._blocks.position()
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Begin a block, and return a function that restores the chain's current state.
 
         Transactions signed before can still land after a restore; those signed later cannot.
@@ -158,19 +159,14 @@ class LedgeredMachine:
         self._check_thread()
         if self._is_stale:
             raise RuntimeError("a chain was captured before it began; call restore first")
-        restore_ledger = self._ledger.capture()
-        accounts, statuses, names = accounts_of(self._svm), self._statuses.copy(), self._names.copy()
-        parts = (self._seen, self.history, self._blocks)
-        restorers = [restore_ledger, *(part.capture() for part in parts)]
-        slot, written, reported = self._slot, self._written, self._reported
+        accounts = accounts_of(self._svm)
+        parts = ("_ledger", "_seen", "history", "_blocks")
+        restore_state = captured(self, *parts, "_statuses", "_names", "_slot", "_written", "_reported")
 
         def restore() -> None:
             self._check_thread()
             restore_accounts(self._svm, accounts)
-            self._statuses, self._names = statuses.copy(), names.copy()
-            for restore_part in restorers:
-                restore_part()
-            self._slot, self._written, self._reported = slot, written, reported
+            restore_state()
             self._sent, self._draft, self._is_stale = [], Draft(), False
 
         return restore

@@ -1,7 +1,7 @@
 """The embedded chain's ledger in memory: it ends with the process, and can be captured and restored."""
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import frozen
 from solders.account import Account
@@ -20,6 +20,7 @@ from agentpay_server.chain.embedded.persistence import (
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.virtual_machine import serialized
 from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.platform.capturing import Restore, captured
 
 
 @frozen
@@ -94,15 +95,6 @@ class MemoryLedger:
         """See `Ledger.acknowledge`: booked credits are forgotten."""
         self._credits.forget(token_account, slot)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """See `Ledger.capture`."""
-        state, accounts, newest = self._state, self._accounts.copy(), self._newest.copy()
-        signatures, names = self._signatures.copy(), self._names.copy()
-        restore_credits = self._credits.capture()
-
-        def restore() -> None:
-            self._state, self._accounts, self._newest = state, accounts.copy(), newest.copy()
-            self._signatures, self._names = signatures.copy(), names.copy()
-            restore_credits()
-
-        return restore
+        return captured(self, "_state", "_accounts", "_newest", "_signatures", "_names", "_credits")

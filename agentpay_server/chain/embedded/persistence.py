@@ -5,7 +5,7 @@ after that. If the process dies before the page is written, the transaction has 
 is lost too. `memory_ledger.py` and `store.py` implement the protocol.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from attrs import define, field, frozen
@@ -15,6 +15,7 @@ from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.virtual_machine import serialized
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
+from agentpay_server.platform.capturing import Restore
 
 HISTORY_LENGTH: Final = 5_000
 """Maximum number of transactions kept, in memory and in a ledger, at about 5 KB each."""
@@ -134,7 +135,7 @@ class Ledger(Protocol):
         """Note that the credits of a token account up to a slot are booked; a ledger may forget them."""
         ...
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current content.
 
         Raises:

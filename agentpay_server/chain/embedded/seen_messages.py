@@ -5,7 +5,7 @@ once, whatever its signatures: a fee payer can sign one message in many valid wa
 while its blockhash may be valid.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Final
 
 from attrs import frozen
@@ -14,6 +14,7 @@ from solders.message import Message, to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
+from agentpay_server.platform.capturing import Restore, captured
 
 _NO_SIGNATURES: Final[frozenset[str]] = frozenset()
 
@@ -73,14 +74,9 @@ class SeenMessages:
             refused = message.refused if known is None else known.refused | message.refused
             self._seen[message.message_hash] = SeenMessage(message.message_hash, message.height, refused)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current content."""
-        seen = self._seen.copy()
-
-        def restore() -> None:
-            self._seen = seen.copy()
-
-        return restore
+        return captured(self, "_seen")
 
     def _forget_before(self, height: int) -> None:
         expired = []

@@ -1,6 +1,6 @@
 """The embedded chain's ledger in the database: accounts, signatures, credits, and the position."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from solders.hash import Hash
@@ -25,6 +25,7 @@ from agentpay_server.database.tables import (
     chain_signatures,
     chain_state,
 )
+from agentpay_server.platform.capturing import Restore
 
 _STATE: Final = select(
     chain_state.c.genesis, chain_state.c.slot, chain_state.c.height, chain_state.c.height_since_us
@@ -124,7 +125,7 @@ class DatabaseLedger:
     def acknowledge(self, token_account: str, slot: int) -> None:
         """See `Ledger.acknowledge`: the database keeps every credit."""
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """See `Ledger.capture`."""
         raise RuntimeError("a chain whose ledger is a database cannot be brought back")
 

@@ -21,6 +21,7 @@ from attrs import field, frozen
 from agentpay import webhooks
 from agentpay.contract.events import EVENTS, Event
 from agentpay.errors import WebhookError
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.testkit.embedded.applications import Headers, WebhookApplication
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
@@ -266,14 +267,14 @@ class WebhookInbox:
         with self._changed:
             self._changed.wait_for(lambda: len(self._receipts) != count, seconds)
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Return a function that restores the current receipts, and pending failures."""
         with self._changed:
-            secrets, receipts, failures = list(self._secrets), list(self._receipts), list(self._failures)
+            restore_attributes = captured(self, "_secrets", "_receipts", "_failures")
 
         def restore() -> None:
             with self._changed:
-                self._secrets, self._receipts, self._failures = [*secrets], [*receipts], deque(failures)
+                restore_attributes()
 
         return restore
 
@@ -354,7 +355,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
         for inbox in list(self._inboxes.values()):
             inbox.close()
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         inboxes = dict(self._inboxes)
         restorers = [inbox.capture() for inbox in inboxes.values()]
 

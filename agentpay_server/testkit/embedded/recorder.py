@@ -22,6 +22,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.messages import memo, movements
 from agentpay_server.chain.protocol import SignatureStatus, WatchedChain
+from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import Clock, from_us
 
 T = TypeVar("T")
@@ -161,7 +162,7 @@ class Recorder:
         self._chain = chain
         return chain
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         exchanges, transactions = tuple(self._exchanges), tuple(self._transactions)
 
         def restore() -> None:

@@ -30,6 +30,7 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus, OnchainTerms, Share, Voucher
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.fee_payer import (
@@ -184,13 +185,8 @@ class ChannelDesk:
     def channels(self) -> list[PaywallChannel]:
         return [account.record() for account in self._accounts.values()]
 
-    def capture(self) -> Callable[[], None]:
-        accounts, forgotten = self._accounts.copy(), self._forgotten.copy()
-
-        def restore() -> None:
-            self._accounts, self._forgotten = accounts.copy(), forgotten.copy()
-
-        return restore
+    def capture(self) -> Restore:
+        return captured(self, "_accounts", "_forgotten")
 
     # --- Scheduled work
 

@@ -11,6 +11,7 @@ from attrs import define, evolve, frozen
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
 from agentpay_server.payments.terms import ChallengeTerms, Protocol
+from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
@@ -115,16 +116,9 @@ class Seller:
     def sales(self) -> list[Sale]:
         return list(self._sales.values())
 
-    def capture(self) -> Callable[[], None]:
+    def capture(self) -> Restore:
         """Restores the records; products and modes stay as they are."""
-        sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
-        restore_channels = self.desk.capture()
-
-        def restore() -> None:
-            self._sales, self._late, self.requests = sales.copy(), late.copy(), requests.copy()
-            restore_channels()
-
-        return restore
+        return captured(self, "_sales", "_late", "requests", "desk")
 
     # --- Scheduled work
 
