@@ -61,7 +61,7 @@ _SHOWN: Final = frozenset(
 """Header fields whose values may be logged: any other may be a secret."""
 
 
-class Attempt(NamedTuple):
+class TimedRequest(NamedTuple):
     """A request that is about to be sent.
 
     Attributes:
@@ -128,20 +128,20 @@ class BaseTransport:
         headers["Authorization"] = f"Bearer {settings.api_key.reveal()}"
         return headers
 
-    def _attempt_of(self, request: PreparedRequest, call: CallSettings) -> Attempt:
+    def _attempt_of(self, request: PreparedRequest, call: CallSettings) -> TimedRequest:
         steps = call.timeout if isinstance(call.timeout, Steps) else None
         timeout = call.timeout if not isinstance(call.timeout, Steps) else call.timeout.pool
         if call.ends_at is not None:
             left = max(self._left(call.ends_at), LEAST_SECONDS)
             timeout = left if timeout is None else min(timeout, left)
-        return Attempt(request, call.headers, timeout, call.ends_at, steps=steps)
+        return TimedRequest(request, call.headers, timeout, call.ends_at, steps=steps)
 
     def warn_if_exposed(self) -> None:
         if self._is_exposed:
             _exposure.warn(self._base_url)
             self._is_exposed = False
 
-    def _build(self, attempt: Attempt) -> Any:  # noqa: ANN401 - a request of the library in use
+    def _build(self, attempt: TimedRequest) -> Any:  # noqa: ANN401 - a request of the library in use
         # `httpx.Client.build_request` would merge URL, headers and cookies again for every call.
         request, headers, timeout, ends_at, waited, each = attempt
         library, content = self._library, request.content
@@ -176,7 +176,7 @@ class BaseTransport:
     def _left(self, ends_at: float) -> float:
         return ends_at - self.monotonic()
 
-    def _is_late(self, attempt: Attempt) -> bool:
+    def _is_late(self, attempt: TimedRequest) -> bool:
         return attempt.ends_at is not None and self.monotonic() >= attempt.ends_at
 
     @property
@@ -200,7 +200,7 @@ class BaseTransport:
                 "responses of both processes: create the client in each process"
             )
 
-    def _failure(self, error: Exception, built: object, attempt: Attempt) -> AgentPayError:
+    def _failure(self, error: Exception, built: object, attempt: TimedRequest) -> AgentPayError:
         return _failures.of_exception(
             error,
             attempt.request,

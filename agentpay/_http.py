@@ -28,7 +28,7 @@ import httpx
 
 from agentpay import _failures
 from agentpay._deadlines import GRACE_SECONDS, bound
-from agentpay._edge import Attempt, BaseTransport, body_of, check_stream
+from agentpay._edge import BaseTransport, TimedRequest, body_of, check_stream
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -161,7 +161,7 @@ class Http(BaseTransport):
         self._log(request, outcome, started)
         return outcome
 
-    def _attempt(self, attempt: Attempt) -> RawResponse | AgentPayError:
+    def _attempt(self, attempt: TimedRequest) -> RawResponse | AgentPayError:
         self._check_usable(self._given, self._transport)
         if self._transport is not None:
             # Used without a client around it, which would add cookies, redirects and authentication.
@@ -180,7 +180,9 @@ class Http(BaseTransport):
         finally:
             pool.leave()
 
-    def _exchange(self, sender: Callable[[Any], Response], attempt: Attempt) -> RawResponse | AgentPayError:
+    def _exchange(
+        self, sender: Callable[[Any], Response], attempt: TimedRequest
+    ) -> RawResponse | AgentPayError:
         built = self._build(attempt)
         try:
             response = sender(built)
@@ -237,7 +239,7 @@ class Http(BaseTransport):
                 raise self._failure(error, built, attempt) from None
         raise refusal_of(request, refused, self.now())
 
-    def _opened(self, built: Any, attempt: Attempt, opened: contextlib.ExitStack) -> Response:  # noqa: ANN401
+    def _opened(self, built: Any, attempt: TimedRequest, opened: contextlib.ExitStack) -> Response:  # noqa: ANN401
         if self._transport is not None:
             return self._transport.handle_request(built)
         if self._given is not None:
@@ -290,7 +292,7 @@ class AsyncHttp(BaseTransport):
         self._log(request, outcome, started)
         return outcome
 
-    async def _attempt(self, attempt: Attempt) -> RawResponse | AgentPayError:
+    async def _attempt(self, attempt: TimedRequest) -> RawResponse | AgentPayError:
         self._check_usable(self._given, self._transport)
         if self._transport is not None:
             return await self._exchange(self._transport.handle_async_request, attempt)
@@ -312,7 +314,7 @@ class AsyncHttp(BaseTransport):
     async def _exchange(
         self,
         sender: Callable[[Any], Awaitable[AsyncResponse]],
-        attempt: Attempt,
+        attempt: TimedRequest,
     ) -> RawResponse | AgentPayError:
         built = self._build(attempt)
         try:
@@ -327,7 +329,7 @@ class AsyncHttp(BaseTransport):
         self,
         sender: Callable[[Any], Awaitable[AsyncResponse]],
         built: Any,  # noqa: ANN401 - a request of the library in use
-        attempt: Attempt,
+        attempt: TimedRequest,
     ) -> RawResponse | AgentPayError:
         response = await sender(built)
         try:
@@ -345,13 +347,13 @@ class AsyncHttp(BaseTransport):
             with contextlib.suppress(Exception):
                 await response.aclose()
 
-    def _until(self, attempt: Attempt) -> AbstractContextManager[object]:
+    def _until(self, attempt: TimedRequest) -> AbstractContextManager[object]:
         """Cancel the block, which then raises TimeoutError, when the call's deadline has passed."""
         if attempt.ends_at is None:
             return contextlib.nullcontext()
         return self._fail_after(max(self._left(attempt.ends_at), 0.0) + GRACE_SECONDS)
 
-    async def _chunks(self, response: AsyncResponse, attempt: Attempt) -> AsyncIterator[bytes]:
+    async def _chunks(self, response: AsyncResponse, attempt: TimedRequest) -> AsyncIterator[bytes]:
         chunks = aiter(response.stream)
         while True:
             with self._until(attempt):
@@ -395,7 +397,7 @@ class AsyncHttp(BaseTransport):
     async def _opened(
         self,
         built: Any,  # noqa: ANN401 - a request of the library in use
-        attempt: Attempt,
+        attempt: TimedRequest,
         opened: contextlib.AsyncExitStack,
     ) -> AsyncResponse:
         if self._transport is not None:

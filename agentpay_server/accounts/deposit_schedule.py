@@ -7,7 +7,7 @@ also scanned every few seconds, in real time.
 from typing import Final
 
 from agentpay_server.accounts.deposits import Deposits
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.pace import Every
 
@@ -43,7 +43,7 @@ class DepositSchedule:
             if is_time:
                 await self._deposits.look_everywhere()
             await self._deposits.look_at_reported()
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             self._retry_us = self._clock.now_us() + RETRY_US
         else:
             if self._every is not None:

@@ -24,7 +24,7 @@ from typing import Final
 from attrs import define, field
 
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
+from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, DepositBatch
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import unknown_debits
@@ -151,7 +151,7 @@ class Deposits:
         """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
 
         Raises:
-            ChainUnavailableError: the rest must be scanned again later.
+            ChainUnreachableError: the rest must be scanned again later.
         """
         if self._arrivals.is_anywhere:
             await self.look_everywhere()
@@ -161,7 +161,7 @@ class Deposits:
         """Book the deposits of every account whose books differ from its on-chain balance.
 
         Raises:
-            ChainUnavailableError: the rest must be scanned again later.
+            ChainUnreachableError: the rest must be scanned again later.
         """
         self._arrivals.is_anywhere = False
         try:
@@ -181,14 +181,14 @@ class Deposits:
         prevent an account from spending.
 
         Raises:
-            ChainUnavailableError: the debits could not be compared, so nothing may be signed for the account.
+            ChainUnreachableError: the debits could not be compared, so nothing may be signed for the account.
         """
         if token_account not in self._compared:
             await self.look(token_account)
             if token_account not in self._compared:
-                raise ChainUnavailableError("the history of an account does not explain its balance yet")
+                raise ChainUnreachableError("the history of an account does not explain its balance yet")
         elif token_account in self._arrivals.token_accounts:
-            with suppress(ChainUnavailableError):
+            with suppress(ChainUnreachableError):
                 await self.look(token_account)
 
     async def look(self, token_account: str, *, also: Callable[[Connection], None] | None = None) -> None:
@@ -203,7 +203,7 @@ class Deposits:
                 found.
 
         Raises:
-            ChainUnavailableError: the rest must be scanned again later.
+            ChainUnreachableError: the rest must be scanned again later.
         """
         # Clear it before the scan, so that deposits that arrive meanwhile cause another scan.
         self._arrivals.token_accounts.discard(token_account)
@@ -225,11 +225,11 @@ class Deposits:
 
     async def _look_at(self, token_accounts: Iterable[str]) -> None:
         """Scan all of them, even if some cannot be read."""
-        unread: ChainUnavailableError | None = None
+        unread: ChainUnreachableError | None = None
         for token_account in token_accounts:
             try:
                 await self.look(token_account)
-            except ChainUnavailableError as error:
+            except ChainUnreachableError as error:
                 unread = error
                 if token_account not in self._unread:
                     self._unread.add(token_account)

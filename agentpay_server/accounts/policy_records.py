@@ -16,7 +16,7 @@ from typing import Final
 from agentpay_server.accounts import policy_record_store as store
 from agentpay_server.chain import transactions
 from agentpay_server.chain.policy_record import PolicyRecord
-from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
@@ -34,7 +34,7 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Outcome
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
@@ -95,7 +95,7 @@ class PolicyRecords:
                 self._wanted.remove(account_id)
                 while await self._write_once(account_id):
                     pass
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             await self._database.run(_postpone, account_id, self._context.clock.now_us())
             self._context.wakeup.set()
 
@@ -103,7 +103,7 @@ class PolicyRecords:
         """Take one step toward the newest record, and return whether another step is due now.
 
         Raises:
-            ChainUnavailableError: nothing could be signed.
+            ChainUnreachableError: nothing could be signed.
         """
         state = await self._database.read(_state, account_id)
         if state is None:
@@ -120,7 +120,7 @@ class PolicyRecords:
         # None: another server was first. Drive its stored transaction.
         return tx is None or await self._ended(tx, record, is_new=True)
 
-    async def _ended(self, tx: ChainTransaction, record: store.PolicyRecordRow, *, is_new: bool) -> bool:
+    async def _ended(self, tx: StoredTransaction, record: store.PolicyRecordRow, *, is_new: bool) -> bool:
         """Drive a write, and return whether it ended before the server stops."""
         return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
@@ -139,7 +139,7 @@ class PolicyRecords:
         missing = max(rent - (0 if present is None else present[0]), 0)
         fee = fee_lamports(_MOST_SIGNATURES, blockhash.compute_budget)
         if not await self._funding.is_enough_for(Cost(fees=fee, rent=missing)):
-            raise ChainUnavailableError("the treasury cannot pay for the record of a policy")
+            raise ChainUnreachableError("the treasury cannot pay for the record of a policy")
         return transactions.write_policy_record(
             self._context.signer,
             blockhash,
@@ -151,11 +151,11 @@ class PolicyRecords:
 
     def _store(
         self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
-    ) -> ChainTransaction | None:
+    ) -> StoredTransaction | None:
         """Store a signed write; None if another one is in flight, or an equally new one has landed.
 
         Raises:
-            ChainUnavailableError: a write with the same bytes has expired.
+            ChainUnreachableError: a write with the same bytes has expired.
         """
         account_id = signed_for.account_id
         account_store.ACCOUNTS.existing(connection, account_id, lock=True)
@@ -245,7 +245,7 @@ def _outcome(
     return Outcome(operator_id=account.operator_id, account_id=account.account_id, subject=change)
 
 
-def _version(tx: ChainTransaction) -> int:
+def _version(tx: StoredTransaction) -> int:
     return int(json.loads(tx.detail or "{}")["version"])
 
 
@@ -265,7 +265,7 @@ def _postponed(record: store.PolicyRecordRow, now_us: int) -> Change[store.Polic
 
 def _state(
     connection: Connection, account_id: str
-) -> tuple[AccountRecord, store.PolicyRecordRow, ChainTransaction | None] | None:
+) -> tuple[AccountRecord, store.PolicyRecordRow, StoredTransaction | None] | None:
     """Return an account, its record, and the write in flight; None if its policy never changed."""
     record = store.RECORDS.get(connection, account_id)
     if record is None:

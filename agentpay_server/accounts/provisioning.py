@@ -14,7 +14,7 @@ from attrs import frozen
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
-from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.fees import Cost
@@ -29,7 +29,7 @@ COLLECTING_SECONDS: Final = 0.02
 _SIGNATURES: Final = 1
 
 
-class _RefusedError(ChainUnavailableError):
+class _RefusedError(ChainUnreachableError):
     """The chain executed the transaction, and it failed."""
 
 
@@ -54,7 +54,7 @@ class Provisioning:
         """Return what provisioning an account takes from the treasury, at most.
 
         Raises:
-            ChainUnavailableError: the chain did not respond.
+            ChainUnreachableError: the chain did not respond.
         """
         chain = self._chain
         blockhash = await chain.latest_blockhash()
@@ -68,7 +68,7 @@ class Provisioning:
             The transaction that provisioned it, if it could still be undone.
 
         Raises:
-            ChainUnavailableError: the outcome is unknown.
+            ChainUnreachableError: the outcome is unknown.
         """
         if not self._chain.landing_seconds:
             # Transactions execute at once: sharing one saves nothing.
@@ -83,7 +83,7 @@ class Provisioning:
         """Fail the waiting callers if the collecting task was cancelled."""
         if collecting.cancelled():
             waiting, self._waiting = self._waiting, []
-            _fail(waiting, ChainUnavailableError("the server stops"))
+            _fail(waiting, ChainUnreachableError("the server stops"))
 
     async def _collect(self) -> None:
         """Provision all accounts that join within a moment, with the fewest transactions."""
@@ -95,11 +95,11 @@ class Provisioning:
             await asyncio.gather(*(self._together(part) for part in parts))
         finally:
             # A task that is cancelled before its first turn never runs: fail its callers here.
-            _fail(waiting, ChainUnavailableError("the server stops"))
+            _fail(waiting, ChainUnreachableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
         """Provision some accounts, in one transaction if possible, and notify their callers."""
-        error: Exception = ChainUnavailableError("the server stops")
+        error: Exception = ChainUnreachableError("the server stops")
         try:
             signed = await self._landed([each.key_index for each in several])
             for each in several:

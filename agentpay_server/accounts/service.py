@@ -25,7 +25,7 @@ from agentpay_server.accounts.provisioning import Provisioning
 from agentpay_server.accounts.rules import handle_of
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
+from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
@@ -74,7 +74,7 @@ class Accounts:
         key_index = await self._claimed_key_index(principal)
         try:
             watched = await self._provisioning.provision(key_index)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         record = await self._context.database.run(self._insert, principal, request, key_index, watched)
         failpoint(Operation.ACCOUNT, Step.BOOKED)
@@ -177,7 +177,7 @@ class Accounts:
         before = await self._context.database.read(own_account, principal, account_id)
         try:
             (held,) = await self._context.chain.token_accounts([before.usdc_token_account])
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         return await self._context.database.read(self._budget, principal, before, held)
 
@@ -197,7 +197,7 @@ class Accounts:
             return []
         try:
             found = await self._context.chain.token_accounts([row.usdc_token_account for row in records])
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         return [0 if account is None else account.amount_micro for account in found]
 
@@ -209,7 +209,7 @@ class Accounts:
         """
         try:
             cost = await self._provisioning.cost()
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         while True:
             funds = await self._funding.look()

@@ -14,7 +14,7 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, MissingExtraError, StartRefusedError
@@ -95,7 +95,7 @@ async def _cluster(
         raise ClusterError(str(error)) from error
     except EndpointRefusesError as error:
         raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
-    except ChainUnavailableError as error:
+    except ChainUnreachableError as error:
         message = f"the RPC endpoint did not respond: {error}; start the server again once it responds"
         raise ClusterAwayError(message) from error
     try:

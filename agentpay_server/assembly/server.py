@@ -16,7 +16,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, WatchedChain
+from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
@@ -196,7 +196,7 @@ class Services:
         # Record payments that sellers broadcast while no server ran.
         await self.payment_watch.look()
         # The schedule repeats it if the chain does not respond.
-        with suppress(ChainUnavailableError):
+        with suppress(ChainUnreachableError):
             await self.channel_watch.look()
 
     async def book_arrivals(self) -> None:

@@ -23,18 +23,18 @@ MOST_COMPUTE_UNITS: Final = 1_400_000
 """The highest compute limit that a transaction can request."""
 
 
-class ChainUnavailableError(Exception):
+class ChainUnreachableError(Exception):
     """The chain did not respond, or its response was lost. Whether a sent transaction arrived is unknown."""
 
 
-class DoubtfulNodeError(ChainUnavailableError):
+class DoubtfulNodeError(ChainUnreachableError):
     """A node does not know a signature, but it lags or reports an implausible position.
 
     So the signature may have landed. Resending the same bytes is harmless.
     """
 
 
-class UnprovenError(ChainUnavailableError):
+class UnprovenError(ChainUnreachableError):
     """A node reports an outcome of a transaction without evidence, or another response contradicts it.
 
     So the transaction may or may not have landed. Resending the same bytes is harmless.
@@ -222,7 +222,7 @@ def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
 
 
 class Chain(Protocol):
-    """A Solana cluster. Every coroutine may raise `ChainUnavailableError`."""
+    """A Solana cluster. Every coroutine may raise `ChainUnreachableError`."""
 
     @property
     def usdc_mint(self) -> str:
@@ -303,7 +303,7 @@ class Chain(Protocol):
             proof_height: None must prove that it is in no block up to this height, if given.
 
         Raises:
-            ChainUnavailableError: its status is unknown, or its absence cannot be proved.
+            ChainUnreachableError: its status is unknown, or its absence cannot be proved.
         """
         ...
 
@@ -333,7 +333,7 @@ class Chain(Protocol):
             last_valid_height: below the height that `block_height` returned before the call.
 
         Raises:
-            ChainUnavailableError: the transaction may still land, or that is unknown.
+            ChainUnreachableError: the transaction may still land, or that is unknown.
         """
         ...
 
@@ -382,7 +382,7 @@ class Chain(Protocol):
         Returns None if no irreversible transaction has closed it.
 
         Raises:
-            ChainUnavailableError: its history cannot be read at the moment.
+            ChainUnreachableError: its history cannot be read at the moment.
         """
         ...
 
@@ -465,7 +465,7 @@ class DepositSource(Protocol):
             booked: returns signatures to skip, which saves calls.
 
         Raises:
-            ChainUnavailableError: the rest cannot be read at the moment.
+            ChainUnreachableError: the rest cannot be read at the moment.
         """
         ...
 

@@ -15,7 +15,7 @@ from attrs import field, frozen
 
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
@@ -31,7 +31,7 @@ from agentpay_server.ledger.apply import post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Posting, Unit
-from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -78,7 +78,7 @@ class Decided(Generic[R]):
     """
 
     record: R
-    tx: ChainTransaction | None = None
+    tx: StoredTransaction | None = None
 
 
 @frozen(kw_only=True)
@@ -97,7 +97,7 @@ class SpendUnit(Unit):
         """The time at which the spend counts. It never decreases within an account."""
         return max(self.now_us, self.source.last_spend_us)
 
-    def hold(self, tx: ChainTransaction, amount_micro: int) -> ChainTransaction:
+    def hold(self, tx: StoredTransaction, amount_micro: int) -> StoredTransaction:
         """Store a signed transaction and count its amount as spent and in flight."""
         posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
         source = post(self.connection, posting, self.now_us)
@@ -107,7 +107,7 @@ class SpendUnit(Unit):
         transactions.insert_transaction(self.connection, held)
         return held
 
-    def hold_cap(self, tx: ChainTransaction, cap_micro: int) -> ChainTransaction:
+    def hold_cap(self, tx: StoredTransaction, cap_micro: int) -> StoredTransaction:
         """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
         post(
             self.connection,
@@ -224,7 +224,7 @@ class Authorizer:
                 others=parties.others,
                 is_broadcast_by_us=parties.is_broadcast_by_us,
             )
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
 
     async def authorize(self, intent: Intent[R], parties: Parties, deadline: float) -> Decided[R] | None:

@@ -29,7 +29,7 @@ from agentpay_server.chain.protocol import (
     Absence,
     Chain,
     ChainFailure,
-    ChainUnavailableError,
+    ChainUnreachableError,
     DoubtfulNodeError,
     SignatureStatus,
     SignedTransaction,
@@ -149,7 +149,7 @@ class Broadcaster:
             irreversibly: whether to wait until the outcome is irreversible.
 
         Raises:
-            ChainUnavailableError: `patience_seconds` have passed; the transaction may still land.
+            ChainUnreachableError: `patience_seconds` have passed; the transaction may still land.
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
@@ -171,14 +171,14 @@ class Broadcaster:
             except UnprovenError:
                 # Nodes often return a transaction a moment after its status. Later, the status may be false.
                 must_send, is_unproven = is_unproven, True
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 # Either the request or the reply was lost: the next check shows which.
                 must_send = False
             if is_sent and sent is not None:
                 await sent()
                 sent = None
             if asyncio.get_running_loop().time() + backoff.seconds > deadline:
-                raise ChainUnavailableError("the outcome of a transaction was not known in time")
+                raise ChainUnreachableError("the outcome of a transaction was not known in time")
             await self._chain.wait_for_notice(signed.signature, backoff.seconds)
             backoff.lengthen()
 
@@ -192,7 +192,7 @@ class Broadcaster:
                 await self._send(signed, operation)
                 is_sent = True
                 end, _ = await self._look(signed, operation)
-        except (ChainUnavailableError, TimeoutError):
+        except (ChainUnreachableError, TimeoutError):
             # The transaction's driver asks again.
             return is_sent, None
         return is_sent, end
@@ -218,7 +218,7 @@ class Broadcaster:
         its signature.
 
         Raises:
-            ChainUnavailableError: the chain did not respond.
+            ChainUnreachableError: the chain did not respond.
         """
         try:
             return await self._seen(signed, find or self._by_signature(signed))

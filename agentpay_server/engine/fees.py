@@ -30,7 +30,7 @@ from agentpay_server.ledger import spending
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Posting
 from agentpay_server.ledger.spending import WINDOW_US
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
@@ -108,7 +108,7 @@ _LEAVES: Final = (
 )
 
 
-def lost(tx: ChainTransaction, lamports: int) -> tuple[Posting, ...]:
+def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
     """Return the posting of lamports that a transaction cost without a payment."""
     return (Posting(account_id=tx.account_id, burned=lamports),) if tx.kind in _COUNTED else ()
 

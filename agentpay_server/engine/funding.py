@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from sqlalchemy import bindparam, func, insert, literal_column, select, update
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import chain_transactions, counters
@@ -99,7 +99,7 @@ class TreasuryFunding:
         """
         try:
             return await self._look()
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
 
     async def _look(self) -> Funds:
@@ -111,7 +111,7 @@ class TreasuryFunding:
         reading = self._reading.start(None, self._read_and_remember)
         await asyncio.wait({reading})
         if reading.cancelled():
-            raise ChainUnavailableError("the server stops")
+            raise ChainUnreachableError("the server stops")
         return reading.result()
 
     async def _read_and_remember(self) -> Funds:
@@ -167,7 +167,7 @@ class TreasuryFunding:
         """Return whether the treasury can pay for an operator's work, which promises nothing.
 
         Raises:
-            ChainUnavailableError: the balance cannot be read.
+            ChainUnreachableError: the balance cannot be read.
         """
         return (await self._look()).lamports >= cost.lamports
 

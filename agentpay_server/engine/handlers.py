@@ -16,7 +16,7 @@ from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import absence
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, real_now_us
 
 S = TypeVar("S")
@@ -38,7 +38,7 @@ class Ending(Generic[S]):
         received_by: for a late landing, the recipients whose history already has it as a deposit.
     """
 
-    tx: ChainTransaction
+    tx: StoredTransaction
     subject: S
     now_us: int
     failure: ChainFailure | None = None
@@ -59,7 +59,7 @@ class Resigning(Generic[S]):
     """
 
     unit: Unit
-    tx: ChainTransaction
+    tx: StoredTransaction
     subject: S
     source: AccountRecord
     blockhash: Blockhash
@@ -118,7 +118,7 @@ class Handler(Generic[S]):
         """Return the stored subject."""
         raise NotImplementedError
 
-    def accounts(self, tx: ChainTransaction, subject: S) -> tuple[str, ...]:  # noqa: ARG002
+    def accounts(self, tx: StoredTransaction, subject: S) -> tuple[str, ...]:  # noqa: ARG002
         """Return the accounts that an outcome may change."""
         return (tx.account_id,)
 
@@ -139,14 +139,14 @@ class Handler(Generic[S]):
         raise NotImplementedError
 
     async def find(
-        self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+        self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look a transaction up on chain; None if it is not there (yet).
 
         With `proof_height`, None proves that no block up to this height contains it.
 
         Raises:
-            ChainUnavailableError: the result is unknown.
+            ChainUnreachableError: the result is unknown.
         """
         return await chain.signature_status(
             tx.signature, absence=absence(tx.debits, tx.last_valid_block_height, proof_height)
@@ -156,7 +156,7 @@ class Handler(Generic[S]):
         """Read from the chain what signing a replacement needs besides a blockhash.
 
         Raises:
-            ChainUnavailableError: nothing is signed for now.
+            ChainUnreachableError: nothing is signed for now.
         """
 
     def sign_replacement(self, resigning: Resigning[S]) -> Replacement | Any:  # noqa: ANN401
@@ -188,9 +188,9 @@ def pending_transaction(
     spent_total: int | None = None,
     detail: str | None = None,
     rent: int = 0,
-) -> ChainTransaction:
+) -> StoredTransaction:
     """Return the row of a new signed transaction, leased by this process."""
-    return ChainTransaction(
+    return StoredTransaction(
         signature=signed.signature,
         kind=kind,
         subject_id=subject_id,
@@ -211,9 +211,9 @@ def pending_transaction(
 
 def watched_transaction(
     signed: SignedTransaction, *, kind: Kind, account_id: str, now_us: int
-) -> ChainTransaction:
+) -> StoredTransaction:
     """Return the row of a landed transaction that can still be undone. It holds no amount."""
-    return ChainTransaction(
+    return StoredTransaction(
         signature=signed.signature,
         kind=kind,
         subject_id=account_id,

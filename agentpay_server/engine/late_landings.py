@@ -14,12 +14,12 @@ from typing import Final
 
 from attrs import define, evolve
 
-from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError, SignatureStatus
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnreachableError, SignatureStatus
 from agentpay_server.engine.broadcast import Ages
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import ChainTransaction, State
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 
@@ -63,7 +63,7 @@ class LateLandings:
         """Check a subject's watched transactions before its newest one is booked as lost or failed.
 
         Raises:
-            ChainUnavailableError: the state of one of them is currently unknown.
+            ChainUnreachableError: the state of one of them is currently unknown.
         """
         watched = await self._database.read(store.watched_of, subject_id)
         if watched:
@@ -74,14 +74,14 @@ class LateLandings:
             if status is not None and status.is_final and status.failure is None:
                 await self._book(evolve(expired, chain_signature=status.chain_signature))
 
-    async def _look_at(self, expired: ChainTransaction) -> None:
+    async def _look_at(self, expired: StoredTransaction) -> None:
         try:
             status = await self._found(expired)
             if status is None:
                 if await self._is_ruled_out(expired):
                     await self._rule_out(expired)
                 return
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return
         if status.failure is not None:
             # It failed on chain: it moved nothing, and never will. What was believed once is asked again
@@ -93,11 +93,11 @@ class LateLandings:
             # Do not resend its replacement.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
-    def _may_vanish(self, expired: ChainTransaction, status: SignatureStatus) -> bool:
+    def _may_vanish(self, expired: StoredTransaction, status: SignatureStatus) -> bool:
         handler = self._settlement.handler(expired.kind)
         return handler.must_be_irreversible and not status.is_irreversible
 
-    async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
+    async def _is_ruled_out(self, expired: StoredTransaction) -> bool:
         """Return whether history shows that a transaction never landed, long after it could have."""
         if not self._is_time(expired) or not await self._is_past(expired):
             return False
@@ -111,7 +111,7 @@ class LateLandings:
         self._postpone(expired)
         return False
 
-    async def _is_past(self, expired: ChainTransaction) -> bool:
+    async def _is_past(self, expired: StoredTransaction) -> bool:
         """Return whether a transaction could last land long ago, both by blocks and by time."""
         life_seconds = self._chain.blockhash_life_seconds
         if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds:
@@ -120,16 +120,16 @@ class LateLandings:
         return await self._chain.block_height() > last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS
 
     async def _found(
-        self, expired: ChainTransaction, *, proof_height: int | None = None
+        self, expired: StoredTransaction, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         handler = self._settlement.handler(expired.kind)
         return await handler.find(self._chain, expired, proof_height=proof_height)
 
-    def _is_time(self, expired: ChainTransaction) -> bool:
+    def _is_time(self, expired: StoredTransaction) -> bool:
         search = self._searches.get(expired.signature)
         return search is None or asyncio.get_running_loop().time() >= search.at
 
-    def _postpone(self, expired: ChainTransaction) -> None:
+    def _postpone(self, expired: StoredTransaction) -> None:
         """Delay the next history query: this node lacks the history, and each attempt takes many calls."""
         now = asyncio.get_running_loop().time()
         search = self._searches.get(expired.signature)
@@ -140,14 +140,14 @@ class LateLandings:
             search.backoff.lengthen()
         search.at = now + search.backoff.seconds
 
-    async def _rule_out(self, expired: ChainTransaction) -> None:
+    async def _rule_out(self, expired: StoredTransaction) -> None:
         now_us = self._context.clock.now_us()
         state = State.FAILED if expired.state is State.REJECTED else State.RULED_OUT
         # If another server was faster, its decision stands, and nothing follows from this one.
         await self._database.run(store.end_watched, expired, state, now_us)
         self._forget(expired)
 
-    async def _book(self, expired: ChainTransaction) -> None:
+    async def _book(self, expired: StoredTransaction) -> None:
         landed = await self._database.run(self._settlement.outcomes.land_late, expired)
         self._forget(expired)
         if landed is None:
@@ -164,6 +164,6 @@ class LateLandings:
             replacement_tx_signature=landed[0],
         )
 
-    def _forget(self, expired: ChainTransaction) -> None:
+    def _forget(self, expired: StoredTransaction) -> None:
         self._ages.forget(expired.signature)
         self._searches.pop(expired.signature, None)

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from attrs import evolve, field, frozen
 
-from agentpay_server.chain.protocol import Blockhash, ChainFailure, ChainUnavailableError
+from agentpay_server.chain.protocol import Blockhash, ChainFailure, ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
@@ -27,7 +27,7 @@ from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Outcome, Posting, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 
 S = TypeVar("S")
 
@@ -53,7 +53,7 @@ class Written(Generic[S]):
         after_commit: hooks to run after the commit.
     """
 
-    following: Ended[S] | ChainTransaction
+    following: Ended[S] | StoredTransaction
     ending: Ending[S] | None = None
     after_commit: list[Callable[[], Awaitable[None]]] = field(factory=list)
 
@@ -69,22 +69,22 @@ class Outcomes:
         """Return a unit of work at the current time.
 
         Raises:
-            ChainUnavailableError: the clocks differ. Outcomes wait too: a spend that a wrong clock dates into
+            ChainUnreachableError: the clocks differ. Outcomes wait too: a spend that a wrong clock dates into
                 the future moves the window of the daily limit past the earlier spends.
         """
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
-            raise ChainUnavailableError("this server's clock differs from its database's")
+            raise ChainUnreachableError("this server's clock differs from its database's")
         return Unit(connection, self._context, now_us)
 
-    def announce(self, connection: Connection, tx: ChainTransaction, subject: S) -> None:
+    def announce(self, connection: Connection, tx: StoredTransaction, subject: S) -> None:
         """Write that a transaction was sent."""
         unit = Unit(connection, self._context, self._context.clock.now_us())
         if store.announce(connection, tx, unit.now_us):
             apply(unit, self._handlers[tx.kind].announced(Ending(tx=tx, subject=subject, now_us=unit.now_us)))
 
     def end(
-        self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | ChainFailure
+        self, connection: Connection, tx: StoredTransaction, subject: S, end: Landed | ChainFailure
     ) -> Written[S]:
         """Write what became of a transaction on chain."""
         handler, unit = self._handlers[tx.kind], self._unit(connection)
@@ -107,7 +107,7 @@ class Outcomes:
     def replace(
         self,
         connection: Connection,
-        tx: ChainTransaction,
+        tx: StoredTransaction,
         subject: S,
         blockhash: Blockhash,
         prepared: object,
@@ -115,7 +115,7 @@ class Outcomes:
         """Sign and store a replacement for an expired transaction, or write that it will have none.
 
         Raises:
-            ChainUnavailableError: signing is stopped for the account, or the blockhash is the expired one.
+            ChainUnreachableError: signing is stopped for the account, or the blockhash is the expired one.
         """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
@@ -123,7 +123,7 @@ class Outcomes:
             return Written(self.current(connection, tx))
         source = account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
         if source.stopped_us is not None:
-            raise ChainUnavailableError("nothing is signed for the account")
+            raise ChainUnreachableError("nothing is signed for the account")
         resigning = Resigning(
             unit=unit, tx=expired, subject=subject, source=source, blockhash=blockhash, prepared=prepared
         )
@@ -144,7 +144,7 @@ class Outcomes:
         )
         return Written(store.replace(connection, expired, following))
 
-    def expire(self, connection: Connection, tx: ChainTransaction, subject: S) -> Written[S]:
+    def expire(self, connection: Connection, tx: StoredTransaction, subject: S) -> Written[S]:
         """Write the expiry of a transaction that is never replaced."""
         unit = self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
@@ -152,14 +152,14 @@ class Outcomes:
             return Written(self.current(connection, tx))
         return self._dropped(unit, expired, subject, None)
 
-    def _dropped(self, unit: Unit, expired: ChainTransaction, subject: S, reason: object) -> Written[S]:
+    def _dropped(self, unit: Unit, expired: StoredTransaction, subject: S, reason: object) -> Written[S]:
         handler = self._handlers[expired.kind]
         if expired.spent_us is not None:
             store.set_released(unit.connection, expired, expired.spent_us)
         ending = evolve(self._ending(unit, expired, subject), reason=reason)
         return _written(unit, ending, handler.dropped(ending))
 
-    def _ending(self, unit: Unit, tx: ChainTransaction, subject: S) -> Ending[S]:
+    def _ending(self, unit: Unit, tx: StoredTransaction, subject: S) -> Ending[S]:
         """Return an end with all that its handler needs."""
         handler = self._handlers[tx.kind]
         if not handler.needs_accounts:
@@ -168,12 +168,12 @@ class Outcomes:
         subject = handler.load(unit.connection, tx.subject_id)
         return Ending(tx=tx, subject=subject, now_us=unit.now_us, accounts=accounts)
 
-    def current(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
+    def current(self, connection: Connection, tx: StoredTransaction) -> Ended[Any] | StoredTransaction:
         """Return the subject's pending transaction, or else the ended subject."""
         current = store.pending(connection, tx.kind, tx.subject_id)
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
 
-    def land_late(self, connection: Connection, tx: ChainTransaction) -> tuple[str | None] | None:
+    def land_late(self, connection: Connection, tx: StoredTransaction) -> tuple[str | None] | None:
         """Write that an expired or rejected transaction has landed; None if another server was faster.
 
         Returns:

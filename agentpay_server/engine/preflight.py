@@ -111,7 +111,7 @@ async def look(
 
     Raises:
         Problem: `invalid_recipient`.
-        ChainUnavailableError: the chain could not be read.
+        ChainUnreachableError: the chain could not be read.
     """
     address = to if recipient is None else recipient.usdc_token_account
     if to.startswith(identifiers.ACCOUNT) and recipient is None:

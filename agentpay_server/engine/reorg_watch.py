@@ -16,7 +16,7 @@ from typing import Final
 
 from attrs import evolve
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.settlement import Settlement
@@ -24,7 +24,7 @@ from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Posting
-from agentpay_server.ledger.transactions import ChainTransaction, State
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.logs import log
 
 _PAGE_SIZE: Final = 256
@@ -51,7 +51,7 @@ class Confirmations:
                 await self._database.run(store.end_confirmed, ended)
             after = page[-1].signature
 
-    async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
+    async def _looked_at(self, tx: StoredTransaction) -> StoredTransaction:
         """Return a transaction with its current state; resend it if it disappeared and can still land."""
         try:
             end, must_send = await self._settlement.broadcaster.look(tx.signed)
@@ -60,7 +60,7 @@ class Confirmations:
                 if not tx.reserved:
                     await self._database.run(_hold, tx, self._clock.now_us())
                 await self._chain.send(tx.signed.raw, even_if_failing=False)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return tx
         if end is None:
             return tx
@@ -72,15 +72,15 @@ class Confirmations:
         return evolve(tx, state=State.FINALIZED) if end.is_irreversible else tx
 
     @staticmethod
-    def _report(level: int, event: str, tx: ChainTransaction) -> None:
+    def _report(level: int, event: str, tx: StoredTransaction) -> None:
         log(logger, level, event, tx_signature=tx.signature, subject=tx.subject_id)
 
 
-def _hold(connection: Connection, tx: ChainTransaction, now_us: int) -> None:
+def _hold(connection: Connection, tx: StoredTransaction, now_us: int) -> None:
     if tx.held and store.set_reserved(connection, tx, tx.held):
         post(connection, Posting(account_id=tx.account_id, hold=tx.held), now_us)
 
 
-def _release(connection: Connection, tx: ChainTransaction, now_us: int) -> None:
+def _release(connection: Connection, tx: StoredTransaction, now_us: int) -> None:
     if store.set_reserved(connection, tx, 0):
         post(connection, Posting(account_id=tx.account_id, release=tx.reserved), now_us)

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Final, TypeVar, cast
 
-from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError
+from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import (
     FIRST_PAUSE_SECONDS,
@@ -29,7 +29,7 @@ from agentpay_server.engine.outcomes import Ended, Outcomes, Written
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
@@ -89,7 +89,7 @@ class Settlement:
         """Set the comparison of a token account's debits with the books, to run before signing a replacement.
 
         Args:
-            compare: raises `ChainUnavailableError` while the account must not sign.
+            compare: raises `ChainUnreachableError` while the account must not sign.
         """
         self._compare_books = compare
 
@@ -108,7 +108,7 @@ class Settlement:
 
     # --- Waiting and driving --------------------------------------------------------------------------------
 
-    async def settle(self, tx: ChainTransaction, subject: S, *, is_new: bool, deadline: float) -> S | None:
+    async def settle(self, tx: StoredTransaction, subject: S, *, is_new: bool, deadline: float) -> S | None:
         """Drive a transaction to its outcome and return the subject, or None if that takes too long.
 
         Args:
@@ -129,7 +129,7 @@ class Settlement:
                 if following.signature != tx.signature:
                     self._stop_tracking(tx)
                 tx = following
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 # The state of an earlier transaction of the subject is unknown: keep driving.
                 pass
             except Exception as error:  # noqa: BLE001 - it may have been sent: keep driving
@@ -177,7 +177,7 @@ class Settlement:
         # One at a time on a manual clock, so that the same seed always books in the same order.
         turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
 
-        async def look(tx: ChainTransaction) -> bool:
+        async def look(tx: StoredTransaction) -> bool:
             async with turns:
                 return await self.look_at(tx) is not None
 
@@ -188,7 +188,7 @@ class Settlement:
                 raise result
         return sum(map(bool, results))
 
-    async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
+    async def look_at(self, tx: StoredTransaction) -> Any | None:  # noqa: ANN401
         """Check once a transaction that others broadcast, and book its outcome if it has one.
 
         Returns:
@@ -204,7 +204,7 @@ class Settlement:
             following = await (
                 self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
             )
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return None
         self._stop_tracking(tx)
         return following.subject if isinstance(following, Ended) else None
@@ -225,7 +225,7 @@ class Settlement:
         """
         return [self.drive(tx) for tx in await self._database.run(self._claim)]
 
-    def drive(self, tx: ChainTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
+    def drive(self, tx: StoredTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
         """Return the task that drives a subject to its outcome; start it if needed.
 
         Args:
@@ -247,12 +247,12 @@ class Settlement:
             # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
 
-    def _stop_tracking(self, tx: ChainTransaction) -> None:
+    def _stop_tracking(self, tx: StoredTransaction) -> None:
         self._driven_signatures.discard(tx.signature)
         self._doubted.discard(tx.signature)
         self.broadcaster.ages.forget(tx.signature)
 
-    def _claim(self, connection: Connection) -> list[ChainTransaction]:
+    def _claim(self, connection: Connection) -> list[StoredTransaction]:
         if not self._context.clock_check.agrees():
             # A lease that a wrong clock dates would keep other servers away for too long.
             return []
@@ -265,7 +265,7 @@ class Settlement:
     def _is_any_abandoned(self, connection: Connection) -> bool:
         return bool(self._abandoned(connection, lock=False))
 
-    def _abandoned(self, connection: Connection, *, lock: bool) -> list[ChainTransaction]:
+    def _abandoned(self, connection: Connection, *, lock: bool) -> list[StoredTransaction]:
         # A manual clock means a single process: a transaction that is not driven here has no driver.
         horizon_us = real_now_us() + (LEASE_US if self._context.clock.is_manual else 0)
         found = store.abandoned(connection, horizon_us, _BATCH + len(self._drivers), lock=lock)
@@ -274,8 +274,8 @@ class Settlement:
     # --- From one transaction to the next -----------------------------------------------------------------
 
     async def _send_new(
-        self, tx: ChainTransaction, subject: S, deadline: float
-    ) -> Ended[S] | ChainTransaction:
+        self, tx: StoredTransaction, subject: S, deadline: float
+    ) -> Ended[S] | StoredTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, tx.operation, deadline)
@@ -285,7 +285,7 @@ class Settlement:
             await self._announce(tx, subject)
         return tx
 
-    async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
+    async def _drive_to_end(self, tx: StoredTransaction, subject: S | None) -> Ended[S]:
         """Drive a stored transaction and its replacements until there is an outcome."""
         handler = self._handlers[tx.kind]
         backoff, is_new = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True), False
@@ -312,8 +312,8 @@ class Settlement:
             backoff.lengthen()
 
     async def _drive_once(
-        self, tx: ChainTransaction, subject: S, *, is_new: bool
-    ) -> Ended[S] | ChainTransaction:
+        self, tx: StoredTransaction, subject: S, *, is_new: bool
+    ) -> Ended[S] | StoredTransaction:
         """Drive one transaction and return the next step; the same transaction means to check it again."""
         handler = self._handlers[tx.kind]
         outcome = await self.broadcaster.outcome(
@@ -327,18 +327,18 @@ class Settlement:
             if isinstance(outcome, Expired):
                 return await self._replaced(tx, subject)
             return await self._booked(tx, subject, outcome)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             # The proof must hold again before a replacement is signed or the amount is released.
             return tx
 
-    async def _announce(self, tx: ChainTransaction, subject: S) -> None:
+    async def _announce(self, tx: StoredTransaction, subject: S) -> None:
         noted = self._context.wakeup.noted
         await self._database.run(self.outcomes.announce, tx, subject)
         self._context.wakeup.set_since(noted)
 
     async def _booked(
-        self, tx: ChainTransaction, subject: S, end: Landed | ChainFailure
-    ) -> Ended[S] | ChainTransaction:
+        self, tx: StoredTransaction, subject: S, end: Landed | ChainFailure
+    ) -> Ended[S] | StoredTransaction:
         """Book an outcome, and return the next step."""
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
@@ -350,13 +350,13 @@ class Settlement:
             failpoint(tx.operation, Step.BOOKED)
         return written.following
 
-    async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
+    async def _replaced(self, tx: StoredTransaction, subject: S) -> Ended[S] | StoredTransaction:
         """Sign a replacement for an expired transaction, or book that it will have none."""
         handler = self._handlers[tx.kind]
         await self._check_earlier(tx.subject_id)
         current = await self._database.read(self.outcomes.current, tx)
-        if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
-            return cast("Ended[S] | ChainTransaction", current)
+        if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
+            return cast("Ended[S] | StoredTransaction", current)
         await self._check_balance(tx)
         if not handler.is_broadcast_by_us:
             noted = self._context.wakeup.noted
@@ -369,21 +369,21 @@ class Settlement:
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.
-            raise ChainUnavailableError("the chain offered a blockhash that has expired")
+            raise ChainUnreachableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(subject)
         noted = self._context.wakeup.noted
         written = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
         await self._after_commit(tx, written, noted)
         return written.following
 
-    async def _check_balance(self, tx: ChainTransaction) -> None:
+    async def _check_balance(self, tx: StoredTransaction) -> None:
         """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
 
         A node may lack a transaction in all its records although it has executed it. Balances come from the
         execution itself.
 
         Raises:
-            ChainUnavailableError: the expired transaction may be the one that landed.
+            ChainUnreachableError: the expired transaction may be the one that landed.
         """
         if not tx.held:
             return
@@ -406,9 +406,9 @@ class Settlement:
                 subject=tx.subject_id,
                 account_id=tx.account_id,
             )
-        raise ChainUnavailableError("an account holds less on chain than is booked")
+        raise ChainUnreachableError("an account holds less on chain than is booked")
 
-    async def _after_commit(self, tx: ChainTransaction, written: Written[S], noted: int) -> None:
+    async def _after_commit(self, tx: StoredTransaction, written: Written[S], noted: int) -> None:
         """Run the actions that follow a commit, such as logging; `noted` is `Wakeup.noted` before it."""
         if self._handlers[tx.kind].changes_due_times:
             self._context.wakeup.set()
@@ -420,7 +420,7 @@ class Settlement:
             await hook()
 
 
-def _subject(tx: ChainTransaction) -> tuple[Kind, str]:
+def _subject(tx: StoredTransaction) -> tuple[Kind, str]:
     return tx.kind, tx.subject_id
 
 

@@ -12,7 +12,7 @@ from typing import Final
 from attrs import frozen
 
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnavailableError
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.logs import log
@@ -62,7 +62,7 @@ class Treasury:
         self._every.restart()
         try:
             await self.look()
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return False
         return True
 

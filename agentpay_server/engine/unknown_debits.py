@@ -12,14 +12,14 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.chain.protocol import ChainUnavailableError, Debit
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.logs import log
 
 logger: logging.Logger = logging.getLogger(__name__)
@@ -84,11 +84,11 @@ def book(
     """Book a debit that the books do not explain, and stop its account.
 
     Raises:
-        ChainUnavailableError: the server's clock differs from its database's; see `Outcomes`.
+        ChainUnreachableError: the server's clock differs from its database's; see `Outcomes`.
     """
     now_us = context.clock.now_us()
     if not context.clock_check.agrees(now_us):
-        raise ChainUnavailableError("this server's clock differs from its database's")
+        raise ChainUnreachableError("this server's clock differs from its database's")
     account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     unit = Unit(connection, context, now_us)
     entry_id = context.identifiers.new(identifiers.ENTRY)
@@ -155,9 +155,9 @@ def explain(
     account_id: str,
     now_us: int,
     held: int = 0,
-) -> ChainTransaction:
+) -> StoredTransaction:
     """Insert the row that explains a debit from now on, and return it."""
-    tx = ChainTransaction(
+    tx = StoredTransaction(
         signature=signature,
         kind=Kind.UNKNOWN,
         subject_id=subject_id,

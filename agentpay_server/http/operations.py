@@ -15,7 +15,7 @@ from attrs import frozen
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.assembly.server import Server
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.ledger import health as store
@@ -159,5 +159,5 @@ async def _answer(question: Awaitable[T]) -> T | None:
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             return await question
-    except (TimeoutError, DatabaseUnavailableError, ChainUnavailableError):
+    except (TimeoutError, DatabaseUnavailableError, ChainUnreachableError):
         return None

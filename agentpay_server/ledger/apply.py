@@ -15,12 +15,12 @@ from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.ledger import accounts, audit, entries, low_balance, transactions
 from agentpay_server.ledger.outbox import Outbox
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
-from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
 
 
-def apply(unit: Unit, outcome: Outcome[S], tx: ChainTransaction | None = None) -> S:
+def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) -> S:
     """Write an outcome, and return its subject as it is now.
 
     Args:
@@ -80,7 +80,7 @@ def _count(
     connection: Connection,
     postings: list[Posting],
     posted: dict[str, AccountRecord],
-    tx: ChainTransaction | None,
+    tx: StoredTransaction | None,
 ) -> None:
     """Store with the transaction when its amounts count, and the account's running totals with them."""
     values: dict[str, Any] = {}

@@ -6,7 +6,7 @@ Such a balance is checked when the books are next compared with the chain.
 
 from functools import partial
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts
@@ -39,7 +39,7 @@ async def judge(context: Context, account_id: str) -> None:
     account = await context.database.read(accounts.ACCOUNTS.existing, account_id)
     try:
         (held,) = await context.chain.token_accounts([account.usdc_token_account])
-    except ChainUnavailableError:
+    except ChainUnreachableError:
         return
     await judge_by(context, account_id, 0 if held is None else held.amount_micro)
 

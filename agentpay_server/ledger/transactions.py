@@ -21,7 +21,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, null, select, update
 
-from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import ChainTransactionRecord, sessions
@@ -35,7 +35,7 @@ COSIGNED: Final = frozenset({Kind.PAYMENT, Kind.CHANNEL_OPEN})
 
 
 @frozen
-class ChainTransaction(ChainTransactionRecord):
+class StoredTransaction(ChainTransactionRecord):
     """A row of `chain_transactions`."""
 
     @property
@@ -80,7 +80,7 @@ _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
 _IS_WATCHED: Final = table.c.state.in_(
     (literal_column(f"'{State.EXPIRED}'"), literal_column(f"'{State.REJECTED}'"))
 )
-TRANSACTIONS: Final = Rows(ChainTransaction, "signature", "subject_id")
+TRANSACTIONS: Final = Rows(StoredTransaction, "signature", "subject_id")
 
 _COSIGNED: Final[list[ColumnElement[Any]]] = [literal_column(f"'{kind}'") for kind in sorted(COSIGNED)]
 _IS_DRIVEN: Final = table.c.kind.not_in(_COSIGNED)
@@ -208,7 +208,7 @@ _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0))
 )
 
 
-def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
+def insert_transaction(connection: Connection, tx: StoredTransaction) -> None:
     """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
 
     Raises:
@@ -217,40 +217,40 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
     TRANSACTIONS.insert(connection, tx)
 
 
-def insert_following(connection: Connection, tx: ChainTransaction) -> None:
+def insert_following(connection: Connection, tx: StoredTransaction) -> None:
     """Store a signed transaction of a subject whose previous one has ended.
 
     Raises:
-        ChainUnavailableError: it has the same bytes, because a node that is stuck offered an old blockhash.
+        ChainUnreachableError: it has the same bytes, because a node that is stuck offered an old blockhash.
     """
     try:
         TRANSACTIONS.insert_now(connection, tx)
     except ConstraintError:
-        raise ChainUnavailableError("the chain offered the expired blockhash again") from None
+        raise ChainUnreachableError("the chain offered the expired blockhash again") from None
 
 
-def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
+def pending(connection: Connection, kind: Kind, subject_id: str) -> StoredTransaction | None:
     """Return the pending transaction of a subject, if any."""
     return TRANSACTIONS.one(connection, _PENDING, kind=kind.value, subject_id=subject_id)
 
 
-def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
+def in_flight(connection: Connection, account_id: str) -> list[StoredTransaction]:
     """Return the driven transactions that may still reduce an account's balance, oldest first."""
     return TRANSACTIONS.all(connection, _IN_FLIGHT, account_id=account_id)
 
 
-def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
+def payments_of(connection: Connection, account_id: str) -> list[StoredTransaction]:
     """Return an account's payments that their sellers may still broadcast, oldest first."""
     return TRANSACTIONS.all(connection, _PAYMENTS_OF, account_id=account_id)
 
 
-def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
+def payment_signed(connection: Connection, signatures: Sequence[str]) -> StoredTransaction | None:
     """Return the payment, still to be broadcast, whose transaction has one of two signatures."""
     first, second = signatures
     return TRANSACTIONS.one(connection, _PAYMENT_SIGNED, first_signature=first, second_signature=second)
 
 
-def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
+def payments_after(connection: Connection, seq: int, count: int) -> list[StoredTransaction]:
     """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
     return TRANSACTIONS.all(connection, _PAYMENTS, after=seq, count=count)
 
@@ -261,7 +261,7 @@ def credits_account(connection: Connection, signature: str, account_id: str) -> 
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 
 
-def of_subject(connection: Connection, signature: str, subject_id: str) -> list[ChainTransaction]:
+def of_subject(connection: Connection, signature: str, subject_id: str) -> list[StoredTransaction]:
     """Return the transaction of a subject with a signature, if it has one."""
     return TRANSACTIONS.all(connection, _OF_SUBJECT, signature=signature, subject_id=subject_id)
 
@@ -285,8 +285,8 @@ def explains_debit(connection: Connection, signature: str, account_id: str) -> b
 
 
 def land(
-    connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
-) -> ChainTransaction | None:
+    connection: Connection, tx: StoredTransaction, now_us: int, *, is_irreversible: bool
+) -> StoredTransaction | None:
     """End a pending transaction: it is final on chain. It stays watched unless it is irreversible."""
     if is_irreversible:
         return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
@@ -294,8 +294,8 @@ def land(
 
 
 def fail(
-    connection: Connection, tx: ChainTransaction, now_us: int, *, is_watched: bool
-) -> ChainTransaction | None:
+    connection: Connection, tx: StoredTransaction, now_us: int, *, is_watched: bool
+) -> StoredTransaction | None:
     """End a pending transaction: the chain has rejected it, and its spend did not happen.
 
     With `is_watched`, it stays watched until its bytes can never land.
@@ -304,18 +304,18 @@ def fail(
     return _end(connection, evolve(ended, state=State.REJECTED if is_watched else State.FAILED))
 
 
-def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
+def expire(connection: Connection, tx: StoredTransaction, now_us: int) -> StoredTransaction | None:
     """End a pending transaction: it should never land, and stays watched in case it does."""
     return _end(connection, evolve(_without_bytes(tx), state=State.EXPIRED, ended_us=now_us))
 
 
-def _without_bytes(tx: ChainTransaction) -> ChainTransaction:
+def _without_bytes(tx: StoredTransaction) -> StoredTransaction:
     """Return a transaction that must not be sent again, with the account whose history shows it."""
     debits = None if tx.raw is None else tx.signed.debits
     return evolve(tx, raw=None, debits=debits)
 
 
-def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | None:
+def _end(connection: Connection, ended: StoredTransaction) -> StoredTransaction | None:
     return TRANSACTIONS.change(
         connection,
         ended,
@@ -331,12 +331,12 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
 
 
 def replace(
-    connection: Connection, expired: ChainTransaction, following: ChainTransaction
-) -> ChainTransaction:
+    connection: Connection, expired: StoredTransaction, following: StoredTransaction
+) -> StoredTransaction:
     """Store the replacement of an expired transaction, and move the spend to it.
 
     Raises:
-        ChainUnavailableError: it has the same bytes.
+        ChainUnreachableError: it has the same bytes.
     """
     following = evolve(
         following,
@@ -350,7 +350,7 @@ def replace(
     return following
 
 
-def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
+def announce(connection: Connection, tx: StoredTransaction, now_us: int) -> bool:
     """Store that a pending transaction was announced as sent; False if it already was, or is not pending."""
     return TRANSACTIONS.change(connection, tx, _IS_PENDING, _IS_UNANNOUNCED, announced_us=now_us) is not None
 
@@ -359,13 +359,13 @@ def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
 
 
 def set_spend(
-    connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
+    connection: Connection, tx: StoredTransaction, *, spent_us: int | None, spent_total: int | None
 ) -> None:
     """Store when a transaction counts as a spend, and the account's running total including it."""
     TRANSACTIONS.changed(connection, tx, spent_us=spent_us, spent_total=spent_total)
 
 
-def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
+def set_released(connection: Connection, tx: StoredTransaction, released_us: int | None) -> None:
     """Store that a spend did not happen; with None, that it happened after all."""
     TRANSACTIONS.changed(connection, tx, released_us=released_us)
 
@@ -383,7 +383,7 @@ def opening_caps(connection: Connection, account_id: str) -> int:
 
 def abandoned(
     connection: Connection, now_us: int, count: int, *, lock: bool = False
-) -> list[ChainTransaction]:
+) -> list[StoredTransaction]:
     """Return up to `count` pending transactions whose lease has expired at `now_us`, in real time.
 
     With `lock`, the rows are locked, and rows that another transaction has locked are skipped.
@@ -409,19 +409,19 @@ def free_all(connection: Connection) -> None:
 # --- Confirmed transactions, watched until they are irreversible (interface T12)
 
 
-def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
+def confirmed_after(connection: Connection, signature: str, count: int) -> list[StoredTransaction]:
     """Return up to `count` confirmed transactions, ordered by signature, above a given one; "" for all."""
     return TRANSACTIONS.all(connection, _CONFIRMED_AFTER, after=signature, count=count)
 
 
-def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
+def set_reserved(connection: Connection, tx: StoredTransaction, reserved: int) -> bool:
     """Store the reserved amount of a confirmed transaction; False if another server was faster."""
     was = {"reserved_before": tx.reserved}
     changed = TRANSACTIONS.change(connection, tx, _IS_CONFIRMED, _WAS_RESERVED, given=was, reserved=reserved)
     return changed is not None
 
 
-def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
+def end_confirmed(connection: Connection, ended: Iterable[StoredTransaction]) -> None:
     """Stop watching confirmed transactions; each carries its new `state`."""
     values = [
         {"of_signature": tx.signature, "of_subject": tx.subject_id, "new_state": tx.state.value}
@@ -434,12 +434,12 @@ def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> 
 # --- Expired and rejected transactions, watched until it is ruled out that they landed
 
 
-def watched_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
+def watched_of(connection: Connection, subject_id: str) -> list[StoredTransaction]:
     """Return a subject's watched transactions."""
     return TRANSACTIONS.all(connection, _WATCHED_OF, subject_id=subject_id)
 
 
-def watched_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
+def watched_after(connection: Connection, subject_id: str, count: int) -> list[StoredTransaction]:
     """Return about `count` watched transactions, ordered by subject, above a given subject; "" for the first.
 
     All transactions of one subject are returned together.
@@ -451,7 +451,7 @@ def watched_after(connection: Connection, subject_id: str, count: int) -> list[C
     return [each for each in found if each.subject_id != last] + watched_of(connection, last)
 
 
-def end_watched(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
+def end_watched(connection: Connection, tx: StoredTransaction, state: State, now_us: int) -> bool:
     """Stop watching an expired or rejected transaction; False if another server was faster."""
     ended = TRANSACTIONS.change(connection, tx, _IS_WATCHED, state=state.value, ended_us=now_us)
     return ended is not None

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 
 from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
 from agentpay.contract.pages import PageBody
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.engine.treasury import LAMPORTS, Treasury
@@ -104,7 +104,7 @@ class Overview:
         name, counts = await self._context.database.read(_named_counts, principal.operator_id)
         try:
             lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             lamports = None
         return ConsoleSummary(
             operator_name=name,

@@ -33,7 +33,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import channel_store, store, x402_upto
 from agentpay_server.payments.building import (
     FEE_LAMPORTS,
@@ -42,7 +42,7 @@ from agentpay_server.payments.building import (
     check_buildable,
 )
 from agentpay_server.payments.channel_building import closing_fee
-from agentpay_server.payments.channel_signing import Deposit, Landing, sign_channel
+from agentpay_server.payments.channel_signing import ChannelDeposit, OpeningBlockhash, sign_channel
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
@@ -127,7 +127,7 @@ class Purchase:
     pin: Pin | None
     token_account: str
     position: int
-    landing: Landing | None = None
+    landing: OpeningBlockhash | None = None
 
     @property
     def digest(self) -> str:
@@ -216,12 +216,12 @@ class PaymentIntent(TransferIntent):
         apply(unit, outcomes.reported(decided.record, initiated))
         return decided
 
-    def _hold(self, unit: SpendUnit, tx: ChainTransaction) -> ChainTransaction:
+    def _hold(self, unit: SpendUnit, tx: StoredTransaction) -> StoredTransaction:
         if self._purchase.offer.channel is None:
             return super()._hold(unit, tx)
         return unit.hold_cap(tx, self._terms.amount_micro)
 
-    def _signed(self, unit: SpendUnit) -> ChainTransaction:
+    def _signed(self, unit: SpendUnit) -> StoredTransaction:
         if self._purchase.offer.channel is not None:
             return self._signed_channel(unit)
         connection, source, preflight = unit.connection, unit.source, unit.preflight
@@ -270,11 +270,11 @@ class PaymentIntent(TransferIntent):
         )
         return attrs.evolve(tx, chain_signature=name, announced_us=unit.now_us, leased_until_us=0)
 
-    def _signed_channel(self, unit: SpendUnit) -> ChainTransaction:
+    def _signed_channel(self, unit: SpendUnit) -> StoredTransaction:
         purchase, principal = self._purchase, self._principal
         offer, landing = purchase.offer, purchase.landing
         assert offer.channel is not None and landing is not None  # noqa: PT018, S101 - read before
-        deposit = Deposit(
+        deposit = ChannelDeposit(
             subject_id=self._transfer_id,
             operator_id=purchase.operator_id,
             account_id=purchase.account_id,

@@ -21,7 +21,7 @@ from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, Se
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Voucher
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.protocol import AccountData, Blockhash, ChainUnavailableError, Payout
+from agentpay_server.chain.protocol import AccountData, Blockhash, ChainUnreachableError, Payout
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, SessionRecord
@@ -35,7 +35,7 @@ from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments import channel_store, mpp, mpp_sessions, upto
 from agentpay_server.payments.channel_building import opening_of, pay_out, request_close, voucher_signature
 from agentpay_server.payments.channel_rules import SEAL_US, Act, Due, is_ended_by_seller, next_act, outcome_of
@@ -135,7 +135,7 @@ class ChannelClosing:
         try:
             while await self._advanced(session_id):
                 pass
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             await self._database.run(self._wait, session_id, self._context.clock.now_us() + _AGAIN_US)
 
     async def _advanced(self, session_id: str) -> bool:
@@ -268,10 +268,10 @@ class ChannelClosing:
 
     def _sign(
         self, connection: Connection, session_id: str, due: Due, blockhash: Blockhash
-    ) -> ChainTransaction | None:
+    ) -> StoredTransaction | None:
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
-            raise ChainUnavailableError("this server's clock differs from its database's")
+            raise ChainUnreachableError("this server's clock differs from its database's")
         channel = channel_store.of_session(connection, session_id, lock=True)
         if channel.session.status != SessionStatus.CLOSING:
             return None
@@ -311,7 +311,7 @@ class ChannelClosing:
         account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
         payout = await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
         if payout is None:
-            raise ChainUnavailableError("the payout of a channel is not irreversible yet")
+            raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
         booked = await self._database.run(self._booked, session.session_id, payout)
         failpoint(Operation.CHANNEL_CLOSE, Step.BOOKED)
@@ -336,7 +336,7 @@ class ChannelClosing:
     def _booked(self, connection: Connection, session_id: str, payout: Payout) -> SessionRecord | None:
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
-            raise ChainUnavailableError("this server's clock differs from its database's")
+            raise ChainUnreachableError("this server's clock differs from its database's")
         unit = Unit(connection, self._context, now_us)
         session = SESSIONS.existing(connection, session_id)
         account_store.ACCOUNTS.existing(connection, session.account_id, lock=True)
@@ -386,14 +386,14 @@ def read_found(account: AccountData | None) -> codecs.ChannelAccount | None:
     try:
         return codecs.read_channel(account.data)
     except codecs.ChannelError as error:
-        raise ChainUnavailableError("a node shows a malformed channel") from error
+        raise ChainUnreachableError("a node shows a malformed channel") from error
 
 
-def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_us: int) -> ChainTransaction:
+def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_us: int) -> StoredTransaction:
     """Return the row of a payout: the service's own, or a new one for the seller's."""
     for tx in chain_transactions.of_subject(connection, payout.signature, session.session_id):
         return tx
-    tx = ChainTransaction(
+    tx = StoredTransaction(
         signature=payout.signature,
         kind=Kind.CHANNEL_CLOSE,
         subject_id=session.session_id,
@@ -476,5 +476,5 @@ def _again(ending: Ending[SessionRecord], add: Mapping[str, int] | None = None) 
     )
 
 
-def _is_request(tx: ChainTransaction) -> bool:
+def _is_request(tx: StoredTransaction) -> bool:
     return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)

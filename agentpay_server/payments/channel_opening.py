@@ -27,12 +27,12 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import channel_store, upto
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
 from agentpay_server.payments.channel_building import closing_fee
 from agentpay_server.payments.channel_rules import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.payments.channel_signing import Deposit, Landing, sign_channel
+from agentpay_server.payments.channel_signing import ChannelDeposit, OpeningBlockhash, sign_channel
 from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChannelTerms, Offer
@@ -76,7 +76,7 @@ class Opening:
     position: int
     pin: Pin | None
     token_account: str
-    landing: Landing
+    landing: OpeningBlockhash
     digest: str
 
     @property
@@ -179,7 +179,7 @@ class OpenChannel(Intent[SessionRecord]):
         """
         self._check_limits(unit)
         opening, principal = self._opening, self._principal
-        deposit = Deposit(
+        deposit = ChannelDeposit(
             subject_id=self._context.identifiers.new(identifiers.SESSION),
             operator_id=principal.operator_id,
             account_id=opening.account_id,
@@ -237,7 +237,7 @@ class ChannelOpenHandler(SessionOpenHandler):
     must_be_irreversible = True
 
     async def find(
-        self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+        self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look the transaction up by its signature if that is known, else by its signed message."""
         return await cosigned_status(chain, tx, proof_height=proof_height)

@@ -12,13 +12,13 @@ from attrs import frozen
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.channels.codecs import ChannelError
 from agentpay_server.chain.custody import spending_key, voucher_key
-from agentpay_server.chain.protocol import Chain, ChainUnavailableError, Cosigned, SignedTransaction
+from agentpay_server.chain.protocol import Chain, ChainUnreachableError, Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.tables import ChannelRecord, SessionRecord
 from agentpay_server.engine.authorization import SpendUnit
 from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.channel_building import build_opening, closing_fee, opening_of
 from agentpay_server.payments.channel_rules import MAX_SLOT_DISTANCE
 from agentpay_server.payments.channel_store import CHANNELS, Channel
@@ -35,7 +35,7 @@ _LATER_BLOCKS: Final = 32
 
 
 @frozen(kw_only=True)
-class Landing:
+class OpeningBlockhash:
     """Where an opening can land: the chain's slot, at which a blockhash was valid."""
 
     blockhash: str
@@ -43,7 +43,7 @@ class Landing:
 
 
 @frozen(kw_only=True)
-class Deposit:
+class ChannelDeposit:
     """A channel to sign: an offer's, and what its rows say besides.
 
     Attributes:
@@ -69,7 +69,7 @@ class Deposit:
     offer: Offer
     position: int
     token_account: str
-    landing: Landing
+    landing: OpeningBlockhash
     terms_digest: str
     held_key: str | None = None
     is_claimed: bool = False
@@ -83,7 +83,7 @@ class Deposit:
         return self.offer.channel
 
 
-async def landing_of(chain: Chain, offer: Offer, position: int) -> Landing:
+async def landing_of(chain: Chain, offer: Offer, position: int) -> OpeningBlockhash:
     """Return where an opening on an offer's terms can land now.
 
     Raises:
@@ -97,7 +97,7 @@ async def landing_of(chain: Chain, offer: Offer, position: int) -> Landing:
     try:
         blockhash = channel.blockhash or (await chain.latest_blockhash()).value
         slot = await chain.blockhash_slot(blockhash)
-    except ChainUnavailableError:
+    except ChainUnreachableError:
         raise chain_unavailable() from None
     named = slot if channel.slot is None else channel.slot
     if slot is None or named is None:
@@ -105,11 +105,11 @@ async def landing_of(chain: Chain, offer: Offer, position: int) -> Landing:
     elif abs(slot - named) > MAX_SLOT_DISTANCE:
         reason = f"its recentSlot is over {MAX_SLOT_DISTANCE} slots from that of this service's node"
     else:
-        return Landing(blockhash=blockhash, slot=min(slot, named))
+        return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
     raise nothing_payable({position: reason})
 
 
-def sign_channel(unit: SpendUnit, deposit: Deposit) -> tuple[Channel, ChainTransaction]:
+def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:
     """Sign a channel's opening and store the channel; return it, and the transaction to hold its amount with.
 
     Raises:
@@ -172,7 +172,7 @@ def _last_valid_height(unit: SpendUnit, blockhash: str) -> int:
     return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
 
 
-def _rows(unit: SpendUnit, deposit: Deposit) -> Channel:
+def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
     """Return the rows to store; the addresses that follow from them are still missing."""
     context, terms = unit.context, deposit.terms
     assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable

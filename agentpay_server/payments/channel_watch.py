@@ -12,7 +12,7 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.channels.codecs import PROGRAM, OnchainStatus
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import channel_store
 from agentpay_server.payments.channel_closing import ChannelClosing, read_found
@@ -59,14 +59,14 @@ class ChannelWatch:
         if not self._every.is_due:
             return False
         try:
-            with suppress(ChainUnavailableError):
+            with suppress(ChainUnreachableError):
                 return await self.look()
             return False
         finally:
             self._every.restart()
 
     async def _look_once(self) -> None:
-        with suppress(ChainUnavailableError):
+        with suppress(ChainUnreachableError):
             await self.look()
 
     async def _changed(self, page: Sequence[Channel]) -> list[Channel]:

@@ -12,7 +12,7 @@ from agentpay_server.engine.broadcast import first_landing_height
 from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.outcome import Outcome
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.transfers.settling import TransferHandler, failed
 
 EXPIRED: Final = Refusal(
@@ -38,7 +38,7 @@ class PaymentHandler(TransferHandler):
     must_be_irreversible = True
 
     async def find(
-        self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+        self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look the transaction up by its signature if that is known, else by its signed message."""
         return await cosigned_status(chain, tx, proof_height=proof_height)
@@ -65,7 +65,7 @@ def failure_of(ending: Ending[Any]) -> Refusal:
 
 
 async def cosigned_status(
-    chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+    chain: Chain, tx: StoredTransaction, *, proof_height: int | None
 ) -> SignatureStatus | None:
     """Look up a transaction that a seller broadcasts; see `Handler.find`."""
     if tx.chain_signature is None:
@@ -84,7 +84,7 @@ def detail_of(cosigned: Cosigned) -> str:
     return json.dumps(found_by)
 
 
-def cosigned_of(tx: ChainTransaction) -> Cosigned:
+def cosigned_of(tx: StoredTransaction) -> Cosigned:
     """Decode the search criteria of a payment."""
     found_by = json.loads(tx.detail or "{}")
     return Cosigned(

@@ -14,7 +14,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import channel_store, store
 from agentpay_server.platform.pace import Every
 
@@ -113,5 +113,5 @@ class PaymentWatch:
         return is_any_ended
 
     async def _look_for(self, signatures: Sequence[str]) -> Any:  # noqa: ANN401 - the result is not used
-        tx: ChainTransaction | None = await self._database.read(transactions.payment_signed, signatures)
+        tx: StoredTransaction | None = await self._database.read(transactions.payment_signed, signatures)
         return None if tx is None else await self._settlement.look_at(tx)

@@ -17,7 +17,7 @@ from agentpay_server.chain.protocol import (
     AccountData,
     Blockhash,
     Booked,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
@@ -192,7 +192,7 @@ class FaultyChain:
         await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
             self._count(ChainFault.REPLY_LOST)
-            raise ChainUnavailableError("sandbox fault: the chain's response was lost")
+            raise ChainUnreachableError("sandbox fault: the chain's response was lost")
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         self._check_down()
@@ -228,7 +228,7 @@ class FaultyChain:
     def _check_down(self) -> None:
         if self._is_active and ChainFault.DOWN in self._armed:
             self._count(ChainFault.DOWN)
-            raise ChainUnavailableError("sandbox fault: the chain is down")
+            raise ChainUnreachableError("sandbox fault: the chain is down")
 
     def _count(self, fault: ChainFault) -> None:
         """The last occurrence disarms the fault."""

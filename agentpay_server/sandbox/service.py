@@ -15,7 +15,7 @@ from agentpay_server.accounts.deposits import Deposits, arrived, received_by
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.contract.sandbox import (
     ADVANCE_CLOCK,
     CLEAR_FAULTS,
@@ -150,7 +150,7 @@ class Sandbox:
                 amount_micro=amount_micro,
                 memo=context.identifiers.new(identifiers.ENTRY),
             )
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         funding = context.tasks.start(self._funded(principal, account, amount_micro, signed))
         done, _ = await asyncio.wait({funding}, timeout=context.settings.settlement_wait_seconds)
@@ -199,7 +199,7 @@ class Sandbox:
                 await deposits.look(account.usdc_token_account, also=booked)
                 failpoint(Operation.FUND, Step.BOOKED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 raise _maybe_minted("The money was minted, and then the chain did not respond") from None
         balance_micro = 0 if held is None else held.amount_micro
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
@@ -231,7 +231,7 @@ class Sandbox:
                 owner=owner,
             )
             await self._land(signed, Operation.TOKEN_ACCOUNT)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise chain_unavailable() from None
         address = associated_token_address(owner, context.chain.usdc_mint)
         await context.database.run(
@@ -398,7 +398,7 @@ class Sandbox:
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):
-            raise ChainUnavailableError(f"a sandbox transaction did not land: {outcome}")
+            raise ChainUnreachableError(f"a sandbox transaction did not land: {outcome}")
 
     def _require_test_chain(self) -> Faults:
         if self._faults is None:

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server.chain import escrow
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, FailureReason
+from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, SessionRecord
@@ -34,7 +34,7 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
@@ -192,7 +192,7 @@ class Closing:
             closes_us=sign_us,
         )
 
-    async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, ChainTransaction | None]:
+    async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, StoredTransaction | None]:
         """Sign the settlement of a claimed session, if the chain allows it.
 
         Returns:
@@ -204,9 +204,9 @@ class Closing:
             state = await look(self._context, session, account)
             blockhash = await chain.latest_blockhash()
             closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
-        except ChainUnavailableError as error:
+        except ChainUnreachableError as error:
             if isinstance(error, EscrowMissingError):
-                with suppress(ChainUnavailableError):
+                with suppress(ChainUnreachableError):
                     await lost_escrow.compare(self._context, session)
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
@@ -225,7 +225,7 @@ class Closing:
 
     def _sign(
         self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
-    ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
+    ) -> tuple[SessionRecord, StoredTransaction | None, bool]:
         """Return the session, its settlement if signed now, and whether this call changed anything."""
         # The account comes first, as in every unit of work. If the settlement may create a token account, it
         # is locked: two concurrent closings must not both pass that check.
@@ -237,7 +237,7 @@ class Closing:
             return session, None, False
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
-            raise ChainUnavailableError("this server's clock differs from its database's")
+            raise ChainUnreachableError("this server's clock differs from its database's")
         unit = Unit(connection, self._context, now_us)
         found = sign(unit, session, account, state, blockhash)
         if isinstance(found, Obstacle):
@@ -266,7 +266,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         """Return the session."""
         return store.SESSIONS.existing(connection, subject_id, lock=lock)
 
-    def accounts(self, tx: ChainTransaction, subject: SessionRecord) -> tuple[str, ...]:
+    def accounts(self, tx: StoredTransaction, subject: SessionRecord) -> tuple[str, ...]:
         """Return both sides."""
         payee = subject.recipient_account_id
         return (tx.account_id,) if payee is None else (tx.account_id, payee)
@@ -309,7 +309,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
             return await look(context, subject, account)
         except EscrowMissingError:
             # In a restored database, a replacement that it does not know may have paid out the escrow.
-            with suppress(ChainUnavailableError):
+            with suppress(ChainUnreachableError):
                 await lost_escrow.compare(context, subject)
             raise
 
@@ -352,10 +352,10 @@ def sign(
     `account` is locked if the settlement may create a token account.
 
     Raises:
-        ChainUnavailableError: signing is stopped for the account.
+        ChainUnreachableError: signing is stopped for the account.
     """
     if account.stopped_us is not None:
-        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
+        raise ChainUnreachableError("the account is blocked: nothing is signed for it")
     legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,

@@ -8,7 +8,7 @@ key. The account is stopped, and an operator must review it.
 import logging
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.protocol import ChainUnavailableError, Debit
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import unknown_debits
@@ -27,7 +27,7 @@ async def compare(context: Context, session: SessionRecord) -> None:
     """Stop the account of a session whose escrow was paid out by a transaction that the books do not know.
 
     Raises:
-        ChainUnavailableError: the escrow's history cannot be read at the moment.
+        ChainUnreachableError: the escrow's history cannot be read at the moment.
     """
     async for batch in context.chain.deposits(session.escrow_token_account, after=None):
         for debit in batch.debits:
@@ -55,7 +55,7 @@ def _stop(connection: Connection, context: Context, session_id: str, debit: Debi
         return False
     now_us = context.clock.now_us()
     if not context.clock_check.agrees(now_us):
-        raise ChainUnavailableError("this server's clock differs from its database's")
+        raise ChainUnreachableError("this server's clock differs from its database's")
     unknown_debits.explain(
         connection,
         signature=debit.signature,

@@ -18,7 +18,7 @@ from agentpay_server.engine import fees
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting
-from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import from_us
 from agentpay_server.sessions.rules import cap_events
 
@@ -95,7 +95,7 @@ def charged(session: SessionRecord, *, before_micro: int) -> Outcome[SessionReco
 
 def settled(
     change: Change[SessionRecord],
-    tx: ChainTransaction,
+    tx: StoredTransaction,
     now_us: int,
     *,
     paid: int | None = None,
@@ -164,7 +164,7 @@ def _settled_event(session: SessionRecord, paid: int, tx_signature: str, now_us:
     )
 
 
-def lost(session: SessionRecord, tx: ChainTransaction) -> Outcome[SessionRecord]:
+def lost(session: SessionRecord, tx: StoredTransaction) -> Outcome[SessionRecord]:
     """Return the outcome of a cap that was paid into the escrow of a settled session.
 
     An operator must recover it.
@@ -194,7 +194,7 @@ def detail_of(deposited: int) -> str:
     return json.dumps({"deposited": deposited})
 
 
-def deposited_micro(tx: ChainTransaction) -> int:
+def deposited_micro(tx: StoredTransaction) -> int:
     """Return the surplus of a settlement beyond the cap, which third parties sent to the escrow."""
     return int(json.loads(tx.detail or "{}").get("deposited", 0))
 

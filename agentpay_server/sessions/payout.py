@@ -12,14 +12,14 @@ from attrs import evolve, frozen
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, associated_token_address
-from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
+from agentpay_server.chain.protocol import ChainUnreachableError, TokenAccount
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.context import Context
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, SettlementSplit
 
 
-class EscrowMissingError(ChainUnavailableError):
+class EscrowMissingError(ChainUnreachableError):
     """The chain does not show the whole cap in an escrow: a node lags, or the escrow was paid out."""
 
 
@@ -76,10 +76,10 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
 
     Raises:
         EscrowMissingError: the chain does not show the whole cap in the escrow.
-        ChainUnavailableError: the chain did not respond, or signing is stopped for the account.
+        ChainUnreachableError: the chain did not respond, or signing is stopped for the account.
     """
     if account.stopped_us is not None:
-        raise ChainUnavailableError("the account is blocked: nothing is signed for it")
+        raise ChainUnreachableError("the account is blocked: nothing is signed for it")
     chain, owner = context.chain, session.recipient_owner
     fallback = None if owner is None else associated_token_address(owner, chain.usdc_mint)
     addresses = [

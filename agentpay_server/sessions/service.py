@@ -22,7 +22,7 @@ from agentpay.contract.sessions import (
 )
 from agentpay.contract.usdc import format_number
 from agentpay_server.chain.escrow import ESCROW_BYTES
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import SessionRecord
@@ -220,7 +220,7 @@ class Sessions:
                 raise invalid_recipient(request.to, "is the escrow of a session")
             try:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 raise chain_unavailable() from None
         intent = NewSession(self._context, principal, request, view.held, rent_exempt_lamports=rent)
         return await self._authorizer.authorize(intent, view.parties, deadline)

@@ -25,7 +25,7 @@ from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.transfers import outcomes
@@ -120,11 +120,11 @@ class TransferIntent(Intent[TransferRecord]):
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         """Store the decided transfer and its audit record."""
 
-    def _hold(self, unit: SpendUnit, tx: ChainTransaction) -> ChainTransaction:
+    def _hold(self, unit: SpendUnit, tx: StoredTransaction) -> StoredTransaction:
         """Store the signed transaction, with its amount."""
         return unit.hold(tx, self._terms.amount_micro)
 
-    def _signed(self, unit: SpendUnit) -> ChainTransaction:
+    def _signed(self, unit: SpendUnit) -> StoredTransaction:
         """Return the signed transaction; `_hold` sets its amount."""
         source, preflight = unit.source, unit.preflight
         signed = signed_transfer(

@@ -19,7 +19,7 @@ from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Posting
-from agentpay_server.ledger.transactions import TRANSACTIONS, ChainTransaction, Kind
+from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import signed_transfer
 from agentpay_server.transfers.outcomes import (
@@ -66,7 +66,7 @@ class TransferHandler(Handler[TransferRecord]):
         """Return the transfer."""
         return store.TRANSFERS.existing(connection, subject_id, lock=lock)
 
-    def accounts(self, tx: ChainTransaction, subject: TransferRecord) -> tuple[str, ...]:
+    def accounts(self, tx: StoredTransaction, subject: TransferRecord) -> tuple[str, ...]:
         """Return both sides."""
         recipient = subject.recipient_account_id
         return (tx.account_id,) if recipient is None else (tx.account_id, recipient)

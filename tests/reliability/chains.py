@@ -24,7 +24,7 @@ from agentpay_server.chain.protocol import (
     Absence,
     Blockhash,
     Booked,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Cosigned,
     DepositBatch,
     SignatureStatus,
@@ -45,13 +45,13 @@ async def passed(chain: "FaultyChain", proceed: Proceed) -> Any:
 
 async def down(chain: "FaultyChain", proceed: Proceed) -> Any:
     """The request does not arrive."""
-    raise ChainUnavailableError("scripted: the request was lost")
+    raise ChainUnreachableError("scripted: the request was lost")
 
 
 async def reply_lost(chain: "FaultyChain", proceed: Proceed) -> Any:
     """The request arrives, its answer does not."""
     await proceed()
-    raise ChainUnavailableError("scripted: the reply was lost")
+    raise ChainUnreachableError("scripted: the reply was lost")
 
 
 async def dropped(chain: "FaultyChain", proceed: Proceed) -> None:
@@ -67,14 +67,14 @@ async def repeated(chain: "FaultyChain", proceed: Proceed) -> Any:
 async def goes_down(chain: "FaultyChain", proceed: Proceed) -> Any:
     """The request does not arrive, nor does any other from now on."""
     chain.is_down = True
-    raise ChainUnavailableError("scripted: the chain went away")
+    raise ChainUnreachableError("scripted: the chain went away")
 
 
 async def goes_down_after(chain: "FaultyChain", proceed: Proceed) -> Any:
     """The request arrives; its answer does not, and nothing after it."""
     await proceed()
     chain.is_down = True
-    raise ChainUnavailableError("scripted: the chain went away with the reply")
+    raise ChainUnreachableError("scripted: the chain went away with the reply")
 
 
 async def expiring(chain: "FaultyChain", proceed: Proceed) -> Any:
@@ -326,7 +326,7 @@ class FaultyChain:
                 act = self._acts[kind].popleft()
         await self._wander()
         if self.is_down:
-            raise ChainUnavailableError("scripted: the chain is down")
+            raise ChainUnreachableError("scripted: the chain is down")
         result = await (proceed() if act is None else act(self, proceed))
         await self._wander()
         return result

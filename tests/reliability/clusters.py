@@ -28,7 +28,7 @@ from solders.transaction_status import InstructionErrorCustom, TransactionErrorI
 
 from agentpay_server.chain.embedded import virtual_machine as machines
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM, USDC_MINTS
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
@@ -251,7 +251,7 @@ class Cluster:
         self.calls[method] += 1
         await asyncio.sleep(0.02)
         if self.is_down:
-            raise ChainUnavailableError(f"{method}: the cluster is down")
+            raise ChainUnreachableError(f"{method}: the cluster is down")
         reply = getattr(self, f"_{method}")(*params)
         changes = self._told[method]
         for told in list(changes):

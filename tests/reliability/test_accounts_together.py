@@ -11,7 +11,7 @@ from worlds import Answer, World
 from agentpay_server.accounts import provisioning
 from agentpay_server.accounts.provisioning import COLLECTING_SECONDS
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.protocol import ChainFailure, ChainUnavailableError, FailureReason, SignatureStatus
+from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError, FailureReason, SignatureStatus
 from agentpay_server.chain.transactions import MOST_PROVISIONED
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +89,7 @@ async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> No
         assert not any(each.done() for each in asking)
         assert await tasks.cancel_all(within_seconds=120)
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
-        assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
+        assert [type(outcome) for outcome in outcomes] == [ChainUnreachableError] * 3
     # Nor anybody who comes later.
     assert {answer.status for answer in await asked_for(world, 2)} == {201}
 
@@ -103,6 +103,6 @@ async def test_cancelling_the_collection_fails_all_waiting_callers(
     for _ in range(turns):
         await asyncio.sleep(0)
     assert await world.runtime.context.tasks.cancel_all(within_seconds=120)
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         async with asyncio.timeout(120):
             await asking

@@ -13,7 +13,7 @@ from sellers import ORIGIN, Seller
 from two_servers import started
 from worlds import Answer, Party, World, drive
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import tables
 from agentpay_server.database.clock_check import ClockCheck, _Reading
 from agentpay_server.database.runner import DatabaseUnavailableError
@@ -77,7 +77,7 @@ async def servers(machine: Machine, request: pytest.FixtureRequest) -> AsyncIter
     with machine.in_use():
         other = await started(url, server.chain, server.runtime.operator.key, **settings)
     # The second has created an unused chain from the ledger: the first continues from there.
-    with suppress(ChainUnavailableError):
+    with suppress(ChainUnreachableError):
         await server.chain.latest_blockhash()
     yield server, other
     await other.stop()

@@ -22,7 +22,7 @@ from agentpay.contract.events import BalanceLowThresholdData
 from agentpay_server.accounts import deposits as deposits_module
 from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
-from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
+from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, DepositBatch
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.ledger import transactions as chain_transactions
@@ -280,7 +280,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
 
     async def unreadable(token_account: str, *, after: str | None, **_: Any) -> Any:
         if token_account == first.token_account:
-            raise ChainUnavailableError("scripted: no node has that transaction")
+            raise ChainUnreachableError("scripted: no node has that transaction")
         async for batch in told(token_account, after=after):
             yield batch
 
@@ -373,7 +373,7 @@ async def test_a_deposit_whose_write_reply_was_lost_is_found(
             raise OSError("scripted: the connection was lost")
 
     monkeypatch.setattr(ledger, "write", reply_lost)
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await wallet.pay((account.token_account, 5))
     await world.chain.inner.block_height()
     await world.advance()

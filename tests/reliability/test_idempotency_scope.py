@@ -20,7 +20,7 @@ from attrs import define, field, frozen
 from two_servers import started
 from worlds import Answer, Party, World
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import tables
 
 DAY_SECONDS = 24 * 3600
@@ -308,7 +308,7 @@ class TestTwoServers:
         first = await started(url, None, None)
         second = await started(url, first.chain, first.runtime.operator.key)
         # The second has created another chain from the ledger: the first continues from there.
-        with suppress(ChainUnavailableError):
+        with suppress(ChainUnreachableError):
             await first.chain.latest_blockhash()
         yield await scene_of(first, second)
         await second.stop()

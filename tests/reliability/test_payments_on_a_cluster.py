@@ -19,7 +19,7 @@ from worlds import Answer, Party
 
 from agentpay_server.database import tables
 from agentpay_server.ledger import transactions
-from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 
 pytestmark = pytest.mark.anyio
 
@@ -210,7 +210,7 @@ async def test_an_error_in_one_check_ends_after_the_other_checks(
     waiting = await market.world.runtime.context.database.read(transactions.payments_of, payer.account_id)
     look = settlement.look_at
 
-    async def failing_first(tx: ChainTransaction) -> Any:
+    async def failing_first(tx: StoredTransaction) -> Any:
         if tx == waiting[0]:
             raise ConnectionResetError
         await asyncio.sleep(1)

@@ -19,7 +19,7 @@ from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
 from agentpay_server.assembly.server import HANDLERS
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import tables
 from agentpay_server.engine import settlement as engine
 from agentpay_server.engine.handlers import LEASE_US
@@ -370,7 +370,7 @@ async def test_a_ledger_failure_during_a_transfer_costs_a_new_signature_and_no_m
     assert world.attempts(answer.transfer_id)[:-1].count("landed") == 0
     failures.append(True)
     world.chain.inner.expire_blockhash()
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await world.chain.inner.block_height()
 
 

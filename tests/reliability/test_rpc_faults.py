@@ -14,7 +14,7 @@ from rpc_proxy import RpcProxy
 from rpc_world import RpcWorld
 from surfpool import Surfpool
 
-from agentpay_server.chain.protocol import ChainUnavailableError, SignatureStatus, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -44,7 +44,7 @@ async def recovered(operation: Callable[[], Awaitable[Any]]) -> Any:
         while True:
             try:
                 return await operation()
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 await asyncio.sleep(0.05)
 
 
@@ -61,7 +61,7 @@ async def settled(world: RpcWorld, signed: SignedTransaction) -> SignatureStatus
                     if height > signed.last_valid_block_height:
                         return None
                     await world.chain.send(signed.raw)
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 pass
             await asyncio.sleep(0.05)
 
@@ -94,7 +94,7 @@ async def test_every_read_with_a_fault_is_correct_or_unavailable_in_time(
         try:
             assert is_true(await operation())
             assert fault not in TOO_LATE
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             assert fault not in HARMLESS
         proxy.clear()
         assert is_true(await recovered(operation))
@@ -105,7 +105,7 @@ async def test_reads_fail_while_the_chain_is_down_and_succeed_once_it_is_back(
 ) -> None:
     proxy.always("*", rpc_proxy.request_lost)
     for _ in range(3):
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             await world.chain.account_size(world.owner(1))
     proxy.clear()
     assert await world.chain.account_size(world.owner(1)) is None
@@ -118,7 +118,7 @@ async def test_a_hundred_callers_of_a_silent_chain_wait_no_longer_than_one(
     started = time.monotonic()
     calls = [world.chain.token_accounts([world.token_address(n)]) for n in range(1, 101)]
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert all(isinstance(outcome, ChainUnavailableError) for outcome in outcomes)
+    assert all(isinstance(outcome, ChainUnreachableError) for outcome in outcomes)
     assert time.monotonic() - started < 50 * TIMEOUT_SECONDS, "each waited for the one before"
 
 
@@ -174,7 +174,7 @@ async def test_a_lagging_node_without_the_signature_proves_nothing(world: RpcWor
     await world.send(signed)
     await world.chain.block_height()
     proxy.next("getSignatureStatuses", rpc_proxy.unknown)
-    with pytest.raises(ChainUnavailableError, match="lags behind"):
+    with pytest.raises(ChainUnreachableError, match="lags behind"):
         await world.chain.signature_status(signed.signature)
     assert (await world.end(signed)).failure is None
 
@@ -196,7 +196,7 @@ async def test_another_cluster_at_the_same_url_is_refused(world: RpcWorld, proxy
     proxy.next("getMultipleAccounts", rpc_proxy.request_lost)  # A restart, seen from here.
     proxy.always("getGenesisHash", another)
     for _ in range(3):
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             await world.balance(address)
     proxy.clear()
     assert await world.balance(address) == 5

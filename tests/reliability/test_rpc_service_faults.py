@@ -14,7 +14,7 @@ from rpc_service import Party, Service
 from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
@@ -86,7 +86,7 @@ async def test_one_fault_at_any_call_of_a_transfer_moves_the_money_once(
 
 
 async def is_height_asked_for(service: Service, proxy: RpcProxy, before: int) -> bool:
-    with suppress(ChainUnavailableError):
+    with suppress(ChainUnreachableError):
         await service.runtime.context.chain.block_height()
     return proxy.requests["getEpochInfo"] > before
 

@@ -23,7 +23,7 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing, SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler
@@ -312,7 +312,7 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     context = world.runtime.context
     second_process = Settlement(context, HANDLERS)
 
-    async def pending(kind: Kind, session_id: str) -> ChainTransaction:
+    async def pending(kind: Kind, session_id: str) -> StoredTransaction:
         found = await context.database.read(chain_transactions.pending, kind, session_id)
         assert found is not None
         return found
@@ -463,7 +463,7 @@ async def test_an_outcome_that_another_server_has_booked_changes_nothing(world: 
     session_id = await world.opened_session("s", source, to, "10")
     context = world.runtime.context
     (row,) = await world.rows(tables.chain_transactions, subject_id=session_id)
-    tx = ChainTransaction(**row)
+    tx = StoredTransaction(**row)
     # As another server had read the session, before this one has booked its opening.
     subject = attrs.evolve(
         await context.database.read(session_store.SESSIONS.existing, session_id), status="opening"

@@ -18,7 +18,7 @@ from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.database import tables
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -40,7 +40,7 @@ async def transferred_in_the_end(world: World, source: Party, to: Party, seen: l
     raise AssertionError(f"no end in sight: {seen}")
 
 
-async def pending(world: World, transfer_id: str) -> ChainTransaction:
+async def pending(world: World, transfer_id: str) -> StoredTransaction:
     """Return the transaction of a transfer that is in flight."""
     found = await world.runtime.context.database.read(chain_transactions.pending, Kind.TRANSFER, transfer_id)
     assert found is not None

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from worlds import World
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import REMEMBERED_SECONDS, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.treasury import RESERVE_LAMPORTS, Treasury
@@ -29,7 +29,7 @@ class Balance(Treasury):
         self.reads += 1
         await asyncio.sleep(0.1)
         if self.is_down:
-            raise ChainUnavailableError("scripted")
+            raise ChainUnreachableError("scripted")
         return self.held
 
 

@@ -22,7 +22,7 @@ from agentpay_server.database import tables
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -47,7 +47,7 @@ class Begun:
 
     source: Party
     to: Party
-    tx: ChainTransaction
+    tx: StoredTransaction
 
 
 def recorder(world: World) -> sqlite3.Connection:
@@ -56,7 +56,7 @@ def recorder(world: World) -> sqlite3.Connection:
     return driver
 
 
-def steps_since(world: World, tx: ChainTransaction) -> list[tuple[str, str]]:
+def steps_since(world: World, tx: StoredTransaction) -> list[tuple[str, str]]:
     """Return the recorded steps of a transaction and its replacements, in order."""
     steps = recorder(world).execute(
         "SELECT signature, step FROM steps WHERE subject_id = ? ORDER BY number", (tx.subject_id,)

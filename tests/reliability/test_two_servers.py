@@ -24,7 +24,7 @@ from worlds import Answer, Party, World, drive, settled_as_answered
 
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
@@ -46,7 +46,7 @@ async def servers(request: pytest.FixtureRequest) -> AsyncIterator[tuple[World, 
     first = await started(url, None, None, **settings)
     second = await started(url, first.chain, first.runtime.operator.key, **settings)
     # The second has created an unused chain from the ledger: the first continues from there.
-    with suppress(ChainUnavailableError):
+    with suppress(ChainUnreachableError):
         await first.chain.latest_blockhash()
     yield first, second
     await second.stop()

@@ -17,7 +17,7 @@ from agentpay_server.accounts import deposits as deposit_service
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import (
     ChainFailure,
-    ChainUnavailableError,
+    ChainUnreachableError,
     FailureReason,
     reported_landing_heights,
 )
@@ -84,7 +84,7 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
     async def noted(self, signed, operation):
         try:
             await send(self, signed, operation)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             lost.add(signed.signature)
             raise
 
@@ -203,7 +203,7 @@ def bytes_leave_before_their_commit(patch: Patch) -> None:
         async def send():
             try:
                 await self._context.chain.send(decided.tx.raw)
-            except ChainUnavailableError:
+            except ChainUnreachableError:
                 return
 
         self._context.tasks.start(send())

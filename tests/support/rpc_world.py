@@ -20,7 +20,7 @@ from agentpay_server.chain.custody import (
     KeyPath,
     spending_key,
 )
-from agentpay_server.chain.protocol import ChainUnavailableError, SignatureStatus, SignedTransaction
+from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.connecting import connect
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -68,7 +68,7 @@ class RpcWorld:
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 # On a busy machine, a response can come after the timeout that a test gave the chain.
-                with suppress(ChainUnavailableError):
+                with suppress(ChainUnreachableError):
                     status = await self.chain.signature_status(signed.signature)
                     if status is not None and status.is_final:
                         return status

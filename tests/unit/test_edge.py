@@ -9,7 +9,7 @@ from agentpay_server.assembly.chain_opening import ClusterError
 from agentpay_server.assembly.config import Edge, ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import open_storage
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.platform.clock import MACHINE_NOW_US, SystemClock, real_now_us
 from agentpay_server.platform.randomness import SeededRandomness
@@ -53,7 +53,7 @@ class _NoNode:
 
     async def call(self, method: str, /, *params: object) -> object:
         self.asked.append(method)
-        raise ChainUnavailableError("no node is there")
+        raise ChainUnreachableError("no node is there")
 
     async def close(self) -> None:
         self.is_closed = True

@@ -36,7 +36,7 @@ from agentpay_server.chain.protocol import (
     Absence,
     AccountData,
     Blockhash,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
@@ -173,7 +173,7 @@ class EmbeddedChain(LedgeredMachine):
         Raises:
             TransactionTooLargeError: `raw` is larger than a packet.
             ValueError: `raw` is not a transaction, or it uses address lookup tables.
-            ChainUnavailableError: the ledger does not respond; whether the transaction landed is unknown.
+            ChainUnreachableError: the ledger does not respond; whether the transaction landed is unknown.
         """
         self._check_thread()
         transaction = transaction_of(raw)
@@ -265,7 +265,7 @@ class EmbeddedChain(LedgeredMachine):
         """Load into the history what the ledger holds of earlier runs, once.
 
         Raises:
-            ChainUnavailableError: the ledger does not respond.
+            ChainUnreachableError: the ledger does not respond.
         """
         await self._settled()
         async with self._turns:
@@ -316,9 +316,9 @@ async def _stored(found: Awaitable[T]) -> T:
     """Return what a ledger holds.
 
     Raises:
-        ChainUnavailableError: it cannot be read.
+        ChainUnreachableError: it cannot be read.
     """
     try:
         return await found
     except Exception as error:
-        raise ChainUnavailableError("the ledger of the chain cannot be read") from error
+        raise ChainUnreachableError("the ledger of the chain cannot be read") from error

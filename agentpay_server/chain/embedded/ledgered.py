@@ -43,7 +43,7 @@ from agentpay_server.chain.embedded.virtual_machine import (
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Deposit,
     SignatureStatus,
 )
@@ -177,7 +177,7 @@ class LedgeredMachine:
         """Wait until the ledger holds everything that the machine has executed.
 
         Raises:
-            ChainUnavailableError: the ledger does not respond.
+            ChainUnreachableError: the ledger does not respond.
         """
         self._check_thread()
         if self._is_stale or self._turns.locked() or self._has_unwritten():
@@ -187,7 +187,7 @@ class LedgeredMachine:
         """Execute the sent transactions and write their page; one caller at a time.
 
         Raises:
-            ChainUnavailableError: the ledger does not respond.
+            ChainUnreachableError: the ledger does not respond.
         """
         async with self._turns:
             try:
@@ -206,7 +206,7 @@ class LedgeredMachine:
             except Exception as error:
                 # A full disk is one line a second, not a traceback for each caller.
                 log(logger, logging.ERROR, "chain.ledger_failed", exception=error)
-                raise ChainUnavailableError("the ledger of the chain does not respond") from error
+                raise ChainUnreachableError("the ledger of the chain does not respond") from error
 
     async def _write_page(self) -> None:
         page = self._draft.page(before=self._written, after=self._state())

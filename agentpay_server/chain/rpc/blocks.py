@@ -10,7 +10,7 @@ from typing import Final
 
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
-    ChainUnavailableError,
+    ChainUnreachableError,
     reported_landing_heights,
 )
 from agentpay_server.chain.rpc.replies import Epoch, count, member, read_hash, read_slots, read_validity
@@ -41,11 +41,11 @@ async def landing_heights(
         return reported_landing_heights(last_valid_height)
     # The height is wrong. A node that is another life ahead has seen the right block, and knows its hash.
     if tip.block_height <= last_valid_height + BLOCKHASH_LIFE_BLOCKS:
-        raise ChainUnavailableError("a node reported a wrong last valid height for a blockhash")
+        raise ChainUnreachableError("a node reported a wrong last valid height for a blockhash")
     reply = await call("isBlockhashValid", blockhash, {"commitment": "finalized"})
     validity = read_validity(reply)
     if validity.is_valid or validity.slot < tip.slot:
-        raise ChainUnavailableError("a blockhash may still be valid")
+        raise ChainUnreachableError("a blockhash may still be valid")
     return max(first - _MAX_ERROR_BLOCKS, 0), await read_height(call, validity.slot)
 
 
@@ -66,7 +66,7 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
     blocks.
 
     Raises:
-        ChainUnavailableError: the node did not respond.
+        ChainUnreachableError: the node did not respond.
     """
     wanted = last_height - first_height + 1
     if not 0 < wanted <= _MOST_BLOCKS:

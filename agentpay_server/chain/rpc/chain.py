@@ -34,7 +34,7 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     Booked,
     ChainFailure,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
@@ -178,7 +178,7 @@ class RpcChain:
         status = None if name is None else await self.signature_status(name)
         if status is None:
             if name is not None and is_for_proof:
-                raise ChainUnavailableError("a node does not know a transaction that its history lists")
+                raise ChainUnreachableError("a node does not know a transaction that its history lists")
             return None
         failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
         return evolve(status, failure=failure, chain_signature=name)
@@ -190,7 +190,7 @@ class RpcChain:
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", [token_account], options)
         if replies.read_position(reply) < tip.slot:
-            raise ChainUnavailableError("a node that lags behind shows an old balance")
+            raise ChainUnreachableError("a node that lags behind shows an old balance")
         (account,) = replies.read_accounts(reply, 1)
         held = None
         if account is not None:
@@ -229,7 +229,7 @@ class RpcChain:
         """See `Chain`.
 
         Raises:
-            ChainUnavailableError: the node did not accept it, or it is unknown whether it did.
+            ChainUnreachableError: the node did not accept it, or it is unknown whether it did.
             TransactionTooLargeError: `raw` is larger than a packet.
             ValueError: `raw` is not a signed transaction.
         """
@@ -282,7 +282,7 @@ class RpcChain:
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         if replies.read_position(reply) < tip.slot:
-            raise ChainUnavailableError("a node that lags behind shows old accounts")
+            raise ChainUnreachableError("a node that lags behind shows old accounts")
         return [
             None if account is None else AccountData(program=account.program, data=account.data)
             for account in replies.read_accounts(reply, len(addresses))
@@ -333,7 +333,7 @@ class RpcChain:
             return await self._client.call(method, *params)
         except RpcRefusalError:
             raise
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             # After an outage, the next response may come from another cluster.
             self._identity.forget()
             raise
@@ -341,7 +341,7 @@ class RpcChain:
     async def _check_identity(self) -> None:
         genesis_hash = replies.read_hash(await self._client.call("getGenesisHash"))
         if genesis_hash != self.genesis_hash:
-            raise ChainUnavailableError(
+            raise ChainUnreachableError(
                 f"the endpoint now serves the cluster {genesis_hash}, not {self.genesis_hash}"
             )
 
@@ -371,7 +371,7 @@ class RpcChain:
             async with asyncio.timeout(self._settings.timeout_seconds):
                 answers = await reads
         except TimeoutError:
-            raise ChainUnavailableError("the accounts could not be read in time") from None
+            raise ChainUnreachableError("the accounts could not be read in time") from None
         found = dict(zip(wanted, answers, strict=True))
         return [found.get(address) for address in addresses]
 

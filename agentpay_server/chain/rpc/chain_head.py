@@ -15,7 +15,7 @@ from attrs import frozen
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
-    ChainUnavailableError,
+    ChainUnreachableError,
     DoubtfulNodeError,
     UnprovenError,
 )
@@ -99,7 +99,7 @@ class ChainHead:
         """Return a confirmed blockhash for a new transaction, no older than some blocks.
 
         Raises:
-            ChainUnavailableError: no node responded, or no blockhash fits the height.
+            ChainUnreachableError: no node responded, or no blockhash fits the height.
         """
         return await self._blockhash.get()
 
@@ -132,7 +132,7 @@ class ChainHead:
 
         Raises:
             UnprovenError: the slot is above the newest plausible position.
-            ChainUnavailableError: a node did not respond.
+            ChainUnreachableError: a node did not respond.
         """
         if slot <= (await self.tip()).slot:
             return
@@ -196,7 +196,7 @@ class ChainHead:
             self._doubt("getLatestBlockhash", last_valid_height, reading.reported.block_height)
             # Either number may be wrong.
             self._reading.forget()
-        raise ChainUnavailableError("the last valid height of the blockhash does not fit the block height")
+        raise ChainUnreachableError("the last valid height of the blockhash does not fit the block height")
 
     def _is_new(self, last_valid_height: int, height: int) -> bool:
         # Earlier claims reveal a node that reports both numbers wrong by the same amount.

@@ -1,4 +1,4 @@
-"""JSON-RPC calls: each returns a result in time, or raises `ChainUnavailableError`.
+"""JSON-RPC calls: each returns a result in time, or raises `ChainUnreachableError`.
 
 Nothing is retried, no exception of an HTTP library escapes, and no error or log line contains the URL, where
 providers put their keys. While the endpoint limits the rate, calls fail without a request.
@@ -14,7 +14,7 @@ import httpx2
 from solana.rpc.jsonrpc import JsonRpcRequest, JsonRpcResponseEnvelope, SolanaJsonRpcError
 
 from agentpay.contract.bodies import Body, BodyError
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0
@@ -27,11 +27,11 @@ BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
 
 
-class EndpointRefusesError(ChainUnavailableError):
+class EndpointRefusesError(ChainUnreachableError):
     """The endpoint refuses every request because its key or path is wrong. Waiting does not help."""
 
 
-class RpcRefusalError(ChainUnavailableError):
+class RpcRefusalError(ChainUnreachableError):
     """The node returned a JSON-RPC error, with its `code`, message and additional data.
 
     Callers that do not handle it see an unavailable chain.
@@ -80,21 +80,21 @@ class RpcClient:
 
         Raises:
             RpcRefusalError: the node returned an error.
-            ChainUnavailableError: there was no response in time, or it was not JSON-RPC.
+            ChainUnreachableError: there was no response in time, or it was not JSON-RPC.
         """
         if asyncio.get_running_loop().time() < self._quiet_until:
-            raise ChainUnavailableError(f"{method}: not sent, because the node asked for fewer requests")
+            raise ChainUnreachableError(f"{method}: not sent, because the node asked for fewer requests")
         request = JsonRpcRequest(method=method, params=list(params))
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 reply = JsonRpcResponseEnvelope.model_validate_json(await self._post(request.to_json()))
                 return reply.unwrap_result(method=method)
         except SolanaJsonRpcError as error:
-            failure: ChainUnavailableError = RpcRefusalError(method, error.code, error.message, error.data)
+            failure: ChainUnreachableError = RpcRefusalError(method, error.code, error.message, error.data)
         except TimeoutError:
-            failure = ChainUnavailableError(f"{method}: no answer within {self._timeout_seconds} s")
+            failure = ChainUnreachableError(f"{method}: no answer within {self._timeout_seconds} s")
         except BodyError as error:
-            failure = ChainUnavailableError(f"{method}: the answer {error}")
+            failure = ChainUnreachableError(f"{method}: the answer {error}")
         except Exception as error:  # noqa: BLE001 - whatever the libraries below raise is one thing here
             failure = self._unavailable(method, error)
         # Outside the handlers, because the caught exception contains the URL and would be shown as context.
@@ -113,14 +113,14 @@ class RpcClient:
                 body.feed(chunk)
             return body.finish()
 
-    def _unavailable(self, method: str, error: Exception) -> ChainUnavailableError:
+    def _unavailable(self, method: str, error: Exception) -> ChainUnreachableError:
         if not isinstance(error, httpx2.HTTPStatusError):
-            return ChainUnavailableError(f"{method}: {type(error).__name__}")
+            return ChainUnreachableError(f"{method}: {type(error).__name__}")
         status = error.response.status_code
         if status in _BUSY_STATUSES:
             quiet_seconds = _retry_after_seconds(error.response.headers.get("retry-after", ""))
             self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
-        kind = EndpointRefusesError if status in _REFUSING_STATUSES else ChainUnavailableError
+        kind = EndpointRefusesError if status in _REFUSING_STATUSES else ChainUnreachableError
         return kind(f"{method}: the node answered with HTTP status {status}")
 
 

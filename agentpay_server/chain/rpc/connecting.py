@@ -42,7 +42,7 @@ async def connect(
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.
-        ChainUnavailableError: the endpoint did not respond.
+        ChainUnreachableError: the endpoint did not respond.
     """
     client = (make_client or http_client)(settings)
     try:

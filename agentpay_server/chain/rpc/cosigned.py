@@ -5,7 +5,7 @@ from typing import Final
 
 from solders.message import Message, to_bytes_versioned
 
-from agentpay_server.chain.protocol import ChainUnavailableError, Cosigned
+from agentpay_server.chain.protocol import ChainUnreachableError, Cosigned
 from agentpay_server.chain.rpc.replies import HistoryLine, read_signed
 
 _REMEMBERED: Final = 4_096
@@ -27,12 +27,12 @@ class CosignedSearch:
         """Return the transaction's first signature if the history, `lines`, contains it; otherwise None.
 
         Raises:
-            ChainUnavailableError: a node does not respond, or `must_read` and a transaction is missing.
+            ChainUnreachableError: a node does not respond, or `must_read` and a transaction is missing.
         """
         for line in lines:
             found = await self._message(line.signature)
             if found is None and must_read:
-                raise ChainUnavailableError("a node does not return a transaction that its history lists")
+                raise ChainUnreachableError("a node does not return a transaction that its history lists")
             if found == _UNKNOWN or found is None:
                 continue
             message_hash, signatures = found

@@ -6,7 +6,7 @@ They are changes of the reported balance by a transaction, whatever instructions
 from typing import Any, Final
 
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.protocol import ChainUnavailableError, Debit, Deposit
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit
 from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction, signature_text
 
 _MAX_U64_DIGITS: Final = 20
@@ -18,7 +18,7 @@ def read_movement(
     """Return the change of a token account by a `getTransaction` result in the encoding `jsonParsed`.
 
     Raises:
-        ChainUnavailableError: the result is about another transaction, or malformed.
+        ChainUnreachableError: the result is about another transaction, or malformed.
     """
     found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
     if found is None:
@@ -49,7 +49,7 @@ def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_min
     """Return what a token account got in a transaction that closed another one; None if it did not.
 
     Raises:
-        ChainUnavailableError: the result is about another transaction, or malformed.
+        ChainUnreachableError: the result is about another transaction, or malformed.
     """
     found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
     if found is None:
@@ -65,7 +65,7 @@ def _changes(
 ) -> tuple[dict[str, Any], dict[str, int], dict[str, int]] | None:
     """Return a transaction, and the balances before and after it; None if it failed."""
     if reply is None:
-        raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
+        raise ChainUnreachableError("the node lists a transaction that it does not have (yet)")
     transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
     if "err" not in meta:
         raise malformed("no information on whether it failed")

@@ -53,7 +53,7 @@ class Evidence:
 
         Raises:
             UnprovenError: nothing proves it yet, or another response contradicts it.
-            ChainUnavailableError: a node did not respond.
+            ChainUnreachableError: a node did not respond.
         """
         accepted = self._accepted.get(signature)
         if accepted is not None and self._agree(status, accepted.landing):
@@ -77,7 +77,7 @@ class Evidence:
 
         Raises:
             UnprovenError: the node returns the transaction, or an account's history lists it.
-            ChainUnavailableError: a node did not respond, or cannot prove that it knows the history.
+            ChainUnreachableError: a node did not respond, or cannot prove that it knows the history.
         """
         if await self._read(signature, _CONFIRMED) is not None:
             raise UnprovenError("a node returns a transaction whose status it does not know")

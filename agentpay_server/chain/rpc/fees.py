@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from agentpay_server.chain.protocol import ChainUnavailableError, ComputeBudget
+from agentpay_server.chain.protocol import ChainUnreachableError, ComputeBudget
 from agentpay_server.chain.rpc.replies import Simulation
 from agentpay_server.chain.rpc.settings import RpcSettings
 
@@ -74,7 +74,7 @@ class Budgets:
         self._again_at[shape] = now + _TRIED_SECONDS
         try:
             simulation = await self._simulate(raw)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return
         if simulation.error is None and simulation.units_consumed:
             used = math.ceil(simulation.units_consumed * _MARGIN)
@@ -100,7 +100,7 @@ class Budgets:
     async def _ask(self) -> None:
         try:
             prices = sorted(await self._recent_prices())
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             return
         # The price that suffices in at least three of four slots.
         others = prices[len(prices) * 3 // 4] if prices else 0

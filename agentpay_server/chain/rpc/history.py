@@ -14,7 +14,7 @@ from attrs import frozen
 
 from agentpay_server.chain.protocol import (
     Booked,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Debit,
     Deposit,
     DepositBatch,
@@ -140,7 +140,7 @@ class AccountHistory:
             first_height: transactions in lower blocks are left out.
 
         Raises:
-            ChainUnavailableError: no node proves that it knows the whole history.
+            ChainUnreachableError: no node proves that it knows the whole history.
         """
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
         tip = await self._head.tip()
@@ -149,7 +149,7 @@ class AccountHistory:
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its
         # transactions are indexed.
         if not self._head.is_surfpool and await blocks.read_height(self._call, slot) < height:
-            raise ChainUnavailableError("a node that lags behind shows an old history")
+            raise ChainUnreachableError("a node that lags behind shows an old history")
         first_slot = 0
         if first_height and not self._head.is_surfpool:
             first_slot = await blocks.slot_of(self._call, tip, first_height) or 0
@@ -160,7 +160,7 @@ class AccountHistory:
             # A node whose index is empty or lags responds like one without new transactions.
             page = await self._page(token_account, {"limit": 1, **at_tip, **_FINALIZED})
             if after is None or [line.signature for line in page] != [after]:
-                raise ChainUnavailableError("a node does not know the history of an account that has one")
+                raise ChainUnreachableError("a node does not know the history of an account that has one")
         return [line for line in lines if line.slot >= first_slot]
 
     async def deposits(
@@ -223,7 +223,7 @@ class AccountHistory:
             options |= {"before": lines[-2].signature} if overlap else {}
             page = await self._page(token_account, options)
             if overlap and [line.signature for line in page[:1]] != [overlap[0].signature]:
-                raise ChainUnavailableError("a node does not know the history that another node has reported")
+                raise ChainUnreachableError("a node does not know the history that another node has reported")
             new = page[len(overlap) :]
             if not seen.isdisjoint(line.signature for line in new):
                 raise malformed("a history that repeats itself")
@@ -244,7 +244,7 @@ class AccountHistory:
         """
         page = await self._page(token_account, {"limit": 1, "before": oldest, **_FINALIZED})
         if [line.signature for line in page] != ([] if after is None else [after]):
-            raise ChainUnavailableError("a node's history does not go back to where it was read last")
+            raise ChainUnreachableError("a node's history does not go back to where it was read last")
 
     async def _page(self, token_account: str, options: Mapping[str, object]) -> list[HistoryLine]:
         """Return a page of an account's history, newest first."""

@@ -10,7 +10,7 @@ import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, Generic, TypeVar
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ class Poller(Generic[T]):
         """Return the next request's result for a name: a signature, or an address.
 
         Raises:
-            ChainUnavailableError: the request failed.
+            ChainUnreachableError: the request failed.
         """
         loop = asyncio.get_running_loop()
         answer = self._waiting.get(name)
@@ -66,7 +66,7 @@ class Poller(Generic[T]):
         for task in self._tasks:
             task.cancel()
         self._asking, self._is_collecting = 0, False
-        _fail(self._waiting, ChainUnavailableError("the server stops"))
+        _fail(self._waiting, ChainUnreachableError("the server stops"))
         self._waiting = {}
 
     async def _ask_while_anyone_waits(self) -> None:
@@ -83,14 +83,14 @@ class Poller(Generic[T]):
                 await asyncio.gather(*(self._ask(dict(part)) for part in parts))
             finally:
                 # Tasks cancelled in the turn of their start never ran: fail their callers here.
-                _fail(dict(waiting), ChainUnavailableError("the server stops"))
+                _fail(dict(waiting), ChainUnreachableError("the server stops"))
             if not self._waiting or self._is_collecting:
                 # In the turn that found no waiting caller, so that the next caller starts a new task.
                 self._asking -= 1
                 return
 
     async def _ask(self, answers: dict[str, asyncio.Future[T]]) -> None:
-        error: Exception = ChainUnavailableError("the server stops")
+        error: Exception = ChainUnreachableError("the server stops")
         try:
             statuses = await self._fetch(list(answers))
             for answer, status in zip(answers.values(), statuses, strict=True):
@@ -136,7 +136,7 @@ class Recent(Generic[T]):
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             if task.cancelled():
-                raise ChainUnavailableError("the server stops") from None
+                raise ChainUnreachableError("the server stops") from None
             raise
 
     def forget(self) -> None:

@@ -1,7 +1,7 @@
 """Validates and parses the results of a node.
 
 Pure functions from JSON to values, which check every used field. A malformed result counts as no response,
-and raises `ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status
+and raises `ChainUnreachableError`. A missing field is never read as its empty value; in particular, a status
 without `err` is not a success.
 """
 
@@ -16,7 +16,7 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.messages import debited_account
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 
 T = TypeVar("T")
 
@@ -106,9 +106,9 @@ class Simulation:
 _COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
 
 
-def malformed(what: str) -> ChainUnavailableError:
+def malformed(what: str) -> ChainUnreachableError:
     """Return the error for a malformed result."""
-    return ChainUnavailableError(f"the node's answer makes no sense: {what}")
+    return ChainUnreachableError(f"the node's answer makes no sense: {what}")
 
 
 def member(value: object, name: str, kind: type[T]) -> T:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.testkit.node.account_methods import AccountMethods
 from agentpay_server.testkit.node.block_methods import BlockMethods
 from agentpay_server.testkit.node.chain_methods import ChainMethods
@@ -50,5 +50,5 @@ class Node:
         try:
             await self.chain.recall()
             return await method(Params(call.params))
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             raise RpcError(NODE_UNHEALTHY, "Node is unhealthy: its ledger does not respond") from None

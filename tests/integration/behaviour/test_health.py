@@ -15,7 +15,7 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.http import operations
 from agentpay_server.http.app import Application
@@ -139,7 +139,7 @@ def test_probes_do_not_consume_randomness() -> None:
 @pytest.mark.anyio
 async def test_an_unavailable_chain_is_named() -> None:
     async with watched() as server:
-        server.chain.trouble = raising(ChainUnavailableError("secret-node.internal refused"))
+        server.chain.trouble = raising(ChainUnreachableError("secret-node.internal refused"))
         assert await server.not_ready() == ["chain"]
         assert "secret-node" not in (await server.http.get("/readyz")).text
         assert (await server.http.get("/healthz")).status_code == 200

@@ -14,7 +14,7 @@ from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, r
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
     Blockhash,
-    ChainUnavailableError,
+    ChainUnreachableError,
     FailureReason,
     SignedTransaction,
 )
@@ -139,7 +139,7 @@ async def test_a_send_with_a_fee_payer_without_sol_is_unavailable_and_unsent(wor
     signed = transactions.create_token_account(
         poor, await world.chain.latest_blockhash(), usdc_mint=USDC, owner=world.owner(1)
     )
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await world.chain.send(signed.raw)
     assert await world.chain.signature_status(signed.signature) is None
 
@@ -155,7 +155,7 @@ async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
         usdc_mint=USDC,
         owner=world.owner(1),
     )
-    with pytest.raises(ChainUnavailableError, match="Blockhash not found"):
+    with pytest.raises(ChainUnreachableError, match="Blockhash not found"):
         await world.chain.send(signed.raw)
     assert await world.chain.signature_status(signed.signature) is None
 

@@ -13,7 +13,7 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
-    ChainUnavailableError,
+    ChainUnreachableError,
     Cosigned,
     FailureReason,
     SignedTransaction,
@@ -121,7 +121,7 @@ async def test_after_its_expiry_a_transaction_or_payment_is_found_or_can_never_l
             earliest = unsent.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
             assert await world.chain.knows_blocks(earliest, unsent.last_valid_block_height)
             assert await world.chain.signature_status(unsent.signature) is None
-            with pytest.raises(ChainUnavailableError):
+            with pytest.raises(ChainUnreachableError):
                 await world.chain.send(unsent.raw)
             await asyncio.sleep(0.1)
             assert await world.chain.signature_status(unsent.signature) is None
@@ -136,5 +136,5 @@ async def test_after_its_expiry_a_transaction_or_payment_is_found_or_can_never_l
             last = held_back.signed.last_valid_block_height
             assert await world.chain.find_cosigned(held_back.cosigned, proof_height=last) is None
             assert await world.chain.knows_blocks(last - BLOCKHASH_LIFE_BLOCKS, last)
-            with pytest.raises(ChainUnavailableError):
+            with pytest.raises(ChainUnreachableError):
                 await world.chain.send(held_back.signed.raw)

@@ -39,7 +39,7 @@ from agentpay_server.chain.embedded.virtual_machine import new_machine
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
     Blockhash,
-    ChainUnavailableError,
+    ChainUnreachableError,
     FailureReason,
     SignatureStatus,
     SignedTransaction,
@@ -361,7 +361,7 @@ def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machi
 
     with monkeypatch.context() as patch:
         patch.setattr(ledgered, "execute", moved)
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             run(world.chain.send(unsent.raw))
     # The machine has moved the money; nothing was reported, so nothing has happened.
     assert world.status(unsent) is None
@@ -471,7 +471,7 @@ def test_a_failed_page_discards_the_machine(world: World, ledger: Ledger, act: A
     source, recipient = world.account(1, 10), world.account(2)
     transaction = world.transfer(1, recipient, 3)
     ledger.acts.append(act)
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         run(world.chain.send(transaction.raw))
     if act is lost:
         assert world.status(transaction) is None
@@ -487,7 +487,7 @@ def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledg
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
     ledger.is_down = True
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         run(world.chain.send(transaction.raw))
     for read in (
         world.chain.latest_blockhash,
@@ -497,7 +497,7 @@ def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledg
         lambda: world.chain.account_size(recipient),
         lambda: world.chain.send(transaction.raw),
     ):
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             run(read())
     ledger.is_down = False
     # Transactions sent meanwhile may have been executed since: they were not reported as lost.
@@ -507,7 +507,7 @@ def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledg
 
 def test_a_failed_signature_lookup_is_not_treated_as_unknown(world: World, ledger: Ledger) -> None:
     ledger.is_down = True
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         run(world.chain.signature_status("5" * 88))
 
 
@@ -516,7 +516,7 @@ def test_a_process_that_another_has_overtaken_writes_nothing(world: World, ledge
     stale = world.transfer(1, recipient, 3)
     second = world.restarted()
     second.land(second.transfer(1, recipient, 4))
-    with pytest.raises(ChainUnavailableError) as caught:
+    with pytest.raises(ChainUnreachableError) as caught:
         run(world.chain.send(stale.raw))
     assert isinstance(caught.value.__cause__, LedgerMovedError)
     # It takes the ledger up again, as it is now.
@@ -569,7 +569,7 @@ def test_a_transfer_lands_once_and_the_supply_is_constant_through_any_faults(ste
             else:
                 try:
                     run(world.chain.send(transaction.raw))
-                except ChainUnavailableError:
+                except ChainUnreachableError:
                     pass
                 except KeyboardInterrupt:
                     world = world.restarted()

@@ -7,7 +7,7 @@ import pytest
 from rpc_node import FakeNode, rpc_chain
 from solders.hash import Hash
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
@@ -120,7 +120,7 @@ async def test_an_invalid_range_of_blocks_is_not_known() -> None:
 async def test_invalid_slots_are_refused(slots: Any) -> None:
     node = node_with(chain_of(3_000, 0.0))
     node.answers["getBlocksWithLimit"] = lambda *params: slots
-    with pytest.raises(ChainUnavailableError, match="makes no sense"):
+    with pytest.raises(ChainUnreachableError, match="makes no sense"):
         await public(node).knows_blocks(FIRST, LAST)
 
 
@@ -141,7 +141,7 @@ async def test_a_wrong_last_valid_height_proves_nothing_while_the_blockhash_may_
         is_expired = newest > LAST - error
         try:
             heights = await public(node).landing_heights(hash_of(FIRST - error), LAST)
-        except ChainUnavailableError:
+        except ChainUnreachableError:
             assert not is_expired or newest <= LAST + LIFE, "the delay has an end"
         else:
             assert is_expired
@@ -156,7 +156,7 @@ async def test_a_blockhash_of_no_block_expires_after_another_life() -> None:
         if is_expired:
             assert await chain.landing_heights(hash_of(10**9), LAST) == (FIRST - 2 * LIFE, newest)
         else:
-            with pytest.raises(ChainUnavailableError, match="wrong last valid height"):
+            with pytest.raises(ChainUnreachableError, match="wrong last valid height"):
                 await chain.landing_heights(hash_of(10**9), LAST)
 
 
@@ -168,7 +168,7 @@ async def test_a_node_that_lags_behind_does_not_tell_that_a_blockhash_is_old() -
 
     node.answers["isBlockhashValid"] = lambda *params: {**tell(*params), "context": {"slot": node.slot - 1}}
 
-    with pytest.raises(ChainUnavailableError, match="may still be valid"):
+    with pytest.raises(ChainUnreachableError, match="may still be valid"):
         await chain.landing_heights(hash_of(FIRST + 5), LAST)
 
 

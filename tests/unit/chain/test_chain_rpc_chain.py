@@ -31,7 +31,7 @@ from agentpay_server.chain.protocol import (
     Absence,
     Blockhash,
     ChainFailure,
-    ChainUnavailableError,
+    ChainUnreachableError,
     ComputeBudget,
     Deposit,
     FailureReason,
@@ -85,7 +85,7 @@ async def test_a_missing_status_from_a_lagging_node_is_unavailable() -> None:
     node.slot, node.height = 2_000, 901
     assert await chain.block_height() > SIGNED.last_valid_block_height
     node.slot = 1_999  # The response comes from a node that lacks the last block.
-    with pytest.raises(ChainUnavailableError, match="lags behind"):
+    with pytest.raises(ChainUnreachableError, match="lags behind"):
         await chain.signature_status(SIGNED.signature)
     node.lands()  # Its positive information is still true.
     status = await chain.signature_status(SIGNED.signature)
@@ -101,11 +101,11 @@ async def test_a_node_does_not_know_blocks_before_its_first_available_one() -> N
     assert await chain.knows_blocks(100, 250)
     assert not await chain.knows_blocks(99, 249)
     node.answers["getGenesisHash"] = lambda: USDC  # The node that did not know the signature.
-    with pytest.raises(ChainUnavailableError, match="serves the cluster"):
+    with pytest.raises(ChainUnreachableError, match="serves the cluster"):
         await chain.knows_blocks(100, 250)
     node.answers["getGenesisHash"] = lambda: GENESIS_HASH
     node.answers["getBlock"] = raising(RpcRefusalError("getBlock", -32001, "Block 300 cleaned up", None))
-    with pytest.raises(ChainUnavailableError, match="cleaned up"):
+    with pytest.raises(ChainUnreachableError, match="cleaned up"):
         await chain.knows_blocks(100, 250)
 
 
@@ -177,7 +177,7 @@ async def test_an_outcome_without_its_transaction_is_unproven(error: Any) -> Non
         with pytest.raises(UnprovenError):
             await chain.signature_status(SIGNED.signature)
     node.answers["getTransaction"] = lambda *params: signed_json(OTHER.raw, node.slot, error)
-    with pytest.raises(ChainUnavailableError, match="another transaction"):
+    with pytest.raises(ChainUnreachableError, match="another transaction"):
         await chain.signature_status(SIGNED.signature)
     node.answers["getTransaction"] = healthy
     status = await chain.signature_status(SIGNED.signature)
@@ -242,7 +242,7 @@ async def test_absence_needs_the_transaction_and_the_history_besides_the_status(
         await chain.signature_status(SIGNED.signature, absence=absence)
     history = [line]
     # Without a line that is older than the transaction can be, more may be missing.
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.signature_status(SIGNED.signature, absence=absence)
     history = [line, older]
     node.answers["getTransaction"] = lambda *params: signed_json(SIGNED.raw, node.slot)
@@ -314,7 +314,7 @@ async def test_a_transaction_that_fails_preflight_is_sent_without_preflight() ->
 async def test_a_transaction_that_must_not_fail_is_not_sent_after_a_failed_preflight() -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = raising(refusal(SHORTFALL))
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await rpc_chain(node).send(SIGNED.raw, even_if_failing=False)
     assert node.calls["sendTransaction"] == 1
     node.answers["sendTransaction"] = raising(refusal("AlreadyProcessed"))
@@ -328,13 +328,13 @@ async def test_a_transaction_that_must_not_fail_is_not_sent_after_a_failed_prefl
         refusal("AccountNotFound"),
         refusal(None, "Node is behind by 42 slots", -32005),
         RpcRefusalError("sendTransaction", -32602, "invalid params", None),
-        ChainUnavailableError("scripted"),
+        ChainUnreachableError("scripted"),
     ],
 )
-async def test_every_other_refusal_of_a_send_is_unavailable(error: ChainUnavailableError) -> None:
+async def test_every_other_refusal_of_a_send_is_unavailable(error: ChainUnreachableError) -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = raising(error)
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await rpc_chain(node).send(SIGNED.raw)
     assert node.calls["sendTransaction"] == 1
 
@@ -342,7 +342,7 @@ async def test_every_other_refusal_of_a_send_is_unavailable(error: ChainUnavaila
 async def test_a_send_reply_with_another_signature_is_refused() -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = lambda *params: "1" * 64
-    with pytest.raises(ChainUnavailableError, match="signature of another transaction"):
+    with pytest.raises(ChainUnreachableError, match="signature of another transaction"):
         await rpc_chain(node).send(SIGNED.raw)
 
 
@@ -425,13 +425,13 @@ async def test_another_cluster_at_the_same_address_after_an_outage_is_refused() 
     chain = rpc_chain(node)
     healthy = node.answers["getMultipleAccounts"]
     await chain.account_size(OWNER)
-    node.answers["getMultipleAccounts"] = raising(ChainUnavailableError("scripted"))
-    with pytest.raises(ChainUnavailableError, match="scripted"):
+    node.answers["getMultipleAccounts"] = raising(ChainUnreachableError("scripted"))
+    with pytest.raises(ChainUnreachableError, match="scripted"):
         await chain.account_size(OWNER)
     node.answers["getMultipleAccounts"] = healthy
     node.answers["getGenesisHash"] = lambda: USDC
     for _ in range(2):
-        with pytest.raises(ChainUnavailableError, match=f"serves the cluster {USDC}"):
+        with pytest.raises(ChainUnreachableError, match=f"serves the cluster {USDC}"):
             await chain.account_size(OWNER)
     node.answers["getGenesisHash"] = lambda: GENESIS_HASH
     assert await chain.account_size(TOKEN_ACCOUNT) == (2_039_280, 165)
@@ -498,21 +498,21 @@ async def test_other_mints_and_outgoing_amounts_are_no_deposits() -> None:
     ],
 )
 async def test_invalid_balances_are_refused(after: list[Any]) -> None:
-    with pytest.raises(ChainUnavailableError, match="makes no sense"):
+    with pytest.raises(ChainUnreachableError, match="makes no sense"):
         await deposits(telling(before=[], after=after))
 
 
 async def test_a_listed_transaction_that_the_node_lacks_is_unavailable() -> None:
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: None
-    with pytest.raises(ChainUnavailableError, match="yet"):
+    with pytest.raises(ChainUnreachableError, match="yet"):
         await deposits(node)
 
 
 async def test_a_deposit_reply_with_another_transaction_is_refused() -> None:
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: deposit_json("1" * 64)
-    with pytest.raises(ChainUnavailableError, match="another transaction"):
+    with pytest.raises(ChainUnreachableError, match="another transaction"):
         await deposits(node)
 
 
@@ -543,5 +543,5 @@ async def test_a_node_that_pages_in_a_circle_is_refused(monkeypatch: pytest.Monk
         {"signature": signature, "slot": 1_000, "err": None, "confirmationStatus": "finalized"}
         for signature in pages.pop(0)
     ]
-    with pytest.raises(ChainUnavailableError, match="repeats itself"):
+    with pytest.raises(ChainUnreachableError, match="repeats itself"):
         await deposits(node)

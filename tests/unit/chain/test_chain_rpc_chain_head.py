@@ -10,7 +10,7 @@ import pytest
 from rpc_node import BLOCKHASH, SIGNED, FakeNode, rpc_chain
 from virtual_time import VirtualTimeLoop
 
-from agentpay_server.chain.protocol import ChainUnavailableError, DoubtfulNodeError, UnprovenError
+from agentpay_server.chain.protocol import ChainUnreachableError, DoubtfulNodeError, UnprovenError
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
@@ -97,7 +97,7 @@ async def test_an_implausible_last_valid_height_is_never_signed_under(cluster: C
     assert blockhash.last_valid_block_height == cluster.node.height + 150
     await cluster.pass_time(3)
     cluster.tell("getLatestBlockhash", (LAST_VALID, by))
-    with pytest.raises(ChainUnavailableError, match="does not fit"):
+    with pytest.raises(ChainUnreachableError, match="does not fit"):
         await cluster.chain.latest_blockhash()
     # It is asked some times, not for ever.
     assert cluster.node.calls["getLatestBlockhash"] == 2 + 3
@@ -117,7 +117,7 @@ async def test_a_node_with_height_and_blockhash_both_too_low_is_detected_by_earl
     await cluster.pass_time(3, reading=False)
     cluster.tell("getEpochInfo", (HEIGHT, -200))
     cluster.tell("getLatestBlockhash", (LAST_VALID, -200))
-    with pytest.raises(ChainUnavailableError, match="does not fit"):
+    with pytest.raises(ChainUnreachableError, match="does not fit"):
         await cluster.chain.latest_blockhash()
 
 
@@ -127,7 +127,7 @@ async def test_a_node_with_all_heights_wrong_is_detected_by_its_slots(by: int) -
     cluster = Cluster(name="devnet")
     cluster.tell("getEpochInfo", (HEIGHT, by), (SLOT, by))
     cluster.tell("getLatestBlockhash", (LAST_VALID, by))
-    with pytest.raises(ChainUnavailableError, match="does not fit"):
+    with pytest.raises(ChainUnreachableError, match="does not fit"):
         await cluster.chain.latest_blockhash()
 
 
@@ -270,7 +270,7 @@ async def test_a_transaction_is_irreversible_as_soon_as_the_node_returns_its_blo
     node, healthy = cluster.node, cluster.node.answers["getBlock"]
     for block in ({"blockHeight": node.height + 1}, None):
         node.answers["getBlock"] = lambda slot, options, block=block: block
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             await cluster.chain.signature_status(SIGNED.signature)
     node.answers["getBlock"] = healthy
     status = await cluster.chain.signature_status(SIGNED.signature)

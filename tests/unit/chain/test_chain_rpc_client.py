@@ -13,7 +13,7 @@ import json_rpc_server
 import pytest
 from json_rpc_server import Answer
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc import client as client_module
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 
@@ -85,7 +85,7 @@ async def test_every_other_response_is_unavailable_without_showing_the_key(
     script = Script(BROKEN[fault])
     with caplog.at_level(logging.INFO):
         async with client_of(script) as client:
-            with pytest.raises(ChainUnavailableError) as caught:
+            with pytest.raises(ChainUnreachableError) as caught:
                 await client.call("getThing")
     assert not isinstance(caught.value, RpcRefusalError)
     assert caught.value.__context__ is None
@@ -110,7 +110,7 @@ async def test_a_compressed_reply_is_not_expanded_beyond_the_limit(
     async with client_of(Script((200, {"content-encoding": coding}, content))) as client:
         tracemalloc.start()
         try:
-            with pytest.raises(ChainUnavailableError, match=problem):
+            with pytest.raises(ChainUnreachableError, match=problem):
                 await client.call("getThing")
             _, peak = tracemalloc.get_traced_memory()
         finally:
@@ -121,7 +121,7 @@ async def test_a_compressed_reply_is_not_expanded_beyond_the_limit(
 async def test_a_reply_above_the_size_limit_is_refused() -> None:
     script = Script(json_rpc_server.ok(b" " * (client_module.BODY_MAX_BYTES + 1)))
     async with client_of(script) as client:
-        with pytest.raises(ChainUnavailableError, match="larger than 16777216 bytes"):
+        with pytest.raises(ChainUnreachableError, match="larger than 16777216 bytes"):
             await client.call("getThing")
 
 
@@ -143,10 +143,10 @@ async def test_an_unreachable_node_is_unavailable() -> None:
     async with json_rpc_server.serving(Script(None)) as url:
         pass
     client = RpcClient(url, timeout_seconds=5, max_connections=1)
-    with pytest.raises(ChainUnavailableError, match="getThing: ConnectError"):
+    with pytest.raises(ChainUnreachableError, match="getThing: ConnectError"):
         await client.call("getThing")
     await client.close()
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await client.call("getThing")
 
 
@@ -160,7 +160,7 @@ async def test_a_node_that_does_not_respond_times_out() -> None:
         calls = [client.call("getThing") for _ in range(3)]
         async with asyncio.timeout(120):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
+    assert [type(outcome) for outcome in outcomes] == [ChainUnreachableError] * 3
 
 
 async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
@@ -175,7 +175,7 @@ async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
     async with json_rpc_server.listening(dripping) as url:
         client = RpcClient(url, timeout_seconds=0.3, max_connections=1)
         async with asyncio.timeout(120):
-            with pytest.raises(ChainUnavailableError, match=re.escape("no answer within 0.3 s")):
+            with pytest.raises(ChainUnreachableError, match=re.escape("no answer within 0.3 s")):
                 await client.call("getThing")
         await client.close()
 
@@ -183,7 +183,7 @@ async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
 async def test_calls_succeed_again_after_an_outage() -> None:
     async with client_of(Script(None, (500, {}, b""), json_rpc_server.result("ok"))) as client:
         for _ in range(2):
-            with pytest.raises(ChainUnavailableError):
+            with pytest.raises(ChainUnreachableError):
                 await client.call("getThing")
         assert await client.call("getThing") == "ok"
 
@@ -200,10 +200,10 @@ async def test_retry_after_is_bounded(header: str, seconds: float) -> None:
 async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int) -> None:
     script = Script((status, {"retry-after": "2"}, b""), json_rpc_server.result("ok"))
     async with client_of(script) as client:
-        with pytest.raises(ChainUnavailableError, match=f"status {status}"):
+        with pytest.raises(ChainUnreachableError, match=f"status {status}"):
             await client.call("getThing")
         for _ in range(5):
-            with pytest.raises(ChainUnavailableError, match="fewer requests"):
+            with pytest.raises(ChainUnreachableError, match="fewer requests"):
                 await client.call("getThing")
         assert len(script.requests) == 1
         async with asyncio.timeout(120):
@@ -211,5 +211,5 @@ async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int)
                 try:
                     assert await client.call("getThing") == "ok"
                     break
-                except ChainUnavailableError:
+                except ChainUnreachableError:
                     await asyncio.sleep(0.1)

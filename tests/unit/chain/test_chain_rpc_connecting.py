@@ -15,7 +15,7 @@ from solders.token.state import Mint
 
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.connecting import connect
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
@@ -125,7 +125,7 @@ async def test_an_endpoint_that_does_not_respond_is_unavailable() -> None:
         return None
 
     async with json_rpc_server.serving(hangs_up) as url:
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             await connected(url)
 
 

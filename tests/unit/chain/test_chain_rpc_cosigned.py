@@ -21,7 +21,7 @@ from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Cosigned, FailureReason
+from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, Cosigned, FailureReason
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.payments.building import PreparedPayment, build_payment
@@ -192,7 +192,7 @@ async def test_a_transaction_with_invalid_signatures_leaves_the_payment_open_and
     node.answers["getTransaction"] = lambda *_: reply
     chain = rpc_chain(node)
 
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.find_cosigned(sought(), proof_height=proof_height)
     # One wrong reply must not hide the payment permanently.
     node.answers["getTransaction"] = true_answer
@@ -277,10 +277,10 @@ async def test_a_node_below_the_reported_height_proves_nothing() -> None:
     assert await chain.block_height() == 901
     node.slot = 1_999
 
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.find_cosigned(sought(), proof_height=800)
     node.slot = 2_000
-    with pytest.raises(ChainUnavailableError, match="old history"):
+    with pytest.raises(ChainUnreachableError, match="old history"):
         await chain.find_cosigned(sought(), proof_height=1_801)
     assert await chain.find_cosigned(sought(), proof_height=1_800) is None
     assert all(options["minContextSlot"] == 2_000 for options in node.asked if "until" in options)
@@ -300,7 +300,7 @@ async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() 
     node.answers["getBlock"] = block
     chain = rpc_chain(node, name="devnet")
 
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.find_cosigned(sought(), proof_height=800)
     written, node.transactions = 2_000, [ANCHOR, NEWER[0], LANDED]
     status = await chain.find_cosigned(sought(), proof_height=800)
@@ -314,12 +314,12 @@ async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() 
     ids=["an empty index", "forgot the anchor", "another history"],
 )
 async def test_a_node_that_does_not_know_the_anchor_proves_nothing(known: list[VersionedTransaction]) -> None:
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await rpc_chain(Ledger(*known)).find_cosigned(sought(), proof_height=800)
 
 
 async def test_a_history_that_is_empty_although_the_account_exists_proves_nothing() -> None:
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await rpc_chain(Ledger()).find_cosigned(sought(after=None), proof_height=800)
 
 
@@ -339,7 +339,7 @@ async def test_a_node_that_treats_min_context_slot_as_a_filter_hides_no_payment(
     chain = rpc_chain(node, name=name)
 
     if name is not None:
-        with pytest.raises(ChainUnavailableError):
+        with pytest.raises(ChainUnreachableError):
             await chain.find_cosigned(sought(after), proof_height=800)
         return
     status = await chain.find_cosigned(sought(after), proof_height=800)
@@ -367,7 +367,7 @@ async def test_a_listed_transaction_that_the_node_lacks_proves_nothing() -> None
     chain = rpc_chain(node)
 
     assert await chain.find_cosigned(sought()) is None
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.find_cosigned(sought(), proof_height=800)
 
 
@@ -395,7 +395,7 @@ async def test_a_malformed_transaction_proves_nothing(reply: dict[str, Any]) -> 
     whole, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *_: reply
     chain = rpc_chain(node)
 
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.find_cosigned(sought(), proof_height=800)
     # Nothing wrong is remembered.
     node.answers["getTransaction"] = whole
@@ -415,7 +415,7 @@ async def test_a_listed_transaction_without_a_status_proves_nothing() -> None:
     node = Ledger(ANCHOR, LANDED)
     node.statuses.clear()
 
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await rpc_chain(node).find_cosigned(sought(), proof_height=800)
 
 
@@ -446,5 +446,5 @@ async def test_a_balance_from_a_node_below_the_reported_height_raises() -> None:
     assert not await chain.holds(OWNER, 1)
 
     node.slot -= 1
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         await chain.holds(TOKEN_ACCOUNT, 7)

@@ -6,7 +6,7 @@ import pytest
 from rpc_node import TOKEN_ACCOUNT, FakeNode, deposit_json, rpc_chain
 from solders.keypair import Keypair
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 pytestmark = pytest.mark.anyio
@@ -65,13 +65,13 @@ async def test_pages_are_joined_without_a_gap_or_a_repetition(count: int, cursor
 
 async def test_a_node_that_lacks_the_start_of_a_page_is_refused() -> None:
     whole, young = Ledger(SIGNATURES), Ledger([SIGNATURES[-1]])
-    with pytest.raises(ChainUnavailableError, match="another node has reported"):
+    with pytest.raises(ChainUnreachableError, match="another node has reported"):
         await told(whole, young)
 
 
 @pytest.mark.parametrize("known", [SIGNATURES[4:], SIGNATURES[:3]], ids=["has forgotten", "lags behind"])
 async def test_a_node_that_lacks_the_cursor_is_refused(known: list[str]) -> None:
-    with pytest.raises(ChainUnavailableError, match="does not go back"):
+    with pytest.raises(ChainUnreachableError, match="does not go back"):
         await told(Ledger(known), after=SIGNATURES[3])
     assert await told(Ledger(SIGNATURES), after=SIGNATURES[3]) == SIGNATURES[4:]
 

@@ -10,7 +10,7 @@ from solders.transaction import Transaction, VersionedTransaction
 
 from agentpay_server.chain import transactions
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, SignedTransaction
 from agentpay_server.chain.rpc import fees as module
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
@@ -128,7 +128,7 @@ async def test_a_transaction_is_sent_although_its_simulation_is_refused() -> Non
     node = FakeNode()
 
     def refuse(*_: Any) -> Any:
-        raise ChainUnavailableError("scripted")
+        raise ChainUnreachableError("scripted")
 
     node.answers["simulateTransaction"] = refuse
     chain = rpc_chain(node, priority_fee_micro_lamports=7)

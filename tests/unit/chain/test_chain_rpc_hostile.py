@@ -17,7 +17,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.chain.protocol import ChainUnavailableError, DepositBatch, TokenAccount
+from agentpay_server.chain.protocol import ChainUnreachableError, DepositBatch, TokenAccount
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.replies import Simulation, read_landing
 
@@ -94,8 +94,8 @@ async def answered(node: FakeNode, operation: Operation) -> Any:
     try:
         async with asyncio.timeout(120):
             return await operation(chain)
-    except ChainUnavailableError:
-        return ChainUnavailableError
+    except ChainUnreachableError:
+        return ChainUnreachableError
     finally:
         await chain.close()
 
@@ -128,7 +128,7 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 def test_responses_of_a_healthy_node_are_accepted() -> None:
-    assert ChainUnavailableError not in TRUTH.values()
+    assert ChainUnreachableError not in TRUTH.values()
     assert TRUTH["status"][0]
     assert TRUTH["deposit"][0].deposits[0].amount_micro == 5
 
@@ -163,7 +163,7 @@ def test_a_missing_or_null_field_is_never_read_as_another_value(name: str) -> No
         for variant in [missing] if path[-1] == "err" else [missing, null]:
             node = failed_node()
             node.answers[method] = lambda *params, variant=variant: variant
-            assert asyncio.run(answered(node, operation)) in (TRUTH[name], ChainUnavailableError), path
+            assert asyncio.run(answered(node, operation)) in (TRUTH[name], ChainUnreachableError), path
 
 
 @given(error=JSON.filter(lambda value: value is not None))
@@ -171,7 +171,7 @@ def test_an_error_of_any_form_is_never_a_success(runner: asyncio.Runner, error: 
     node = FakeNode()
     node.lands(error)
     found = runner.run(answered(node, lambda chain: chain.signature_status(SIGNED.signature)))
-    assert found is ChainUnavailableError or found.failure is not None
+    assert found is ChainUnreachableError or found.failure is not None
 
 
 @pytest.mark.parametrize("wrong", [True, 1.0, "1", -1, 2**64, None, [], {}, float("nan")])
@@ -182,7 +182,7 @@ def test_numbers_that_are_not_64_bit_integers_are_refused(wrong: Any) -> None:
         node.answers[method] = lambda *params, name=name, number=number: replaced(
             HEALTHY[name], number, wrong
         )
-        assert asyncio.run(answered(node, operation)) is ChainUnavailableError
+        assert asyncio.run(answered(node, operation)) is ChainUnreachableError
 
 
 def test_a_last_valid_height_above_63_bits_is_refused() -> None:
@@ -191,7 +191,7 @@ def test_a_last_valid_height_above_63_bits_is_refused() -> None:
     node.answers[method] = lambda *params: replaced(
         HEALTHY["blockhash"], ("value", "lastValidBlockHeight"), 2**63
     )
-    assert asyncio.run(answered(node, operation)) is ChainUnavailableError
+    assert asyncio.run(answered(node, operation)) is ChainUnreachableError
 
 
 @pytest.mark.parametrize("amount", ["-5", "5.0", "\u0665", "", "1" * 30, " 5", "5e3", "+5", 5, None])
@@ -200,13 +200,13 @@ def test_an_amount_that_is_not_an_integer_is_refused(amount: Any) -> None:
     path = ("meta", "postTokenBalances", 0, "uiTokenAmount", "amount")
     node = failed_node()
     node.answers[method] = lambda *params: replaced(HEALTHY["deposit"], path, amount)
-    assert asyncio.run(answered(node, operation)) is ChainUnavailableError
+    assert asyncio.run(answered(node, operation)) is ChainUnreachableError
 
 
 def test_a_block_height_above_its_slot_is_refused() -> None:
     node = FakeNode()
     node.height = node.slot + 1
-    assert asyncio.run(answered(node, OPERATIONS["height"][1])) is ChainUnavailableError
+    assert asyncio.run(answered(node, OPERATIONS["height"][1])) is ChainUnreachableError
 
 
 @pytest.mark.parametrize(
@@ -216,14 +216,14 @@ def test_account_data_in_another_encoding_is_refused(data: Any) -> None:
     node = FakeNode()
     account = {"data": data, "owner": TOKEN_ACCOUNT, "lamports": 1}
     node.answers["getMultipleAccounts"] = lambda *params: {"value": [account]}
-    assert asyncio.run(answered(node, OPERATIONS["size"][1])) is ChainUnavailableError
+    assert asyncio.run(answered(node, OPERATIONS["size"][1])) is ChainUnreachableError
 
 
 @pytest.mark.parametrize("commitment", ["rooted", "", "Finalized"])
 def test_an_unknown_commitment_is_refused(commitment: str) -> None:
     node = FakeNode()
     node.lands(commitment=commitment)
-    assert asyncio.run(answered(node, OPERATIONS["status"][1])) is ChainUnavailableError
+    assert asyncio.run(answered(node, OPERATIONS["status"][1])) is ChainUnreachableError
 
 
 def test_an_instruction_of_a_program_from_a_lookup_table_is_found() -> None:
@@ -241,7 +241,7 @@ def test_an_instruction_of_a_program_from_a_lookup_table_is_found() -> None:
     signature = str(transaction.signatures[0])
     assert read_landing(told, signature).programs == (str(TOKEN_PROGRAM),)
     told["meta"]["loadedAddresses"] = {"writable": [], "readonly": []}
-    with pytest.raises(ChainUnavailableError):
+    with pytest.raises(ChainUnreachableError):
         read_landing(told, signature)
 
 

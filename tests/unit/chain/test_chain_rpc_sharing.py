@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 
 pytestmark = pytest.mark.anyio
@@ -25,7 +25,7 @@ class Source:
         number = self.asked
         await self.gate.wait()
         if self.fails:
-            raise ChainUnavailableError("scripted")
+            raise ChainUnreachableError("scripted")
         return number
 
 
@@ -88,7 +88,7 @@ async def test_an_error_reaches_all_callers_and_is_not_cached() -> None:
     source.fails = True
     recent = Recent(source, 60)
     told = await asyncio.gather(recent.get(), recent.get(), return_exceptions=True)
-    assert [type(error) for error in told] == [ChainUnavailableError] * 2
+    assert [type(error) for error in told] == [ChainUnreachableError] * 2
     source.fails = False
     assert await recent.get() == 2
 
@@ -113,7 +113,7 @@ async def test_closing_fails_waiting_callers() -> None:
     waiting = asyncio.create_task(recent.get())
     await turn()
     recent.close()
-    with pytest.raises(ChainUnavailableError, match="stops"):
+    with pytest.raises(ChainUnreachableError, match="stops"):
         await waiting
 
 
@@ -197,7 +197,7 @@ async def test_requests_keep_the_configured_interval() -> None:
     assert loop.time() - started >= 0.15
 
 
-@pytest.mark.parametrize("fault", [ChainUnavailableError("scripted"), RuntimeError("a fault of ours")])
+@pytest.mark.parametrize("fault", [ChainUnreachableError("scripted"), RuntimeError("a fault of ours")])
 async def test_a_fault_reaches_all_waiting_callers_and_no_later_one(fault: Exception) -> None:
     statuses = Statuses()
     statuses.fault = fault
@@ -231,7 +231,7 @@ async def test_closing_fails_active_and_queued_callers() -> None:
     await turn()
     poller.close()
     for waiting in (under_way, queued):
-        with pytest.raises(ChainUnavailableError, match="stops"):
+        with pytest.raises(ChainUnreachableError, match="stops"):
             await waiting
     # Later callers get the source's current response.
     statuses.gate.set()
@@ -250,7 +250,7 @@ async def test_closing_at_any_moment_fails_the_waiting_caller(turns: int) -> Non
     poller.close()
     async with asyncio.timeout(120):
         if turns:
-            with pytest.raises(ChainUnavailableError, match="stops"):
+            with pytest.raises(ChainUnreachableError, match="stops"):
                 await waiting
         else:
             # It had not been requested yet, and gets the source's current response.

@@ -15,7 +15,7 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.ledger import transactions as store
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 
 _SIGNER = Keypair()
 RAW = bytes(VersionedTransaction(Message([], _SIGNER.pubkey()), [_SIGNER]))
@@ -29,7 +29,7 @@ ENDS: dict[str, Any] = {
 }
 
 
-def transaction(signature: str = "first", **more: Any) -> ChainTransaction:
+def transaction(signature: str = "first", **more: Any) -> StoredTransaction:
     known: dict[str, Any] = {
         "signature": signature,
         "kind": Kind.TRANSFER,
@@ -42,7 +42,7 @@ def transaction(signature: str = "first", **more: Any) -> ChainTransaction:
         "last_valid_block_height": 150,
         "created_us": 1,
     }
-    return ChainTransaction(**{**known, **more})
+    return StoredTransaction(**{**known, **more})
 
 
 databases: list[MemoryDatabase] = []
@@ -55,7 +55,7 @@ def close_databases() -> Iterator[None]:
         asyncio.run(databases.pop().close())
 
 
-def stored(*transactions: ChainTransaction) -> MemoryDatabase:
+def stored(*transactions: StoredTransaction) -> MemoryDatabase:
     database = MemoryDatabase()
     databases.append(database)
     for tx in transactions:

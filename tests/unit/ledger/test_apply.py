@@ -18,12 +18,12 @@ from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.entries import PAGES
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
-from agentpay_server.ledger.transactions import TRANSACTIONS, ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
 
 pytestmark = pytest.mark.anyio
 
 LAST = 2**62
-TX = ChainTransaction(
+TX = StoredTransaction(
     signature="sig",
     kind=Kind.TRANSFER,
     subject_id="txn_1",

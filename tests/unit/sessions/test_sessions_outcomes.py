@@ -11,7 +11,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.ledger.outcome import Outcome
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.settings import Settings
 from agentpay_server.sessions.closing import SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler
@@ -63,7 +63,7 @@ SESSION = SessionRecord(
 CLOSING = attrs.evolve(SESSION, status="closing", opened_us=2, settlements=1, settlement_tx_signature="close")
 
 
-def tx(kind: Kind, **more: Any) -> ChainTransaction:
+def tx(kind: Kind, **more: Any) -> StoredTransaction:
     known = {
         "signature": "open" if kind is Kind.SESSION_OPEN else "close",
         "kind": kind,
@@ -75,7 +75,7 @@ def tx(kind: Kind, **more: Any) -> ChainTransaction:
         "created_us": 1,
         "ended_us": 9,
     }
-    return ChainTransaction(**{**known, **more})
+    return StoredTransaction(**{**known, **more})
 
 
 def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionRecord]:

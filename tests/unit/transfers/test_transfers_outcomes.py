@@ -12,7 +12,7 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.outcome import Outcome
-from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.settling import PaymentHandler
 from agentpay_server.transfers.settling import TransferHandler
 
@@ -43,7 +43,7 @@ TRANSFER = TransferRecord(
     approval_expires_us=None,
     claimed_by_operator=True,
 )
-TX = ChainTransaction(
+TX = StoredTransaction(
     signature="sig",
     kind=Kind.TRANSFER,
     subject_id="txn_1",
@@ -59,7 +59,7 @@ TX = ChainTransaction(
 )
 
 
-def ending(transfer: TransferRecord = TRANSFER, tx: ChainTransaction = TX, **more: Any) -> Ending[Any]:
+def ending(transfer: TransferRecord = TRANSFER, tx: StoredTransaction = TX, **more: Any) -> Ending[Any]:
     return Ending(tx=tx, subject=transfer, now_us=9, **more)
 
 

@@ -6,11 +6,11 @@ from contextlib import contextmanager
 from typing import Final
 
 from agentpay_lab.simulation.chance import ACTOR
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.platform.errors import Problem
 
-_EXPECTED: Final = (ChainUnavailableError, DatabaseUnavailableError, Problem, TimeoutError)
+_EXPECTED: Final = (ChainUnreachableError, DatabaseUnavailableError, Problem, TimeoutError)
 _LOGGERS: Final = ("agentpay_server", "agentpay")
 
 

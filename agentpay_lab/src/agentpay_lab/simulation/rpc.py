@@ -14,7 +14,7 @@ from agentpay_lab.simulation.loop import SimulatedLoop, never
 from agentpay_lab.simulation.nodes import Nodes, SimulatedNode
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.client import RpcRefusalError
 
 _NODE_IS_BEHIND = -32005
@@ -50,10 +50,10 @@ class RpcLink:
         await asyncio.sleep(latency.uniform(0.002, 0.06))
         if faults.are_on and self._loop.time() < self.down_until:
             await asyncio.sleep(0.2)
-            raise ChainUnavailableError(f"{method}: the endpoint is down")
+            raise ChainUnreachableError(f"{method}: the endpoint is down")
         if lost := faults.strike("rpc.lost request", server):
             await asyncio.sleep(lost.choice((0.05, timeout_seconds)))
-            raise ChainUnavailableError(f"{method}: the request was lost")
+            raise ChainUnreachableError(f"{method}: the request was lost")
         if faults.strike("rpc.refused", server):
             raise RpcRefusalError(method, _NODE_IS_BEHIND, "Node is behind by 42 slots", None)
         if is_send and may_die("kill.before send"):
@@ -64,7 +64,7 @@ class RpcLink:
             await never()
         if lost := faults.strike("rpc.lost reply", server):
             await asyncio.sleep(lost.choice((0.05, timeout_seconds)))
-            raise ChainUnavailableError(f"{method}: the reply was lost")
+            raise ChainUnreachableError(f"{method}: the reply was lost")
         slow = faults.strike("rpc.slow", server)
         pause = latency.uniform(0.002, 0.06)
         await asyncio.sleep(slow.uniform(0.5, timeout_seconds * 0.9) if slow else pause)
