@@ -9,6 +9,7 @@ from agentpay._params import (
     PinOriginParams,
 )
 from agentpay.contract.choices import (
+    AccountSort,
     AccountStatus,
     ClosingReason,
     Decision,
@@ -27,6 +28,7 @@ from agentpay.contract.payments import SessionStep, VoucherReport
 from agentpay.contract.search import SpendEntry, SpendPeriod
 
 __all__ = [
+    "AccountSort",
     "AccountStatus",
     "AuthorizePaymentParams",
     "CheckTransferParams",

@@ -11,7 +11,7 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
 from agentpay.contract.accounts import Account, Balance, CreateAccount
-from agentpay.contract.choices import AccountStatus, TransactionStatusFilter
+from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction
 
@@ -174,14 +174,17 @@ class AsyncAccounts(AsyncResource):
         self,
         *,
         ids: Sequence[str] | None = None,
+        sort: AccountSort | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
     ) -> "AsyncPages[AccountDetails]":
-        """List accounts with their details, newest first.
+        """List accounts with their details, newest first or sorted.
 
         Args:
-            ids: only these accounts, 100 at most.
+            ids: only these accounts, 100 at most; not together with `sort`.
+            sort: the order over all accounts: `name`, `balance`, `spent` (of the daily limit) or `limit` (the
+                daily limit), or one of these after `-` for the reverse.
             limit: accounts per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -189,7 +192,7 @@ class AsyncAccounts(AsyncResource):
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
         named = None if ids is None else ",".join(ids)
-        query = {"ids": named, "limit": limit, "cursor": cursor}
+        query = {"ids": named, "sort": sort, "limit": limit, "cursor": cursor}
         return self._pages(console.LIST_ACCOUNT_DETAILS, options, query=query)
 
     async def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":

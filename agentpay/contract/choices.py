@@ -9,6 +9,9 @@ from typing import Literal
 AccountStatus = Literal["active", "paused"]
 """Whether an account may send: `paused` exactly while its policy is paused."""
 
+AccountSort = Literal["name", "-name", "balance", "-balance", "spent", "-spent", "limit", "-limit"]
+"""An order of accounts; with `-`, the largest or last comes first."""
+
 TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer."""
 

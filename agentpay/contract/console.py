@@ -4,6 +4,7 @@ Approvals, webhooks and operator keys have separate modules.
 """
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
@@ -283,12 +284,30 @@ class ListServedRequests(Request):
     cursor: Cursor = ""
 
 
+class AccountSort(StrEnum):
+    """An order of accounts; with `-`, the largest or last comes first. Equal accounts are newest first."""
+
+    NAME = "name"
+    NAME_DESCENDING = "-name"
+    BALANCE = "balance"
+    BALANCE_DESCENDING = "-balance"
+    SPENT = "spent"
+    SPENT_DESCENDING = "-spent"
+    LIMIT = "limit"
+    LIMIT_DESCENDING = "-limit"
+
+
 @frozen(kw_only=True)
 class ListAccountDetails(Request):
     """Query of `GET /ext/v1/console/accounts`.
 
     Attributes:
-        ids: only these accounts: up to 100 identifiers, separated by commas.
+        ids: only these accounts: up to 100 identifiers, separated by commas; not together with `sort`.
+        sort: the order over all accounts: by `name`, ignoring the case of ASCII letters; by `balance`, as it
+            is booked; by `spent`, which is `spent_usdc`; or by `limit`, which is `max_daily_spend`, where no
+            limit is the largest. `-` before it reverses the order. By default, newest first. A page starts
+            after the last account of the previous one, so an account that is created meanwhile neither
+            repeats nor hides another; one whose value changes meanwhile may be repeated or missing.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -296,6 +315,7 @@ class ListAccountDetails(Request):
     _example: ClassVar = {"ids": identifiers.example(identifiers.ACCOUNT)}
 
     ids: Annotated[str, text(minimum=1, maximum=4096)] | None = None
+    sort: AccountSort | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -359,7 +379,7 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
     query=ListAccountDetails,
     responses={200: PageBody[AccountDetails]},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="List accounts with their details, newest first.",
+    summary="List accounts with their details, newest first or sorted.",
 )
 GET_ACCOUNT_DETAIL: Final = Endpoint(
     name="accounts.details",

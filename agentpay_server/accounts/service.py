@@ -11,8 +11,15 @@ import attrs
 
 from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
-from agentpay.contract.console import ALLOW_SIGNING, AccountDetails, ListAccountDetails, PolicyRecordView
+from agentpay.contract.console import (
+    ALLOW_SIGNING,
+    AccountDetails,
+    AccountSort,
+    ListAccountDetails,
+    PolicyRecordView,
+)
 from agentpay.contract.endpoints import CREATE_ACCOUNT
+from agentpay.contract.errors import FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, Policy
@@ -23,11 +30,12 @@ from agentpay_server.accounts import policy_record_store as policy_records
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
 from agentpay_server.accounts.rules import handle_of
+from agentpay_server.accounts.sorting import Sorted, sorted_accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.pages import List
+from agentpay_server.database.pages import List, Place, SortedList
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.fees import Cost
@@ -44,7 +52,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.errors import chain_unavailable
+from agentpay_server.platform.errors import chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
@@ -134,11 +142,14 @@ class Accounts:
         return _in_full(account, detail)
 
     async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetails]:
-        """Return a page of the operator's accounts in full, newest first.
+        """Return a page of the operator's accounts in full, newest first or sorted.
 
         Raises:
-            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+            Problem: `invalid_request` for a cursor of another list, or `sort` with `ids`;
+                `chain_unavailable`.
         """
+        if query.sort is not None:
+            return await self._sorted_details(principal, query, query.sort)
         listing = List("account-details", principal.operator_id)
         before = listing.before(query.cursor)
         if query.ids is None:
@@ -156,6 +167,24 @@ class Accounts:
         ]
         limit = query.limit if query.ids is None else len(found)
         return listing.page(found, limit, seq=lambda row: row[0].seq, item=lambda row: _in_full(*row[1:]))
+
+    async def _sorted_details(
+        self, principal: Principal, query: ListAccountDetails, sort: AccountSort
+    ) -> PageBody[AccountDetails]:
+        if query.ids is not None:
+            raise invalid(FieldError(field="sort", message="cannot be combined with ids"))
+        listing = SortedList(f"account-details by {sort.value}", principal.operator_id)
+        after = listing.after(query.cursor)
+        rows = await self._context.database.read(
+            self._details_in_order, sort, principal.operator_id, after, query.limit + 1
+        )
+        balances = await self._balances([row.record for row, _ in rows])
+        found = [
+            (row, _account(row.record, held), more) for (row, more), held in zip(rows, balances, strict=True)
+        ]
+        return listing.page(
+            found, query.limit, place=lambda row: row[0].place, item=lambda row: _in_full(*row[1:])
+        )
 
     async def some(self, principal: Principal, account_ids: Sequence[str]) -> tuple[Account, ...]:
         """Return those of some accounts that are the operator's.
@@ -342,6 +371,13 @@ class Accounts:
     ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
         rows = store.PAGES(connection, operator_id, before, count)
         return [(record, self._detail_of(connection, record)) for record in rows]
+
+    def _details_in_order(
+        self, connection: Connection, sort: AccountSort, operator_id: str, after: Place | None, count: int
+    ) -> Sequence[tuple[Sorted, dict[str, Any]]]:
+        now_us = self._context.clock.now_us()
+        rows = sorted_accounts(connection, sort, operator_id, after, count=count, now_us=now_us)
+        return [(row, self._detail_of(connection, row.record)) for row in rows]
 
     def _details_of(
         self, connection: Connection, principal: Principal, account_ids: Sequence[str]

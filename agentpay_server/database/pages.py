@@ -1,12 +1,14 @@
 """Cursors of lists: opaque strings, each valid for one list (interface R15).
 
-A cursor holds the sequence number at which the previous page ended, and a digest over that number and the
-list's name and owner. The digest detects forged cursors and cursors of other lists.
+A cursor holds the sequence number at which the previous page ended, in a sorted list also the value by which
+it is sorted, and a digest over these and the list's name and owner. The digest detects forged cursors and
+cursors of other lists.
 """
 
 import base64
 import binascii
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -14,7 +16,7 @@ from attrs import frozen
 
 from agentpay.contract.errors import FieldError
 from agentpay.contract.pages import PageBody
-from agentpay_server.platform.errors import invalid
+from agentpay_server.platform.errors import Problem, invalid
 
 _SEQ_BYTES: Final = 8
 _DIGEST_BYTES: Final = 8
@@ -39,14 +41,9 @@ class List:
         """
         if not cursor:
             return _START
-        try:
-            raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), b"-_", validate=True)
-        except (UnicodeEncodeError, binascii.Error):
-            raw = b""
-        seq = int.from_bytes(raw[:_SEQ_BYTES], "big")
-        # Comparing texts also refuses other base64 encodings of the same bytes.
-        if len(raw) != _SEQ_BYTES + _DIGEST_BYTES or seq >= _START or self._cursor(seq) != cursor:
-            raise invalid(FieldError(field="cursor", message="must be the cursor of a page of this list"))
+        seq, value = _opened(self.name, self.owner, cursor)
+        if value:
+            raise _foreign()
         return seq
 
     def page(
@@ -62,11 +59,83 @@ class List:
         shown = rows[:limit]
         return PageBody(
             data=tuple(item(row) for row in shown),
-            cursor=self._cursor(seq(shown[-1])) if has_more else "",
+            cursor=_sealed(self.name, self.owner, seq(shown[-1]), b"") if has_more else "",
             has_more=has_more,
         )
 
-    def _cursor(self, seq: int) -> str:
-        text = f"{self.name}\0{self.owner}\0{seq}".encode()
-        raw = seq.to_bytes(_SEQ_BYTES, "big") + hashlib.sha256(text).digest()[:_DIGEST_BYTES]
-        return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+@frozen
+class Place:
+    """Where a page of a sorted list ends: the sequence number and the value of its last row."""
+
+    seq: int
+    value: str | int
+
+
+@frozen
+class SortedList:
+    """A list in the order of a value, then newest first. Its name says the order."""
+
+    name: str
+    owner: str
+
+    def after(self, cursor: str) -> Place | None:
+        """Return the place after which the page after `cursor` starts; None for the first.
+
+        Raises:
+            Problem: `invalid_request`: the cursor does not belong to this list.
+        """
+        if not cursor:
+            return None
+        seq, value = _opened(self.name, self.owner, cursor)
+        try:
+            return Place(seq, json.loads(value))
+        except ValueError:
+            raise _foreign() from None
+
+    def page(
+        self,
+        rows: Sequence[Row],
+        limit: int,
+        *,
+        place: Callable[[Row], Place],
+        item: Callable[[Row], Item],
+    ) -> PageBody[Item]:
+        """Return a page of at most `limit` items. An extra row indicates that there is a next page."""
+        has_more = len(rows) > limit
+        shown = rows[:limit]
+        cursor = ""
+        if has_more:
+            last = place(shown[-1])
+            value = json.dumps(last.value, ensure_ascii=False).encode()
+            cursor = _sealed(self.name, self.owner, last.seq, value)
+        return PageBody(data=tuple(item(row) for row in shown), cursor=cursor, has_more=has_more)
+
+
+def _sealed(name: str, owner: str, seq: int, value: bytes) -> str:
+    text = f"{name}\0{owner}\0{seq}".encode() + value
+    raw = seq.to_bytes(_SEQ_BYTES, "big") + value + hashlib.sha256(text).digest()[:_DIGEST_BYTES]
+    return base64.urlsafe_b64encode(raw).rstrip(b"=").decode("ascii")
+
+
+def _opened(name: str, owner: str, cursor: str) -> tuple[int, bytes]:
+    """Return the sequence number and the value of a cursor.
+
+    Raises:
+        Problem: `invalid_request`: the cursor does not belong to this list.
+    """
+    try:
+        raw = base64.b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4), b"-_", validate=True)
+    except (UnicodeEncodeError, binascii.Error):
+        raw = b""
+    if len(raw) < _SEQ_BYTES + _DIGEST_BYTES:
+        raise _foreign()
+    seq, value = int.from_bytes(raw[:_SEQ_BYTES], "big"), raw[_SEQ_BYTES:-_DIGEST_BYTES]
+    # Comparing texts also refuses other base64 encodings of the same bytes.
+    if seq >= _START or _sealed(name, owner, seq, value) != cursor:
+        raise _foreign()
+    return seq, value
+
+
+def _foreign() -> Problem:
+    return invalid(FieldError(field="cursor", message="must be the cursor of a page of this list"))

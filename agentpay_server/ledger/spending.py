@@ -9,10 +9,10 @@ not subtracted from the totals, which would change every later one. Its row stor
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import Column, Select, bindparam, func, select
+from sqlalchemy import BigInteger, Column, ColumnElement, Select, bindparam, cast, func, select
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, accounts
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.ledger import transactions
 from agentpay_server.platform.clock import DAY_US
@@ -88,6 +88,26 @@ _RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
     table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
 _SPENT: Final = select(_TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery())
+
+_OF_ACCOUNT: Final = table.c.account_id == accounts.c.account_id
+AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
+    accounts.c.spent_total
+    - func.coalesce(
+        select(table.c.spent_total)
+        .where(_OF_ACCOUNT, table.c.spent_us <= bindparam("start_us", type_=BigInteger))
+        .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
+        .limit(1)
+        .correlate(accounts)
+        .scalar_subquery(),
+        0,
+    )
+    - select(cast(func.coalesce(func.sum(table.c.held), 0), BigInteger))
+    .where(_OF_ACCOUNT, table.c.released_us > bindparam("start_us", type_=BigInteger))
+    .correlate(accounts)
+    .scalar_subquery()
+    + accounts.c.session_reserved
+)
+"""What `against_daily_limit` returns, as a column of `accounts`; `start_us` is the window's start."""
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
