@@ -216,6 +216,7 @@ class ConsoleSummary(Model):
             respond.
         is_clock_manual: whether the server's clock stands still until the sandbox advances it.
         keeps_snapshots: whether the sandbox can take and restore snapshots.
+        now: the server's time, UTC.
     """
 
     _example: ClassVar = {
@@ -228,6 +229,7 @@ class ConsoleSummary(Model):
         "treasury_lamports": 4_980_000_000,
         "is_clock_manual": False,
         "keeps_snapshots": False,
+        "now": "2026-01-31T12:00:00.000Z",
     }
 
     operator_name: str
@@ -239,6 +241,7 @@ class ConsoleSummary(Model):
     treasury_lamports: int | None
     is_clock_manual: bool
     keeps_snapshots: bool
+    now: datetime
 
 
 @frozen(kw_only=True)

@@ -3,11 +3,11 @@
 import { call, post, send } from "./api.js";
 import { EVENTS, REGISTER } from "./history.js";
 import {
-	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, sorted, titled,
+	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
 } from "./page.js";
 import {
-	ask, badge, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, plain, quiet, said, showSecret, span, usdc,
-	words,
+	ask, badge, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
+	usdc, words,
 } from "./ui.js";
 
 const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
@@ -25,10 +25,10 @@ function spending({ by = "hour" }, account_id, limitOf = () => null) {
 			({ data, limit }) => chart(data, limit, (iso) => (by === "hour" ? HOUR : DAY).format(new Date(iso)), by === "hour")));
 }
 
-const value = (amount) => Number(amount ?? Infinity);
+const SORTS = ["name", "balance", "spent", "limit"];
 
 export const overview = ({ asked }) => [
-	one("/console/summary", (it) => h("ul.tiles",
+	part(async () => summary(), (it) => h("ul.tiles",
 		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
 		tile("deliveries?needs_attention=true", "Deliveries need attention", it.undelivered_deliveries, "bad"),
 		tile("sessions?status=open", "Open sessions", it.open_sessions),
@@ -37,26 +37,22 @@ export const overview = ({ asked }) => [
 	spending(asked),
 	h("div.head", h("h2.grow", "Accounts"), newAccount()),
 	list({
-		path: "/console/accounts", query: { limit: 100, by: "" }, exports: "accounts",
-		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent of daily limit", "", "spent"], ["Left", "number", "left"]],
-		cols: "minmax(0, 1.4fr) 6.5rem 8rem minmax(9rem, 1fr) 8rem",
+		path: "/console/accounts", exports: "accounts",
+		query: { by: "", sort: SORTS.includes((asked.sort ?? "").replace("-", "")) ? asked.sort : "" },
+		heads: [["Account", "", "name"], "Status", ["Balance", "number", "balance"], ["Spent in 24 h", "number", "spent"], ["Daily limit", "number", "limit"], ""],
+		cols: "minmax(0, 1fr) 6.5rem 9.5rem 9.5rem 9.5rem minmax(7rem, .35fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
-		present: (items, draw) => draw(sorted(items, {
-			name: (it) => it.name, balance: (it) => Number(it.balance_usdc), left: (it) => value(it.remaining_usdc),
-			spent: (it) => Number(it.spent_usdc) / (it.policy.max_daily_spend ?? Infinity),
-		})),
 		row: (it) => [
 			[party(it.account_id), quiet(" ", said(it.handle))], it.signing_stopped_at ? badge("failed", "stopped") : badge(it.status),
-			h("strong.number", usdc(it.balance_usdc)), spent(it),
-			h("span.number", it.remaining_usdc === null ? quiet("no limit") : usdc(it.remaining_usdc)),
+			h("strong.number", { "data-head": "Balance" }, money(it.balance_usdc)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
+			h("span.number", { "data-head": "Limit" }, it.policy.max_daily_spend === null ? quiet("none") : money(it.policy.max_daily_spend)), spent(it),
 		],
 	}),
 ];
 
 function spent({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit } }) {
-	if (left === null) return quiet(`${usdc(spent)} in 24 h`);
-	const meaning = `${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`;
-	return h("span.spent-of", meter(meaning, limit, { spent: spent - reserved, reserved }), quiet(`${usdc(spent)} of ${usdc(limit)}`));
+	if (left === null) return "";
+	return meter(`${usdc(spent)} of ${usdc(limit)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: Math.max(0, spent - reserved), reserved });
 }
 
 const newAccount = () => change("New account", () => nameField({ required: true }), async ({ name }) => {
@@ -71,13 +67,15 @@ const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at && h("div.pr
 	change("Allow signing", "Only after the history matches the chain: its transfers are signed again.",
 		() => post(`/console/accounts/${it.account_id}/allow-signing`).then(() => "Signing is allowed."),
 		{ title: `Allow signing for ${plain(it.name)}?`, action: "Allow signing", "data-about": it.account_id })),
-it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
+it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h${held(it)}, no daily limit`) : limited(it)];
+
+const held = ({ reserved_usdc: reserved }) => (Number(reserved) ? `, ${usdc(reserved)} of it reserved` : "");
 
 function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
 	const text = `${usdc(left)} left of ${usdc(limit)} a day`;
 	return [
 		meter(`${text}: ${usdc(spent)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: spent - reserved, reserved }),
-		h("p", text, it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
+		h("p", text, quiet(held({ reserved_usdc: reserved })), it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
 	];
 }
 
@@ -87,7 +85,7 @@ export const account = ({ id, asked }) => [
 		return h("div.two",
 			h("div.card",
 				h("div.head", h("span.grow", quiet(said(it.handle))), badge(it.status)), budget(it),
-				h("dl.facts", h("dt", "Account"), h("dd", code(it.account_id), " ", copies("Copy id", it.account_id)),
+				h("dl.facts", h("dt", "Account"), h("dd", code(it.account_id), " ", copies("Copy id", it.account_id, "tiny")),
 					h("dt", "Address"), h("dd", h("code", it.chain_address)),
 					h("dt", "USDC account"), h("dd", h("code", it.usdc_token_account)),
 					h("dt", "Created"), h("dd", moment(it.created_at))),
@@ -95,23 +93,33 @@ export const account = ({ id, asked }) => [
 			h("div.card", h("div.head", h("h2.grow", "Policy"), editing(it)), facts(Object.fromEntries(Object.entries(LABELS).map(([each, label]) => [label, rule(each, it.policy[each])])))));
 	}),
 	spending(asked, id, async () => accountOf(id).policy?.max_daily_spend ?? null),
-	h("div.head", h("h2.grow", "History"), link(`#/timeline?account_id=${id}`, "Its events"), link(`#/access/audit?account_id=${id}`, "Its audit trail")),
+	h("div.head", h("h2.grow", "History"), link(`#/timeline?account_id=${id}`, "All events"), link(`#/access/audit?account_id=${id}`, "Audit trail")),
 	list({
 		path: `/v1/accounts/${id}/transactions`, query: { by: "" }, exports: "history",
 		heads: ["When", "What", "With", ["USDC", "number"], ["", "end"]], cols: "9.5rem 10rem minmax(0, 1fr) 9rem 4rem",
 		none: ["Nothing yet. Let the agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
-		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, ...it }) => {
+		present: async (items, draw) => draw(await withSellers(items, id)),
+		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, ...it }) => {
 			const isIn = direction === "in";
 			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
-			const whom = it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Deposit from outside" : words(it.type);
+			const whom = seller ? ["to ", said(seller), quiet(" · 402")] : it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Deposit from outside" : words(it.type);
 			return [
 				moment(it.created_at), badge(it.status, it.type),
 				[whom, memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
-				h("strong.number", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject ? link(`#/${subject}`, "Open") : "",
+				h("strong.number", money(it.amount_usdc, it.status === "settled" ? (isIn ? "+" : "−") : "")), subject ? link(`#/${subject}`, "Open") : "",
 			];
 		},
 	}),
 ];
+
+/** Sellers of payments and sessions over HTTP 402, whose addresses say nothing. */
+async function withSellers(items, account_id) {
+	const isFar = (it) => it.direction === "out" && it.counterparty && !it.counterparty.startsWith("acct_");
+	if (!items.some(isFar)) return items;
+	const [payments, sessions] = await Promise.all(["/payments", "/sessions"].map((path) => get(at(path, { account_id, limit: 100 }))));
+	const sellers = new Map([...payments.data.map((it) => [it.transfer_id, it.origin]), ...sessions.data.map((it) => [it.session_id, it.origin])]);
+	return items.map((it) => (isFar(it) ? { ...it, seller: sellers.get(it.transfer_id ?? it.session_id) } : it));
+}
 
 const LIMITS = { max_single_transfer: "Largest transfer", max_daily_spend: "Spend in 24 hours", escalation_threshold: "Asks for approval from" };
 const LISTS = { allowed_counterparties: "May pay", categories: "Categories" };
@@ -231,37 +239,56 @@ const TABS = {
 	webhooks: {
 		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow, exports: "webhooks",
 		heads: ["Endpoint", "Last success", ["24 hours", ""], ["Latency", "number"], ["", "end"]],
-		cols: "minmax(0, 1fr) 8.5rem 8.5rem 4.5rem minmax(11rem, .9fr)",
+		cols: "minmax(0, 1fr) 9rem 8.5rem 5rem 20rem",
 		fields: () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map(checkbox))],
 		bodyOf: ({ url, ...events }) => ({ url, events: Object.keys(events) }),
 		none: ["No webhooks. Register one:", REGISTER],
 	},
 	sellers: {
 		label: "Sellers", path: "/console/origins", exports: "sellers", row: sellerRow,
-		heads: ["Origin", "Category", "Paid at", ["At most", "number"], "", ["", "end"]],
+		heads: ["Origin", "Category", "Paid at", ["At most", "number"], "", ""],
 		cols: "minmax(0, 1.2fr) 6rem minmax(0, 1fr) 6rem 5rem 11rem",
 		none: ["No seller is pinned: their challenges say what they are. Pin one:", 'client.sellers.put("https://…", category="data")'],
 	},
 	audit: {
 		label: "Audit", path: "/console/audit", identity: JSON.stringify, exports: "audit",
-		heads: ["When", "Who", "Action", "Of what"], cols: "9.5rem minmax(0, 1fr) minmax(0, 1.2fr) minmax(0, 1.2fr)",
+		heads: ["When", "What", "Which", "Who"], cols: "9.5rem minmax(0, 1.2fr) minmax(0, 1.4fr) minmax(0, 1fr)",
 		filters: { account_id: ["Account", { picks: true }] },
 		none: ["No key has changed anything yet. Try:", "client.policies.pause(account_id)"],
-		row: (it) => [moment(it.created_at), [keyName(it)], [it.action], [it.subject.startsWith("acct_") ? named(it.subject) : code(it.subject)]],
+		row: (it) => [moment(it.created_at), [deed(it.action)], h("span", objectOf(it)), h("span", keyName(it))],
 		fold: (it) => [
-			changes(it.before, it.after), facts({ Subject: subject(it.subject), Key: it.key_id && h("code", it.key_id), Request: it.request_id && h("code", it.request_id) }),
+			changes(it.before, it.after), facts({
+				Action: h("code", it.action), Subject: subject(it.subject), Key: it.key_id && h("code", it.key_id), Request: it.request_id && h("code", it.request_id),
+			}),
 		],
 	},
 	requests: {
 		label: "Requests", path: "/console/requests", exports: "requests",
-		heads: ["When", "Who", "Request", ["Status", "number"], ["Time", "number"]], cols: "9.5rem minmax(0, 1fr) minmax(0, 2fr) 5rem 5rem",
+		heads: ["When", "Request", "Who", ["Status", "number"], ["Took", "number"]], cols: "9.5rem minmax(0, 2fr) minmax(0, 1fr) 5rem 5rem",
 		none: ["No requests yet.", ""], fold: json,
 		row: (it) => [
-			moment(it.at), [keyName(it)], [h("strong", it.method), " ", it.route],
-			h(it.status >= 400 || it.status === null ? "strong.number.bad" : "span.number", it.status ?? "none"), h("span.number", span(it.duration_ms)),
+			moment(it.at), [h("strong", it.method), " ", it.route], h("span", keyName(it)),
+			h(it.status >= 400 || it.status === null ? "strong.number.bad" : "span.number", it.status ?? "none"), quiet(span(it.duration_ms)),
 		],
 	},
 };
+
+const DEEDS = { __proto__: null, "policies.put": "Change policy", "sellers.put": "Pin seller", "sellers.delete": "Unpin seller", "sandbox.accounts.fund": "Fund with test USDC" };
+
+/** The name of an operation in words: `agent_keys.create` is "Create agent key". */
+function deed(action) {
+	const parts = action.split("."), verb = words(parts.at(-1)), noun = words(parts.at(-2) ?? "").replace(/ies$/, "y").replace(/s$/, "");
+	const text = `${verb} ${noun}`.trim();
+	return DEEDS[action] ?? text[0].toUpperCase() + text.slice(1);
+}
+
+/** What an entry is about: by name where it has one. */
+function objectOf({ subject: id, before, after }) {
+	const { account_id, name, from: payer, amount_usdc, amount } = { ...before, ...after }, sum = amount_usdc ?? amount;
+	const whose = account_id ?? payer;
+	return [id.startsWith("acct_") ? named(id) : typeof name === "string" ? said(name) : code(id),
+		sum && !isNaN(sum) && quiet(` · ${usdc(sum)} USDC`), typeof whose === "string" && whose.startsWith("acct_") && whose !== id && quiet(" · ", named(whose))];
+}
 
 const checkbox = (type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type);
 
@@ -276,12 +303,12 @@ function webhookRow({ webhook_id: id, url, events, account_ids: ids, low_balance
 	const rotate = async ({ overlap }) => showSecret(`New secret of ${name}`, await post(`${path}/rotate-secret`, { overlap_seconds: Number(overlap) }));
 	const { attempts_24h: attempts, failures_24h: failures, last_success_at: last, latency_ms: latency } = health;
 	return [
-		[h("strong", said(url)), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", "), " · ",
+		[h("strong.line", { title: url }, said(url)), quiet(events.length === EVENTS.length ? "every event" : events.join(", "), " · ",
 			ids.length ? ids.map((each, i) => [i ? ", " : "", named(each)]) : "every account",
 			threshold !== null && ` · below ${usdc(threshold)} USDC`), warning && h("p.warn", warning)],
 		last ? moment(last) : quiet("never"),
 		link(`#/deliveries?webhook_id=${id}`, failures ? `${failures} of ${attempts} failed` : attempts ? `${attempts} delivered` : "no attempts"),
-		h("span.number", latency === null ? quiet("–") : `${latency} ms`),
+		h("span.number", { "data-head": "Latency" }, latency === null ? quiet("–") : `${latency} ms`),
 		h("span.buttons",
 			change("Edit", () => [
 				h("p.quiet", "Events of these accounts only; none of them means every account."),
@@ -316,7 +343,7 @@ const pin = (origin, given) => call("PUT", `/console/origins/${encodeURIComponen
 function sellerRow(it) {
 	return [
 		[said(it.origin)], it.category ? said(it.category) : quiet("its own"),
-		[it.recipients ? it.recipients.map((each) => [code(each), " "]) : quiet("any address")], h("span.number", it.max_amount ? usdc(it.max_amount) : quiet("no limit")),
+		[it.recipients ? it.recipients.map((each) => [code(each), " "]) : quiet("any address")], h("span.number", { "data-head": "At most" }, it.max_amount ? usdc(it.max_amount) : quiet("no limit")),
 		it.blocked ? badge("rejected", "blocked") : "",
 		h("span.buttons", change("Edit", () => sellerFields(it), (given) => pin(it.origin, given), { title: `Edit ${plain(it.origin)}`, action: "Save", look: "" }),
 			remove("Unpin", `Unpin ${plain(it.origin)}?`, "Its challenges say again what it is.", `/console/origins/${encodeURIComponent(it.origin)}`)),
@@ -331,12 +358,14 @@ export function access({ id, asked: { origin } }) {
 	const chosen = Object.hasOwn(TABS, id) ? id : "agents";
 	const { path, createPath = path, create, fields, row, bodyOf = keyOf, filters: by, refusal, ...others } = TABS[chosen];
 	const work = async (given) => showSecret(create, await post(createPath, bodyOf(given)));
+	const isRefused = refusal && me.isConsole;
 	return [
-		h("p.tabs", Object.entries(TABS).map(([id, { label }]) =>
+		h("div.actions.corner", create && !isRefused && change(create, fields, work, { title: create, action: "Create", look: "primary" }),
+			chosen === "sellers" && newSeller(origin)),
+		h("p.tabs.wide", Object.entries(TABS).map(([id, { label }]) =>
 			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
 		by && filters(by),
-		refusal && me.isConsole ? h("p.quiet", refusal)
-			: h("div.actions", create && change(create, fields, work, { title: create, action: "Create", look: "primary" }), chosen === "sellers" && newSeller(origin)),
+		isRefused && h("p.quiet", refusal),
 		...list({ ...others, path, query: { origin: "" }, row: (it) => row(it, path) }),
 	];
 }

@@ -7,7 +7,7 @@ import { deliveries, sessions, timeline } from "./history.js";
 import { able, live, me, meet, reload, turn } from "./page.js";
 import { find } from "./search.js";
 import { approvals, transfer } from "./transfer.js";
-import { $, ask, button, clock, code, facts, field, form, h, said, tell } from "./ui.js";
+import { $, ask, button, clock, code, dismiss, facts, field, form, h, said, tell } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
@@ -25,6 +25,7 @@ const BAR = PAGES.slice(0, 7);
 const KEYS = {
 	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search for anything", "?": "This list", Esc: "Leave a dialog or field",
 };
+const CLUSTERS = { __proto__: null, embedded: "built-in chain" };
 const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
 
 const app = $("#app");
@@ -34,6 +35,7 @@ signedIn.abort();
 function signIn(why) {
 	signedIn.abort();
 	shown.abort();
+	dismiss();
 	delete sessionStorage[KEY];
 	const submit = (given) => { keep(given); begin(); };
 	app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
@@ -135,6 +137,7 @@ async function begin(problem = "") {
 	try {
 		// An agent's key may not read the summary.
 		const [, summary] = await Promise.all([meet(), read("/console/summary")]);
+		counts = summary;
 		allow(summary);
 		start(summary.operator_name);
 		if (problem) tell(problem);
@@ -162,7 +165,7 @@ function start(whom) {
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
 			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
-			h("span.quiet.whom", said(whom), ` · ${me.cluster}`), h("span.grow"),
+			h("span.quiet.whom", said(whom), ` · ${CLUSTERS[me.cluster] ?? me.cluster}`), h("span.grow"),
 			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
 		h("nav", { "aria-label": "Pages" }, places), h("main"));
@@ -190,16 +193,22 @@ function start(whom) {
 	route();
 }
 
-function allow({ is_clock_manual: clock = true, keeps_snapshots: points = true }) {
-	Object.assign(able, { clock, points });
-}
+const allow = (summary) => Object.assign(able, { clock: summary.is_clock_manual, points: summary.keeps_snapshots });
 
+/** The newest summary, until the page that it was read for has used it. @type {any} */
+let counts;
+
+/** Read the summary, which has the frame's numbers and the server's time. */
 async function readFrame(signal) {
-	const [counts, time] = await Promise.all([read("/console/summary", signal), me.is_test_money && read("/sandbox/clock", signal)]);
-	$("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
-	$("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
-	allow(counts);
-	clock.now = () => (time ? Date.parse(time.now) : Date.now());
+	const summary = counts ?? await read("/console/summary", signal);
+	counts = undefined;
+	$("[data-page=approvals] .count").textContent = summary.pending_approvals || "";
+	$("[data-page=deliveries] .count").textContent = summary.undelivered_deliveries || "";
+	allow(summary);
+	const now = Date.parse(summary.now), since = performance.now();
+	// The browser's clock may be wrong.
+	clock.now = () => (summary.is_clock_manual ? now : now + performance.now() - since);
+	return summary;
 }
 
 function route() {

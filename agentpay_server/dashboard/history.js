@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
 import { able, accountOf, change, filters, get, instant, list, me, named, one, party, titled } from "./page.js";
-import { $, badge, big, button, code, count, facts, field, fields, h, json, link, meter, moment, plain, quiet, said, usdc, words } from "./ui.js";
+import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words } from "./ui.js";
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
 const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
@@ -48,11 +48,7 @@ export function timeline({ asked }) {
 		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST_EVENTS,
 		present: async (events, drawRows, more) => {
 			[rows, draw] = [wanted(events), drawRows];
-			await nameSessions(rows);
-			if (rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) {
-				const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
-				for (const row of rows) row.seller = sellers.get(row.id);
-			}
+			await Promise.all([nameSessions(rows), nameSellers(rows)]);
 			// A row that is missing was undone by a rewind, unless it is older than what was read.
 			end = more ? rows.at(-1)?.at ?? "" : "";
 			if (withPoints) rows = [...rows, ...await points(end)].sort((a, b) => b.at.localeCompare(a.at));
@@ -64,6 +60,7 @@ export function timeline({ asked }) {
 		$("summary", element)?.focus();
 	}, { hidden: true, class: "fresh" });
 	return [
+		h("div.actions.corner", withPoints && savePoint()),
 		filters({
 			id: ["Contains", { type: "search", placeholder: "Identifier or amount" }],
 			account_id: ["Account", { picks: true }],
@@ -71,8 +68,14 @@ export function timeline({ asked }) {
 			status: ["Status", { options: [...new Set(Object.values(STATUS))].map((status) => [status, words(status)]) }],
 			...TIMES,
 		}),
-		h("div.actions", withPoints && savePoint(), fresh), ...events,
+		fresh, ...events,
 	];
+}
+
+async function nameSellers(rows) {
+	if (!rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) return;
+	const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
+	for (const row of rows) row.seller = sellers.get(row.id);
 }
 
 const sessionParties = new Map();
@@ -88,18 +91,19 @@ async function nameSessions(rows) {
 	for (const row of rows) {
 		const session = sessionParties.get(row.data.session_id);
 		if (session) row.data = { account_id: session.account_id, to: session.to, ...row.data };
+		if (session?.origin) row.seller = session.origin;
 	}
 }
 
 function timelineRow({ point, data, seller, ...row }) {
 	if (point) return pointRow(point);
-	const payee = seller ? [said(seller), quiet(" · 402")] : data.to && named(data.to);
+	const payee = seller ? [said(seller), !data.session_id && quiet(" · 402")] : data.to && named(data.to);
 	const amount = data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
 	return [
 		moment(row.at), badge(row.status),
 		[data.account_id ? named(data.account_id) : quiet(row.status === "webhook.test" ? "Test of a webhook" : "–"),
 			payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
-		count(row.events.length, "event"), h("strong.number", amount && usdc(amount)),
+		count(row.events.length, "event"), h("strong.number", amount && money(amount)),
 	];
 }
 
@@ -122,20 +126,23 @@ export const sessions = ({ id }) => (id ? one(`/sessions/${id}`, session) : [
 		cols: "8.5rem 6.5rem minmax(0, 1fr) minmax(0, .5fr) 9rem 3.5rem",
 		none: ["No sessions. An agent opens one with a cap:", 'client.sessions.open(account_id=…, to=…, cap_usdc="3")'],
 		row: (it) => [
-			moment(it.opened_at), badge(it.status), [party(it.account_id), quiet(" → "), party(it.to)], chargedMeter(it),
+			moment(it.opened_at), badge(it.status), [party(it.account_id), quiet(" → "), payee(it)], chargedMeter(it),
 			h("span.number", h("strong", usdc(it.running_total_usdc)), quiet(` of ${usdc(it.cap_usdc)}`)), link(`#/sessions/${it.session_id}`, "Open"),
 		],
 	}),
 ]);
+
+/** Who is paid: over HTTP 402 the seller, whose address says nothing. */
+const payee = ({ origin, to }) => (origin ? [said(origin), quiet(" · MPP")] : party(to));
 
 const chargedMeter = ({ running_total_usdc: total, cap_usdc: cap }) => meter(`${usdc(total)} of ${usdc(cap)} USDC charged`, cap, { spent: total });
 
 function charged({ running_total_usdc: total, cap_usdc: cap, status, ...it }) {
 	const end = { settled: `${usdc(it.settled_usdc)} paid, ${usdc(it.returned_usdc)} returned`, failed: "Never funded" };
 	return [
-		h("div.head", h("span.grow", party(it.account_id), quiet(" → "), party(it.to)), badge(status)),
+		h("div.head", h("span.grow", party(it.account_id), quiet(" → "), payee(it)), badge(status)),
 		big(total, ` of ${usdc(cap)} USDC`), chargedMeter({ running_total_usdc: total, cap_usdc: cap }),
-		h("p", end[status] ?? "In escrow until it closes", it.closing_reason && h("span.warn", ` · ${words(it.closing_reason)}`)),
+		h("p", end[status] ?? (it.protocol === "mpp" ? "Locked in its channel until the seller settles, or until it is closed by force" : "In escrow until it closes"), it.closing_reason && h("span.warn", ` · ${words(it.closing_reason)}`)),
 	];
 }
 
@@ -145,9 +152,14 @@ const session = (it) => (titled("Session of ", named(it.account_id)), h("div.pag
 			() => post(`/sessions/${it.session_id}/close`).then(() => "Closed."),
 			{ title: `Close the session of ${plain(accountOf(it.account_id).name ?? it.account_id)}?`, action: "Close" }))),
 	h("div.card",
-		facts({ opened: moment(it.opened_at), settled: moment(it.settled_at) }),
-		fields(it, "session_id category escrow_token_account tx_signature settlement_tx_signature"),
-		link(`#/timeline?id=${it.session_id}`, "Its events"))));
+		facts({
+			Opened: moment(it.opened_at), Settled: it.settled_at && moment(it.settled_at), Kind: KINDS[it.protocol] ?? it.protocol, Category: it.category && said(it.category),
+			URL: it.url && said(it.url), Session: whole(it.session_id), "Paid to": whole(it.to), [it.channel ? "Channel" : "Escrow"]: whole(it.channel ?? it.escrow_token_account),
+			"Opening transaction": whole(it.tx_signature), "Settling transaction": whole(it.settlement_tx_signature),
+		}),
+		h("p", link(`#/timeline?id=${it.session_id}`, "All events")))));
+
+const KINDS = { __proto__: null, mpp: "MPP session: the seller collects vouchers over HTTP 402", escrow: "Escrow: the payee's charges are booked by this server" };
 
 export function deliveries({ asked: { webhook_id, needs_attention: isOpen, status } }) {
 	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data);
@@ -168,8 +180,9 @@ export function deliveries({ asked: { webhook_id, needs_attention: isOpen, statu
 	}, { look: "", title: `Replay ${it.event_type}?`, action: "Replay" });
 	const tab = (label, query, isOn) => h("a", { href: `#/deliveries${query}`, "aria-current": isOn && "true" }, label);
 	return [
-		h("div.head", h("p.tabs.grow", tab("Needs attention", "?needs_attention=true", isOpen), tab("Retrying", "?status=retrying", status === "retrying"),
-			tab("All", "", !isOpen && status !== "retrying")), change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
+		h("div.actions.corner", change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
+		h("p.tabs.wide", tab("Needs attention", "?needs_attention=true", isOpen), tab("Retrying", "?status=retrying", status === "retrying"),
+			tab("All", "", !isOpen && status !== "retrying")),
 		filters({
 			id: ["Event or transfer", { type: "search" }],
 			webhook_id: ["Webhook", { options: webhooks.then((data) => data.map((it) => [it.webhook_id, it.url])) }],
@@ -180,7 +193,7 @@ export function deliveries({ asked: { webhook_id, needs_attention: isOpen, statu
 			path: "/console/deliveries", exports: "deliveries",
 			heads: ["Last attempt", "Status", "Event → endpoint", "Attempts", ["Response", "number"]],
 			cols: "9.5rem 9.5rem minmax(0, 1fr) 6.5rem 7rem",
-			none: ["No deliveries. Register a webhook:", REGISTER],
+			none: isOpen ? ["Nothing needs attention.", ""] : ["No deliveries. Register a webhook:", REGISTER],
 			present: async (items, draw) => {
 				const urls = new Map((await webhooks).map((it) => [it.webhook_id, it.url]));
 				await draw(items.map((it) => ({ ...it, url: urls.get(it.webhook_id) })));
@@ -190,12 +203,12 @@ export function deliveries({ asked: { webhook_id, needs_attention: isOpen, statu
 				return [
 					last ? moment(last.at) : quiet("not yet"),
 					it.redelivered_at ? badge("redelivered", "replayed") : badge(it.status),
-					[it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)],
+					h("span.grow.line", { title: it.url }, it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)),
 					count(it.attempts.length, "attempt"), h("strong.number", last && answer(last)),
 				];
 			},
 			fold: (it) => [
-				h("p.head", h("span.grow", code(it.delivery_id)), replayOne(it)),
+				h("p.head", h("span.grow", code(it.delivery_id), it.url && [" ", said(it.url)]), replayOne(it)),
 				it.redelivered_at && h("p", "Undelivered; a replay delivered it ", moment(it.redelivered_at), "."),
 				h("ol", it.attempts.map(attempt)),
 				it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at)),

@@ -24,13 +24,13 @@ export const live = { isStreaming: false };
 const PAUSE_MS = 1000, POLL_MS = 4000, QUIET_POLL_MS = 15000;
 
 export async function turn(title, content, { id, asked, signal }, before) {
-	const { loads } = page = { id, asked, signal, loads: [], title };
+	const { loads } = page = { id, asked, signal, loads: [], title, summary: null };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
 	$("main").replaceChildren(title, problem, root);
 	root.append(...content(page).flat(9).filter(Boolean));
 	const update = async () => {
 		try {
-			await before(signal);
+			page.summary = await before(signal);
 			await Promise.all(loads.map((load) => load()));
 			problem.textContent = "";
 		} catch (error) {
@@ -50,6 +50,9 @@ export async function turn(title, content, { id, asked, signal }, before) {
 		await pause(live.isStreaming ? QUIET_POLL_MS : POLL_MS, signal, wanted.signal);
 	}
 }
+
+/** The summary that was read with the page. */
+export const summary = () => page.summary;
 
 /** Give the page the name of what it shows. */
 export function titled(...name) {
@@ -198,7 +201,7 @@ function asked() {
 	return { ...others, since: instant(since), until: instant(until), ...(kind && { [kind]: id }) };
 }
 
-const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "back", "sort", "shown"].includes(name));
+const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
 
 export function filters(fields) {
 	const go = (given) => { location.hash = here(given); };
@@ -209,20 +212,27 @@ export function filters(fields) {
 	return h("details.filters", { open: innerWidth > 760 || isFiltered() }, h("summary", "Filters"), node);
 }
 
-export const sorted = (items, values) => {
-	const { sort = "" } = page.asked, value = values[sort.replace("-", "")];
-	if (!value) return items;
-	const order = [...items].sort((a, b) => {
-		const [x, y] = [value(a), value(b)];
-		return typeof x === "string" ? x.localeCompare(y) : x - y;
-	});
-	return sort.startsWith("-") ? order.reverse() : order;
-};
+/** The first page of this list in another order. */
+const inOrder = (sort) => here({ ...page.asked, sort, cursor: "", back: "" });
 
+/** A column's head. With a key, it sorts the whole list on the server: names from A on, numbers from the largest. */
 function headOf(head) {
-	const [label, look = "", key] = [head].flat(), { sort } = page.asked;
-	const next = sort === `-${key}` ? key : `-${key}`, sign = sort === key ? " ↑" : sort === `-${key}` ? " ↓" : "";
-	return h(look ? `span.${look}` : "span", key ? link(here({ ...page.asked, sort: next }), label, sign) : label);
+	const [label, look = "", key] = [head].flat(), { sort } = page.asked, first = look === "number" ? `-${key}` : key;
+	if (!key) return h(look ? `span.${look}` : "span", label);
+	const isUp = sort === key, isDown = sort === `-${key}`, other = first === key ? `-${key}` : key;
+	const how = isUp ? ", sorted from the smallest" : isDown ? ", sorted from the largest" : ", sort";
+	return h(look ? `span.${look}` : "span", h(`a.by${isUp ? ".up" : isDown ? ".down" : ""}`, { href: inOrder(sort === first ? other : first), "aria-label": label + how }, label));
+}
+
+/** The orders that heads offer, for a screen too narrow for heads. */
+function sorter(heads) {
+	const by = heads.map((head) => [head].flat()).filter(([, , key]) => key), { sort } = page.asked;
+	const options = [["", "Newest first"], ...by.flatMap(([label, look, key]) => (look === "number"
+		? [[`-${key}`, `${label}, largest first`], [key, `${label}, smallest first`]] : [[key, `${label}, A to Z`], [`-${key}`, `${label}, Z to A`]]))];
+	const node = field("Sort by", "sort", { options, required: true, value: sort ?? "" });
+	node.classList.add("sorter");
+	node.addEventListener("change", ({ target }) => { location.hash = inOrder(target.value); });
+	return by.length ? node : "";
 }
 
 /**
@@ -243,7 +253,9 @@ export function list(/** @type {any} */ {
 		: none && h("li.empty", h("p", none[0]), none[1] && h("code", none[1]));
 	const draw = async (shown) => {
 		await undisturbed();
-		show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
+		await show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
+		const digits = [...element.querySelectorAll(".number .usdc")].map((each) => Number(each.style.getPropertyValue("--digits")));
+		element.style.setProperty("--most", String(Math.max(0, ...digits)));
 	};
 	page.loads.push(async () => {
 		let items = [], { cursor } = given, isMore = true;
@@ -262,7 +274,8 @@ export function list(/** @type {any} */ {
 	});
 	const table = heads ? h("div.card.listing", h("div.row.heads", heads.map(headOf)), element) : element;
 	if (heads && cols) table.firstElementChild.style.setProperty("--cols", cols);
-	if (!heads && as === "ul.rows") element.classList.add("card");
+	if (heads) table.prepend(sorter(heads));
+	if (!heads && as.startsWith("ul.rows")) element.classList.add("card");
 	return [table, h("div.foot", more, exports && exporter(path, given, exports))];
 }
 

@@ -3,35 +3,38 @@
 import { post, read } from "./api.js";
 import { accountOf, change, details, get, list, me, nameOf, one, party, titled } from "./page.js";
 import {
-	badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
+	ago, badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, money, plain, quiet, said, span, usdc, whole, words,
 } from "./ui.js";
 
 export const approvals = () => list({
-	path: "/console/approvals", as: "ul.stack", grows: true, exports: "approvals",
+	path: "/console/approvals", as: "ul.rows.approvals", grows: true, exports: "approvals",
 	none: ["No transfer waits. Let a policy ask for approval:", "client.policies.update(account_id, escalation_threshold=20)"],
 	present: async (items, draw) => {
 		await details(items.map((it) => it.from));
 		await draw(items.map(judged));
 	},
-	row: (it) => h("li.card.approval", { tabindex: -1 },
+	row: (it) => h("li.approval", { tabindex: -1 },
+		h("p.amount", money(it.amount_usdc)),
 		h("div.about",
-			h("p.head", big(it.amount_usdc), link(`#/transfers/${it.transfer_id}`, "Details")),
-			h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
-		stakes(it), h("div.actions", reject(it), approve(it))),
+			h("p", party(it.from), quiet(" pays "), party(it.to)),
+			h("p", memoOf(it), it.category && quiet(" · ", said(it.category)), " ", link(`#/transfers/${it.transfer_id}`, "Details")),
+			it.splits && splitsOf(it)),
+		h("div.about.quiet", h("p", `Asked ${it.age}${it.ends ? `, expires in ${it.ends}` : ""}`), h("p", "Leaves ", afterwards(it))),
+		h("div.actions", reject(it), approve(it))),
 });
 
 /** A pending transfer with what is left after it. */
 const judged = (it) => ({
-	...it, left: remains(it), age: span(clock.now() - Date.parse(it.created_at)), ends: it.expires_at && span(Date.parse(it.expires_at) - clock.now()),
+	...it, left: remains(it), age: ago(clock.now() - Date.parse(it.created_at)), ends: it.expires_at && span(Date.parse(it.expires_at) - clock.now()),
 });
 
 const stakes = (it) => facts({
-	Splits: splitsOf(it), Category: it.category && said(it.category), Waiting: it.age, "Expires in": it.ends, Afterwards: afterwards(it),
+	Splits: splitsOf(it), Category: it.category && said(it.category), Asked: it.age, "Expires in": it.ends, Leaves: afterwards(it),
 });
 
 const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
 
-const memoOf = ({ memo }) => h("p", memo ? h("q", said(memo)) : quiet("No memo"));
+const memoOf = ({ memo }) => (memo ? h("q", said(memo)) : quiet("No memo"));
 
 function remains({ from, amount_usdc: amount }) {
 	const { balance_usdc: balance, remaining_usdc: left, policy } = accountOf(from);
@@ -47,7 +50,7 @@ function approve(it) {
 	const sum = usdc(it.amount_usdc);
 	const details = () => facts({
 		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
-		Splits: splitsOf(it), Memo: memoOf(it), Afterwards: afterwards(it),
+		Splits: splitsOf(it), Memo: memoOf(it), Leaves: afterwards(it),
 	});
 	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
 		{ title: question("Pay", it), action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
@@ -55,7 +58,7 @@ function approve(it) {
 
 function reject(it) {
 	const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
-	return change("Reject", () => [memoOf(it), field("Reason, shown to the agent (optional)", "reason", { maxlength: 200 })],
+	return change("Reject", () => [h("p", memoOf(it)), field("Reason, shown to the agent (optional)", "reason", { maxlength: 200 })],
 		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }),
 		{ title: question("Reject", it), action: "Reject", "data-hot": "r" });
 }
@@ -75,8 +78,8 @@ async function decide({ transfer_id: id }, what, done, body) {
 const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
 
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
-	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id)),
-		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it), outcome(it),
+	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
+		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), h("p", memoOf(it)), outcome(it),
 		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending), approve(it.pending))),
 		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`),
 			link(`#/access/sellers?origin=${encodeURIComponent(it.pay.origin)}`, "Pin this seller"))),
@@ -136,7 +139,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
 			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "All that wait"))] : failed === "approval" ? message : "Approved."),
 		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },
-			pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
+			pay ? "If it is presented again, it is not charged again." : "Signed, stored, then sent."),
 		sent && pay && presented(pay.outcome),
 		sent && step("Settlement", {
 			look: look("settlement", !isSettled), lane: pay?.fee_payer ? "Facilitator → Chain" : "Server → Chain",
@@ -147,19 +150,31 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 			it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noreferrer" }, "Explorer"))),
 		step("Events", { look: events.length ? "ok" : "info" }, events.length ? events.map(eventOf) : "None yet."),
 		deliveries.length
-			? step("Deliveries", { look: deliveries.some((each) => each.status === "undelivered") ? "bad" : "ok" }, deliveries.map(deliveryOf))
+			? step("Deliveries", { look: deliveryLook(deliveries) }, deliveries.map(deliveryOf))
 			: step("Deliveries", { look: "" }, "No webhook asks for these events.", h("p", link("#/access/webhooks", "Register one"))),
 	];
 }
+
+const deliveryLook = (deliveries) => (deliveries.some((each) => each.status === "undelivered" && !each.redelivered_at) ? "bad"
+	: deliveries.some((each) => ["pending", "retrying"].includes(each.status)) ? "info" : "ok");
 
 const eventOf = (event) => h("details", h("summary", moment(event.created_at), " ", event.type), json(event));
 const deliveryOf = (it) => h("p.head", badge(it.status), h("span.grow", it.event_type), link(`#/deliveries?id=${it.event_id}`, "Attempts"));
 
 const challenge = (pay) => [
 	step("Request", { lane: "Agent → Shop" }, pay.url ?? UNKNOWN, fields(pay, "transfer_id")),
-	step("402 Payment Required", { lane: "Shop → Agent" }, `${usdc(pay.amount_usdc)} USDC, by ${words(pay.protocol)}`,
+	step("402 Payment Required", { lane: "Shop → Agent" }, priceOf(pay),
 		fields({ ...pay, fee_payer: pay.fee_payer ?? "this server" }, "origin recipient fee_payer category"), splitsOf(pay)),
 ];
+
+const PROTOCOLS = { __proto__: null, mpp: "MPP", x402_v1: "x402 v1", x402_v2: "x402 v2", x402_upto: "x402 upto" };
+
+/** What the seller asked for. By `upto` it asks for a maximum, of which only what it took is known afterwards. */
+function priceOf({ amount_usdc, protocol, status }) {
+	const by = `by ${PROTOCOLS[protocol] ?? protocol}`, sum = `${usdc(amount_usdc)} USDC`;
+	if (protocol !== "x402_upto") return `${sum}, ${by}`;
+	return status === "settled" ? `A maximum, ${by}. The seller took ${sum} of it.` : `At most ${sum}, ${by}`;
+}
 
 function presented(outcome) {
 	const name = "Paid request and response", lane = "Agent → Shop";

@@ -36,9 +36,10 @@ export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);
 export const json = (value) => h("pre", JSON.stringify(value, null, 2));
 
+/** An identifier or address, cut in its middle; other text stays whole. */
 export function code(id) {
 	const text = plain(id ?? "–");
-	return h("code", { title: text }, text.length > 20 ? `${text.slice(0, 9)}…${text.slice(-5)}` : text);
+	return h("code", { title: text }, text.length > 20 && /^\w+$/.test(text) ? `${text.slice(0, 9)}…${text.slice(-5)}` : text);
 }
 
 // Amounts stay strings, and so exact.
@@ -47,7 +48,20 @@ const micro = (amount) => BigInt(amount.replace(".", ""));
 
 export const usdc = (amount) => USDC.format(amount);
 export const minus = (amount, less) => usdc(`${micro(amount) - micro(less)}E-6`);
-export const big = (amount, after = " USDC") => h("p.amount", usdc(amount), h("small", after));
+export const big = (amount, after = " USDC") => h("p.amount", money(amount), h("small", after));
+
+const CENTS = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+
+/** About how much: what is shown exactly elsewhere. */
+export const cents = (amount) => (Number(amount) && Number(amount) < 0.01 ? usdc(amount) : CENTS.format(amount));
+
+/** An amount whose digits below a cent are quiet, and which aligns with those above and below it in a list. */
+export function money(amount, sign = "") {
+	const text = usdc(amount), end = text.indexOf(".") + 3, rest = text.slice(end);
+	const node = h("span.usdc", sign, text.slice(0, end), rest && h("span.sub", rest));
+	node.style.setProperty("--digits", String(rest.length));
+	return node;
+}
 
 export const meter = (meaning, total, parts) => h("div.meter", { role: "img", "aria-label": meaning },
 	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { flexGrow: part / total || 0 } })));
@@ -70,6 +84,9 @@ export function span(ms) {
 	const [name, unit] = Object.entries(UNITS).find(([, unit]) => ms >= 1.5 * unit) ?? ["ms", 1];
 	return `${Math.round(Math.max(0, ms) / unit)} ${name}`;
 }
+
+/** How long ago; of a moment that a clock puts into the future, too. */
+export const ago = (ms) => (ms < 1000 ? "just now" : `${span(ms)} ago`);
 
 export const facts = (labelled, show = (value) => value) => h("dl.facts", Object.entries(labelled).map(([label, value]) => {
 	const shown = show(value);
@@ -132,19 +149,44 @@ export const form = (look, submit, ...children) => h(`form.${look}`, { submit: (
 
 const PLACES = "a[href], button, summary, input, select";
 
-/** An element stays while its item is the same; a new one inherits focus and what is unfolded. */
-export function show(parent, items, identity, render, none = null) {
-	const old = new Map([...parent.children].map((node) => [node.itemKey, node]));
-	let focused = /** @type {any} */ (document.activeElement);
-	const nodes = items.map((item) => {
+const all = (root, selector) => [...root.querySelectorAll(selector)];
+const SLICE_MS = 12;
+
+/** Let the browser draw and react, if this task has lasted long enough. */
+async function breathe(since) {
+	if (performance.now() - since < SLICE_MS) return since;
+	await new Promise((resolve) => setTimeout(resolve));
+	return performance.now();
+}
+
+/**
+ * An element stays while its item is the same; a new one inherits focus and what is unfolded. Many rows are created in
+ * slices; a list that was empty grows with them.
+ */
+export async function show(parent, items, identity, render, none = null) {
+	const turn = parent.turn = {}, old = new Map([...parent.children].map((node) => [node.itemKey, node])), nodes = [];
+	let since = performance.now();
+	for (const item of items) {
 		const itemLooks = JSON.stringify(item), itemKey = identity(item), before = old.get(itemKey);
-		if (before?.itemLooks === itemLooks) return before;
-		const node = Object.assign(render(item), { itemKey, itemLooks }), all = (root, selector) => [...root.querySelectorAll(selector)];
-		if (before?.contains(focused)) focused = all(node, PLACES)[all(before, PLACES).indexOf(focused)] ?? node;
-		if (before) all(before, "details").forEach((each, i) => all(node, "details")[i]?.toggleAttribute("open", each.open));
-		return node;
-	});
+		if (before?.itemLooks === itemLooks) {
+			nodes.push(before);
+			continue;
+		}
+		nodes.push(Object.assign(render(item), { itemKey, itemLooks }));
+		const now = await breathe(since);
+		// A later call draws something newer.
+		if (parent.turn !== turn) return;
+		if (now !== since && !old.size) parent.append(...nodes.slice(parent.children.length));
+		since = now;
+	}
 	if (none && !nodes.length) nodes.push(none);
+	let focused = /** @type {any} */ (document.activeElement);
+	for (const node of nodes) {
+		const before = old.get(node.itemKey);
+		if (!before || before === node) continue;
+		if (before.contains(focused)) focused = all(node, PLACES)[all(before, PLACES).indexOf(focused)] ?? node;
+		all(before, "details").forEach((each, i) => all(node, "details")[i]?.toggleAttribute("open", each.open));
+	}
 	for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
 	nodes.forEach((node, i) => { if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null); });
 	if (focused !== document.activeElement) focused?.focus({ preventScroll: true });
@@ -175,6 +217,9 @@ export const ask = ({ title, action, look = "primary", typed = "", cancel = "Can
 	box.showModal();
 });
 
+/** Leave every dialog without an answer. */
+export const dismiss = () => { for (const box of all(document, "dialog[open]")) box.close(); };
+
 /** What a dialog is about stays where it is: lists are drawn again once no dialog is open. */
 export const undisturbed = () => new Promise((resolve) => {
 	const look = () => {
@@ -185,10 +230,10 @@ export const undisturbed = () => new Promise((resolve) => {
 	look();
 });
 
-export const copies = (label, text) => button(label, async () => {
+export const copies = (label, text, look = "") => button(label, async () => {
 	const outcome = await navigator.clipboard?.writeText(text).then(() => "Copied.", () => "");
 	tell(outcome || "The browser does not allow copying.");
-});
+}, { class: look });
 
 export const showSecret = (title, { key, secret = key }) => ask({ title, action: "I have stored it", cancel: "" },
 	h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
@@ -222,8 +267,8 @@ export function chart(data, limit, at, isOfHours = false) {
 	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
 	const edge = (i) => h("span", at(data[i].at));
 	return h("figure.chart", { role: "img", "aria-label": meaning },
-		h("figcaption", h("strong", `${usdc(total)} USDC`), refused > 0 && h("span.bad", `${refused} rejected`),
-			h("span.grow"), quiet(`highest ${usdc(most)}`), isLimitShown && h("span.limit", `limit ${usdc(limit)} a day`)),
+		h("figcaption", h("strong", `${cents(total)} USDC`), refused > 0 && h("span.bad", `${refused} rejected`),
+			h("span.grow"), quiet(`most in ${isOfHours ? "an hour" : "a day"} ${cents(most)}`), isLimitShown && h("span.limit", `limit ${cents(limit)} a day`)),
 		svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 16}`, preserveAspectRatio: "none", "aria-hidden": "true" },
 			svg("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT }), bars,
 			hasSum && svg("polyline", { class: "sum", points: sums }),

@@ -15,6 +15,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from agentpay.contract.console import GET_SUMMARY
 from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
@@ -80,6 +81,8 @@ _WITHOUT_KEY: Final = frozenset(
 """Paths whose endpoints need no key. Another method is 405 there, with or without a key."""
 
 _POLLED: Final = LIST_EVENTS.path
+_UNKEPT: Final = GET_SUMMARY.path
+"""Open consoles read it every few seconds, which would push all others out of the log of requests."""
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -219,7 +222,7 @@ class Application:
         duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
         if principal is not None and not principal.is_known:
             principal = None
-        if principal is not None:
+        if principal is not None and trace.route != _UNKEPT:
             self._server.requests.record(
                 principal,
                 request_id=trace.request_id,

@@ -3,8 +3,7 @@
 The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
 server, so that markup injected into a memo or name can neither load nor send anything.
 
-The files are plain ES modules without a build step; together they may not exceed a fixed size, so their
-design is explained here:
+The files are plain ES modules without a build step:
 
 - `app.js` signs in, draws the frame, navigates and reads the keyboard. The key is in the tab's sessionStorage
   only.
@@ -60,6 +59,7 @@ _TYPES: Final = {
     ".js": b"text/javascript; charset=utf-8",
 }
 _INDEX: Final = "index.html"
+_FOLDER: Final = resources.files("agentpay_server.dashboard")
 
 
 @frozen
@@ -103,13 +103,17 @@ def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
 def _files() -> dict[str, _File]:
     return {
         file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
-        for file in resources.files("agentpay_server.dashboard").iterdir()
+        for file in _FOLDER.iterdir()
         if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
         for body in (_filled(file.read_bytes()) if file.name == _INDEX else file.read_bytes(),)
     }
 
 
 def _filled(index: bytes) -> bytes:
-    """Write the registry of events into the page, so that the console does not list them."""
+    """Write the registry of events and the names of the modules into the page, which then asks for all at once."""
     events = json.dumps({name: kind.status for name, kind in EVENTS.items()}, separators=(",", ":"))
-    return index.replace(b"{events}", html.escape(events).encode("ascii"))
+    names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".js"))
+    preloads = "\n".join(f'<link rel="modulepreload" href="{PATH}/{name}">' for name in names)
+    return index.replace(b"{events}", html.escape(events).encode("ascii")).replace(
+        b"{preloads}", preloads.encode("ascii")
+    )

@@ -112,6 +112,7 @@ class Overview:
             treasury_lamports=lamports,
             is_clock_manual=self._context.clock.is_manual,
             keeps_snapshots=self._keeps_snapshots,
+            now=from_us(self._context.clock.now_us()),
         )
 
 

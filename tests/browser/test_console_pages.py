@@ -151,7 +151,7 @@ def test_a_payment_shows_its_exchange(
     steps = tab.locator("ol.steps")
     for text in (
         "0.02 USDC, by x402 v2",
-        "Presented again: not charged again.",
+        "If it is presented again, it is not charged again.",
         "Status 200",
         "Final on chain.",
     ):

@@ -113,7 +113,7 @@ def test_a_link_of_another_operator_asks_before_it_replaces_the_signed_in_one(
     other = server.sandbox.create_operator("Mallory & Co")
     tab = console.open(signed_in=False)
     sign_in(tab, server.operator_key)
-    expect(tab.locator("header")).to_contain_text("operator · embedded")
+    expect(tab.locator("header")).to_contain_text("operator · built-in chain")
     # Whoever made the link asks: nothing changes, and the key that it gave is revoked.
     tab.goto("about:blank")
     tab.goto(link_of(server, other.key))

@@ -187,7 +187,7 @@ def test_filters_and_a_link_lead_to_earlier_pages_of_the_timeline(
         console.go(tab, f"timeline?{asked}")
         expect(rows).to_have_text([re.compile("rejected.*Buyer → Shop.*11.00")])
     console.go(tab, f"sessions/{session.session_id}")
-    tab.get_by_role("link", name="Its events").click()
+    tab.get_by_role("link", name="All events").click()
     expect(rows).to_have_text([re.compile("open.*Buyer → Shop · session.*4.00")])
     console.go(tab, f"timeline?account_id={account_id}")
     expect(rows).to_have_count(2)
