@@ -30,7 +30,7 @@ from agentpay_server.accounts import policy_record_store as policy_records
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
 from agentpay_server.accounts.rules import handle_of
-from agentpay_server.accounts.sorting import Sorted, sorted_accounts
+from agentpay_server.accounts.sorted_store import Sorted, sorted_accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount

@@ -110,7 +110,7 @@ def _files() -> dict[str, _File]:
 
 
 def _filled(index: bytes) -> bytes:
-    """Write the registry of events and the names of the modules into the page, which then asks for all at once."""
+    """Write the registry of events, and the modules to load at once, into the page."""
     events = json.dumps({name: kind.status for name, kind in EVENTS.items()}, separators=(",", ":"))
     names = sorted(file.name for file in _FOLDER.iterdir() if file.name.endswith(".js"))
     preloads = "\n".join(f'<link rel="modulepreload" href="{PATH}/{name}">' for name in names)
