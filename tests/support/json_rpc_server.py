@@ -9,6 +9,9 @@ from typing import Any
 Answer = tuple[int, dict[str, str], bytes] | None
 """Status, headers and body; None hangs up."""
 
+SAME = "SAME"
+"""As the number of a response: that of the request."""
+
 Handler = Callable[[bytes], Awaitable[Answer]]
 
 
@@ -18,13 +21,13 @@ def ok(body: bytes) -> Answer:
 
 def result(value: Any) -> Answer:
     """Return the response of a successful node."""
-    return ok(json.dumps({"jsonrpc": "2.0", "id": "1", "result": value}).encode())
+    return ok(json.dumps({"jsonrpc": "2.0", "id": SAME, "result": value}).encode())
 
 
 def error(code: int, message: str, data: Any = None) -> Answer:
     """Return the response of a node that refuses."""
     told = {"code": code, "message": message} | ({} if data is None else {"data": data})
-    return ok(json.dumps({"jsonrpc": "2.0", "id": "1", "error": told}).encode())
+    return ok(json.dumps({"jsonrpc": "2.0", "id": SAME, "error": told}).encode())
 
 
 @asynccontextmanager
@@ -73,10 +76,13 @@ async def _converse(handler: Handler, reader: asyncio.StreamReader, writer: asyn
     while True:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         length = int(head.split("content-length:")[1].split("\r\n")[0])
-        answer = await handler(await reader.readexactly(length))
+        request = await reader.readexactly(length)
+        answer = await handler(request)
         if answer is None:
             return
         status, headers, body = answer
+        if b'"SAME"' in body:
+            body = body.replace(b'"SAME"', json.dumps(json.loads(request)["id"]).encode())
         lines = [f"{name}: {value}" for name, value in {**headers, "content-length": str(len(body))}.items()]
         writer.write("\r\n".join([f"HTTP/1.1 {status} Told", *lines, "", ""]).encode("latin-1") + body)
         await writer.drain()

@@ -1,27 +1,25 @@
 """JSON-RPC calls: each returns a result in time, or raises `ChainUnreachableError`.
 
-Nothing is retried, no exception of an HTTP library escapes, and no error or log line contains the URL, where
-providers put their keys. While the endpoint limits the rate, calls fail without a request.
+Nothing is retried, no other exception escapes, and no error or log line contains the URL, where providers put
+their keys. A response must have the number of its request. While the endpoint limits the rate, calls fail
+without a request.
 """
 
 import asyncio
-import logging
-import ssl
-from functools import cache
+import itertools
+import json
 from typing import Final, Protocol
 
-import httpx2
-from solana.rpc.jsonrpc import JsonRpcRequest, JsonRpcResponseEnvelope, SolanaJsonRpcError
-
-from agentpay.contract.bodies import Body, BodyError
+from agentpay.contract.bodies import BodyError
 from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.chain.rpc.http import HttpEndpoint, HttpError, Response
 
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0
 _BUSY_STATUSES: Final = frozenset({429, 503})
 _REFUSING_STATUSES: Final = frozenset({401, 403, 404, 405})
 _MAX_DETAIL: Final = 300
-_HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
+_OK: Final = 200
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
@@ -65,15 +63,8 @@ class RpcClient:
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._quiet_until = 0.0
-        self._url = url
-        # No automatic retries, because resending a transaction must be an explicit decision.
-        self._http = httpx2.AsyncClient(
-            verify=_ssl_context(),
-            timeout=timeout_seconds,
-            limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
-        )
-        self._hidden = _HideUrl(httpx2.URL(url))
-        logging.getLogger("httpx2").addFilter(self._hidden)
+        self._numbers = itertools.count(1)
+        self._endpoint = HttpEndpoint(url, max_connections=max_connections, max_bytes=BODY_MAX_BYTES)
 
     async def call(self, method: str, *params: object) -> object:
         """Return the result of a call: JSON, unchecked.
@@ -84,59 +75,58 @@ class RpcClient:
         """
         if asyncio.get_running_loop().time() < self._quiet_until:
             raise ChainUnreachableError(f"{method}: not sent, because the node asked for fewer requests")
-        request = JsonRpcRequest(method=method, params=list(params))
+        number = next(self._numbers)
+        request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                reply = JsonRpcResponseEnvelope.model_validate_json(await self._post(request.to_json()))
-                return reply.unwrap_result(method=method)
-        except SolanaJsonRpcError as error:
-            failure: ChainUnreachableError = RpcRefusalError(method, error.code, error.message, error.data)
+                response = await self._endpoint.post(json.dumps(request, separators=(",", ":")).encode())
+            if response.status == _OK:
+                return _result(method, number, json.loads(response.body))
+            failure = self._unavailable(method, response)
+        except ChainUnreachableError:
+            raise
         except TimeoutError:
             failure = ChainUnreachableError(f"{method}: no answer within {self._timeout_seconds} s")
         except BodyError as error:
             failure = ChainUnreachableError(f"{method}: the answer {error}")
-        except Exception as error:  # noqa: BLE001 - whatever the libraries below raise is one thing here
-            failure = self._unavailable(method, error)
-        # Outside the handlers, because the caught exception contains the URL and would be shown as context.
+        except HttpError as error:
+            failure = ChainUnreachableError(f"{method}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever is raised below is one thing here
+            failure = ChainUnreachableError(f"{method}: {type(error).__name__}")
+        # Outside the handlers, because the context of the caught exception may contain the host.
         raise failure
 
     async def close(self) -> None:
         """Close the connections."""
-        logging.getLogger("httpx2").removeFilter(self._hidden)
-        await self._http.aclose()
+        self._endpoint.close()
+        await asyncio.sleep(0)  # They close in the next turn of the event loop.
 
-    async def _post(self, content: str) -> bytes:
-        async with self._http.stream("POST", self._url, content=content, headers=_HEADERS) as response:
-            response.raise_for_status()
-            body = Body(response.headers.get("content-encoding", ""), limit=BODY_MAX_BYTES)
-            async for chunk in response.aiter_raw():
-                body.feed(chunk)
-            return body.finish()
-
-    def _unavailable(self, method: str, error: Exception) -> ChainUnreachableError:
-        if not isinstance(error, httpx2.HTTPStatusError):
-            return ChainUnreachableError(f"{method}: {type(error).__name__}")
-        status = error.response.status_code
-        if status in _BUSY_STATUSES:
-            quiet_seconds = _retry_after_seconds(error.response.headers.get("retry-after", ""))
+    def _unavailable(self, method: str, response: Response) -> ChainUnreachableError:
+        if response.status in _BUSY_STATUSES:
+            quiet_seconds = _retry_after_seconds(response.retry_after)
             self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
-        kind = EndpointRefusesError if status in _REFUSING_STATUSES else ChainUnreachableError
-        return kind(f"{method}: the node answered with HTTP status {status}")
+        kind = EndpointRefusesError if response.status in _REFUSING_STATUSES else ChainUnreachableError
+        return kind(f"{method}: the node answered with HTTP status {response.status}")
 
 
-class _HideUrl(logging.Filter):
-    def __init__(self, url: httpx2.URL) -> None:
-        super().__init__()
-        self._url = url
+def _result(method: str, number: int, reply: object) -> object:
+    """Return the result in a response to request `number`.
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (isinstance(record.args, tuple) and self._url in record.args)
-
-
-@cache
-def _ssl_context() -> ssl.SSLContext:
-    """Shared in this process: loading the CA files takes 20 ms or more."""
-    return httpx2.create_ssl_context()
+    Raises:
+        RpcRefusalError: it is an error.
+        ChainUnreachableError: it is not a response to this request.
+    """
+    if not isinstance(reply, dict) or ("result" in reply) == (reply.get("error") is not None):
+        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
+    error = reply.get("error")
+    # A node that cannot read a request does not know its number.
+    if reply.get("id") != number and not (error is not None and reply.get("id") is None):
+        raise ChainUnreachableError(f"{method}: the answer is that to another request")
+    if error is None:
+        return reply["result"]
+    if not (isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str):
+        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
+    raise RpcRefusalError(method, error["code"], error["message"], error.get("data"))
 
 
 def _retry_after_seconds(header: str) -> float:

@@ -118,7 +118,7 @@ class RpcSettings:
             default="the address of mainnet's USDC",
         ),
     )
-    max_connections: int = field(default=32, validator=Bounds(at_least=1))
+    max_connections: int = field(default=128, validator=Bounds(at_least=1))
     blockhash_seconds: float | None = field(
         default=None, validator=Bounds(at_least=0, at_most=20, or_none=True)
     )

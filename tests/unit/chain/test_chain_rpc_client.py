@@ -1,20 +1,30 @@
 """One JSON-RPC call over a real port: every way to fail is one error, in time, and says no key."""
 
 import asyncio
+import base64
 import gzip
+import json
 import logging
 import re
+import ssl
+import tempfile
 import tracemalloc
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from functools import cache
 
 import json_rpc_server
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 from json_rpc_server import Answer
 
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc import client as client_module
+from agentpay_server.chain.rpc import http
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 
 pytestmark = pytest.mark.anyio
@@ -126,9 +136,8 @@ async def test_a_reply_above_the_size_limit_is_refused() -> None:
 
 
 async def test_a_compressed_reply_is_accepted() -> None:
-    plain = json_rpc_server.result([1, 2])
-    assert plain is not None
-    async with client_of(Script((200, {"content-encoding": "gzip"}, gzip.compress(plain[2])))) as client:
+    plain = b'{"jsonrpc": "2.0", "id": 1, "result": [1, 2]}'
+    async with client_of(Script((200, {"content-encoding": "gzip"}, gzip.compress(plain)))) as client:
         assert await client.call("getThing") == [1, 2]
 
 
@@ -213,3 +222,280 @@ async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int)
                     break
                 except ChainUnreachableError:
                     await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize("number", [b"2", b'"1"', b"null", b"[]"])
+async def test_the_response_to_another_request_is_refused(number: bytes) -> None:
+    script = Script(json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": ' + number + b', "result": 1}'))
+    async with client_of(script) as client:
+        with pytest.raises(ChainUnreachableError, match="getThing: the answer is that to another request"):
+            await client.call("getThing")
+
+
+async def test_an_error_without_a_number_is_accepted() -> None:
+    script = Script(
+        json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "no"}}')
+    )
+    async with client_of(script) as client:
+        with pytest.raises(RpcRefusalError, match="error -32700: no"):
+            await client.call("getThing")
+
+
+Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter, int], Awaitable[None]]
+"""Responds to the request of a number on one connection."""
+
+
+@asynccontextmanager
+async def talking(talk: Talk, *, path: str = "") -> AsyncIterator[tuple[RpcClient, list[int]]]:
+    """Yield a client of a node, and the numbers of requests of each of its connections."""
+    counts: list[int] = []
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        place = len(counts)
+        counts.append(0)
+        while not writer.is_closing():
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            request = json.loads(
+                await reader.readexactly(int(head.split("content-length:")[1].split("\r\n")[0]))
+            )
+            counts[place] += 1
+            await talk(reader, writer, request["id"])
+
+    async with json_rpc_server.listening(converse) as url:
+        client = RpcClient(url + path, timeout_seconds=30, max_connections=2)
+        yield client, counts
+        await client.close()
+
+
+def reply_to(number: int) -> bytes:
+    return json.dumps({"jsonrpc": "2.0", "id": number, "result": number}).encode()
+
+
+def sized(body: bytes, *headers: str) -> bytes:
+    lines = ["HTTP/1.1 200 OK", f"content-length: {len(body)}", *headers, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+async def test_calls_in_turn_share_a_connection() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(sized(reply_to(number)))
+
+    async with talking(talk) as (client, counts):
+        assert [await client.call("getThing") for _ in range(3)] == [1, 2, 3]
+    assert counts == [3]
+
+
+async def test_concurrent_calls_share_as_many_connections_as_allowed() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(sized(reply_to(number)))
+
+    async with talking(talk) as (client, counts):
+        found = await asyncio.gather(*(client.call("getThing") for _ in range(10)))
+    assert sorted(map(str, found)) == sorted(map(str, range(1, 11)))
+    assert (len(counts), sum(counts)) == (2, 10)
+
+
+async def test_a_chunked_reply_is_accepted() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for byte in reply_to(number):
+            writer.write(b"1\r\n" + bytes([byte]) + b"\r\n")
+            await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+    async with talking(talk) as (client, counts):
+        assert [await client.call("getThing") for _ in range(2)] == [1, 2]
+    assert counts == [2]
+
+
+async def test_a_connection_that_the_node_closes_is_not_used_again() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(sized(reply_to(number), "connection: close"))
+        writer.close()
+
+    async with talking(talk) as (client, counts):
+        assert [await client.call("getThing") for _ in range(2)] == [1, 2]
+    assert counts == [1, 1]
+
+
+async def test_data_after_a_response_is_never_the_response_to_the_next_call() -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        writer.write(sized(reply_to(number)) + sized(reply_to(number + 1)))
+
+    async with talking(talk) as (client, counts):
+        assert [await client.call("getThing") for _ in range(2)] == [1, 2]
+    assert counts == [1, 1]
+
+
+async def test_a_cancelled_call_does_not_leave_its_response_to_the_next() -> None:
+    is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
+        is_asked.set()
+        await may_answer.wait()
+        writer.write(sized(reply_to(number)))
+
+    async with talking(talk) as (client, counts):
+        cancelled = asyncio.ensure_future(client.call("getThing"))
+        await is_asked.wait()
+        cancelled.cancel()
+        may_answer.set()
+        assert await client.call("getThing") == 2
+    assert counts == [1, 1]
+
+
+MALFORMED = {
+    "truncated": b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{",
+    "another protocol": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+    "endless headers": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 5_000,
+    "two lengths": b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n{}",
+    "a false chunk": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
+}
+
+
+@pytest.mark.parametrize("fault", MALFORMED)
+async def test_malformed_http_is_unavailable(fault: str) -> None:
+    async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, __: int) -> None:
+        writer.write(MALFORMED[fault])
+        writer.close()
+
+    async with talking(talk, path="/SECRET") as (client, _):
+        with pytest.raises(ChainUnreachableError, match=r"getThing: .*Error") as caught:
+            await client.call("getThing")
+    assert caught.value.__context__ is None
+    assert "SECRET" not in str(caught.value)
+
+
+async def test_the_path_query_and_user_of_the_url_are_sent() -> None:
+    heads: list[bytes] = []
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(sized(reply_to(1)))
+
+    async with json_rpc_server.listening(converse) as url:
+        host = url.removeprefix("http://")
+        client = RpcClient(f"http://me:p%40ss@{host}/v2/k y?api-key=1", timeout_seconds=30, max_connections=1)
+        assert await client.call("getThing") == 1
+        await client.close()
+    lines = heads[0].decode().split("\r\n")
+    assert lines[0] == "POST /v2/k%20y?api-key=1 HTTP/1.1"
+    assert f"Host: {host}" in lines
+    assert "Authorization: Basic " + base64.b64encode(b"me:p@ss").decode() in lines
+
+
+class Proxy:
+    """An HTTP proxy that sends everything to one place. `refuses` refuses tunnels."""
+
+    def __init__(self, port: int, *, refuses: bool = False) -> None:
+        self.heads: list[bytes] = []
+        self._port, self._refuses = port, refuses
+
+    async def converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        self.heads.append(head)
+        if self._refuses:
+            writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n")
+            return
+        there = await asyncio.open_connection("127.0.0.1", self._port)
+        if head.startswith(b"CONNECT"):
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        else:
+            there[1].write(head)
+        try:
+            await asyncio.gather(_forwarded(reader, there[1]), _forwarded(there[0], writer))
+        finally:
+            there[1].close()
+
+
+async def _forwarded(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+
+def _port(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with json_rpc_server.serving(Script(json_rpc_server.result("ok"))) as url:
+        proxy = Proxy(_port(url))
+        async with json_rpc_server.listening(proxy.converse) as proxy_url:
+            monkeypatch.setenv("http_proxy", proxy_url.replace("http://", "http://me:secret@"))
+            client = RpcClient("http://node.example:8899/key", timeout_seconds=30, max_connections=1)
+            assert await client.call("getThing") == "ok"
+            await client.close()
+            monkeypatch.setenv("no_proxy", "127.0.0.1")
+            client = RpcClient(url, timeout_seconds=30, max_connections=1)
+            assert await client.call("getThing") == "ok"
+            await client.close()
+    lines = proxy.heads[0].decode().split("\r\n")
+    assert lines[0] == "POST http://node.example:8899/key HTTP/1.1"
+    assert "Proxy-Authorization: Basic " + base64.b64encode(b"me:secret").decode() in lines
+    assert len(proxy.heads) == 1
+
+
+def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the TLS of a server named node.example, and of a client that trusts it."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "node.example")])
+    day = timedelta(days=1)
+    now = datetime.now(UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("node.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(certificate + private)
+        file.flush()
+        server.load_cert_chain(file.name)
+    return server, ssl.create_default_context(cadata=certificate.decode())
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_https_goes_through_a_tunnel_of_the_proxy(
+    monkeypatch: pytest.MonkeyPatch, refuses: bool
+) -> None:
+    server_tls, client_tls = _contexts()
+    monkeypatch.setattr(http, "_ssl_context", lambda: client_tls)
+
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for number in (1, 2):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            await reader.readexactly(int(head.split("content-length:")[1].split("\r\n")[0]))
+            writer.write(sized(reply_to(number)))
+        writer.close()
+
+    node = await asyncio.start_server(converse, "127.0.0.1", 0, ssl=server_tls)
+    proxy = Proxy(node.sockets[0].getsockname()[1], refuses=refuses)
+    async with json_rpc_server.listening(proxy.converse) as proxy_url:
+        monkeypatch.setenv("https_proxy", proxy_url)
+        client = RpcClient("https://node.example/key", timeout_seconds=30, max_connections=1)
+        if refuses:
+            with pytest.raises(ChainUnreachableError, match=r"the proxy refuses a connection with .* 407"):
+                await client.call("getThing")
+        else:
+            assert [await client.call("getThing") for _ in range(2)] == [1, 2]
+        await client.close()
+    node.close()
+    assert [head.split(b"\r\n")[0] for head in proxy.heads] == [b"CONNECT node.example:443 HTTP/1.1"]
+
+
+async def test_a_certificate_of_another_name_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    server_tls, client_tls = _contexts()
+    monkeypatch.setattr(http, "_ssl_context", lambda: client_tls)
+    node = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=server_tls)
+    port = node.sockets[0].getsockname()[1]
+    client = RpcClient(f"https://127.0.0.1:{port}/SECRET", timeout_seconds=30, max_connections=1)
+    with pytest.raises(ChainUnreachableError, match="getThing: ConnectError: SSLCertVerificationError"):
+        await client.call("getThing")
+    await client.close()
+    node.close()
