@@ -22,11 +22,13 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import (
     Absence,
+    AccountData,
     Blockhash,
     Booked,
     ChainUnreachableError,
     Cosigned,
     DepositBatch,
+    Payout,
     SignatureStatus,
     TokenAccount,
     nothing_booked,
@@ -314,6 +316,15 @@ class FaultyChain:
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         return await self._call("account_size", lambda: self.inner.account_size(address))
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        return await self._call("account_data", lambda: self.inner.account_data(addresses))
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        return await self._call("blockhash_slot", lambda: self.inner.blockhash_slot(blockhash))
+
+    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+        return await self._call("payout_of", lambda: self.inner.payout_of(closed, to=to))
 
     async def rent_exemption(self, size: int) -> int:
         return await self._call("rent_exemption", lambda: self.inner.rent_exemption(size))

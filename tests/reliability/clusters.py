@@ -383,7 +383,7 @@ class Cluster:
         )
         return {
             "transaction": {
-                "signatures": [signature],
+                "signatures": [str(each) for each in landed.transaction.signatures],
                 "message": {
                     "accountKeys": shown,
                     "instructions": [

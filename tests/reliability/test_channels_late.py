@@ -1,0 +1,163 @@
+"""Openings of channels that land after their expiry: what they moved is booked, counted, and comes back.
+
+Blockhashes of this cluster live longer than it says, as in `test_late_landings`.
+"""
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import cluster_worlds
+import pytest
+from attrs import frozen
+from cluster_worlds import ClusterWorld
+from clusters import DEVNET
+from session_sellers import GRACE_SECONDS, ORIGIN, UptoSeller
+from solders.message import to_bytes_versioned
+from solders.transaction import VersionedTransaction
+from worlds import Party, micro
+
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
+from agentpay_server.database import tables
+
+pytestmark = pytest.mark.anyio
+
+MAXIMUM = 50_000
+CHARGE = 12_000
+FUNDS = 10_000_000
+LATE_SECONDS = 150.0
+FORCED_SECONDS = 60 + 120 + 30
+"""The seller's time, two minutes, and some for the cluster."""
+
+
+@frozen
+class Market:
+    """A server on a cluster, with a seller that lands what it is given when a test says."""
+
+    world: ClusterWorld
+    seller: UptoSeller
+
+    async def authorize(self, payer: Party, key: str = "answer-1") -> dict[str, Any]:
+        body = {"account_id": payer.account_id, "idempotency_key": key, "origin": ORIGIN}
+        answer = await self.world.request(
+            "POST", "/ext/v1/payments", {**body, "headers": self.seller.ask_upto(MAXIMUM)}
+        )
+        assert answer.status == 201, answer
+        return answer.body
+
+    def opening(self, header: dict[str, str]) -> bytes:
+        """Return the opening of a header, signed by its seller."""
+        payload = json.loads(base64.b64decode(header["value"]))["payload"]
+        return self.signed(base64.b64decode(payload["openTransaction"]))
+
+    def signed(self, raw: bytes) -> bytes:
+        transaction = VersionedTransaction.from_bytes(raw)
+        message, signatures = transaction.message, list(transaction.signatures)
+        (self.seller.opening,) = (
+            codecs.read_opening([message.account_keys[index] for index in step.accounts], bytes(step.data))
+            for step in message.instructions
+            if message.account_keys[step.program_id_index] == codecs.PROGRAM
+        )
+        signatures[0] = self.seller.facilitator.sign_message(to_bytes_versioned(message))
+        return bytes(VersionedTransaction.populate(message, signatures))
+
+    async def take(self, amount: int) -> None:
+        """Settle an amount, and pay the channel out."""
+        seller, opening = self.seller, self.seller.opening
+        assert opening is not None
+        voucher = Voucher(channel=opening.address, cumulative_micro=amount)
+        steps = (
+            codecs.verify_voucher(voucher, opening.signer, seller.authorizer.sign_message(voucher.message())),
+            codecs.settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=True),
+            codecs.distribute_opened(opening, treasury=TREASURIES["devnet"]),
+        )
+        await seller._payer.send(*steps)
+
+    async def payment(self, transfer_id: str) -> dict[str, Any]:
+        answer = await self.world.request("GET", f"/ext/v1/payments/{transfer_id}")
+        assert answer.status == 200, answer
+        return answer.body
+
+    async def books(self, payer: Party) -> tuple[int, int, int]:
+        """Return balance, holds of transfers, and reserved caps of an account."""
+        (row,) = await self.world.rows(tables.accounts, account_id=payer.account_id)
+        return row["balance"], row["in_flight"], row["session_reserved"]
+
+    async def expired(self, payer: Party) -> tuple[str, bytes]:
+        """Return a payment that nobody broadcast until it was considered expired, and its opening."""
+        payment = await self.authorize(payer)
+        raw = self.opening(payment["header"])
+        await self.world.rest()
+        found = await self.payment(payment["transfer_id"])
+        assert (found["status"], found["error"]) == ("failed", "payment_expired")
+        assert await self.books(payer) == (FUNDS, 0, 0)
+        return payment["transfer_id"], raw
+
+
+@pytest.fixture
+async def market(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Market]:
+    cluster = cluster_worlds.new_cluster(genesis_hash=DEVNET)
+    cluster.grace_blocks = 1_000_000
+    async with cluster_worlds.serving(monkeypatch, cluster) as world:
+        context = world.runtime.context
+        seller = UptoSeller(context.chain, context.signer, lambda _: None)
+        await seller._open()
+        yield Market(world, seller)
+
+
+async def judged(market: Market, payer: Party, transfer_id: str, taken: int) -> None:
+    """Assert that chain, books, history, events and limits agree about what was taken."""
+    payment = await market.payment(transfer_id)
+    assert (payment["status"], micro(payment["amount_usdc"])) == ("settled", taken)
+    assert market.world.balance(payer) == FUNDS - taken
+    assert await market.books(payer) == (FUNDS - taken, 0, 0)
+    (channel,) = await market.world.rows(tables.sessions)
+    assert (channel["status"], channel["settled"]) == ("settled", taken)
+    shown = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body["data"]
+    moved = [(row["type"], micro(row["amount_usdc"])) for row in shown if row["status"] == "settled"]
+    assert moved == [("transfer", taken), ("deposit", FUNDS)]
+    detail = await market.world.detail(payer)
+    assert (micro(detail["spent_usdc"]), micro(detail["reserved_usdc"])) == (taken, 0)
+    assert detail["signing_stopped_at"] is not None
+    types = [event["type"] for event in await market.world.events()]
+    assert types.count("transfer.settled") == 1
+    assert not [each for each in types if each.startswith("session.")]
+
+
+async def test_a_late_opening_that_its_seller_settles_is_booked_with_what_it_took(market: Market) -> None:
+    payer = await market.world.account("10")
+    transfer_id, raw = await market.expired(payer)
+    market.world.cluster.submit(raw)
+    await asyncio.sleep(2)
+    await market.take(CHARGE)
+    await asyncio.sleep(FORCED_SECONDS + GRACE_SECONDS)
+    await judged(market, payer, transfer_id, CHARGE)
+
+
+async def test_a_late_opening_that_nobody_settles_returns_everything(market: Market) -> None:
+    payer = await market.world.account("10")
+    transfer_id, raw = await market.expired(payer)
+    market.world.cluster.submit(raw)
+    await asyncio.sleep(120)
+    # Whatever the payment said before: this money has left the account.
+    assert await market.books(payer) == (FUNDS - MAXIMUM, 0, MAXIMUM)
+    assert micro((await market.world.detail(payer))["reserved_usdc"]) == MAXIMUM
+    await asyncio.sleep(FORCED_SECONDS + GRACE_SECONDS)
+    await judged(market, payer, transfer_id, 0)
+
+
+async def test_a_late_opening_and_its_key_lead_to_no_second_payment(market: Market) -> None:
+    payer = await market.world.account("10")
+    transfer_id, raw = await market.expired(payer)
+    market.world.cluster.submit(raw)
+    await asyncio.sleep(2)
+    await market.take(CHARGE)
+    await asyncio.sleep(FORCED_SECONDS + GRACE_SECONDS)
+    allowed = f"/ext/v1/console/accounts/{payer.account_id}/allow-signing"
+    assert (await market.world.request("POST", allowed)).status == 200
+    again = await market.authorize(payer)
+    assert (again["transfer_id"], again["status"]) == (transfer_id, "settled")
+    assert len(await market.world.rows(tables.sessions)) == 1
