@@ -20,7 +20,8 @@ def scene() -> None:
 def save(*, server: AgentPay, output: Output, file: Path | None) -> None:
     """Save the state of the server as a scene.
 
-    It has the accounts, policies, keys, webhooks, sellers and history.
+    It has the accounts, policies, keys, webhooks, sellers and history. Standard error names what is left out,
+    such as transfers in flight, failed ones, and rejected ones that the present policy would allow.
 
     FILE is written anew; without it, the scene is printed. The file contains no key and no webhook secret:
     agentpay-server serve --scene FILE creates new ones and prints them. It contains the names, memos and URLs
@@ -30,12 +31,14 @@ def save(*, server: AgentPay, output: Output, file: Path | None) -> None:
     from agentpay_server.testkit.scenes.saving import save as saved  # noqa: PLC0415
 
     with output.progress("Reading the state"):
-        text = saved(server)
+        scene = saved(server)
+    for line in scene.left_out:
+        output.note(line)
     if file is None:
-        click.echo(text)
+        click.echo(scene.text)
         return
     try:
-        file.write_text(text, "utf-8")
+        file.write_text(scene.text, "utf-8")
     except OSError as error:
         raise click.UsageError(f"cannot write {file}: {error.strerror or error}.") from None
     output.note(f"Saved as {file}. Build it with: agentpay-server serve --scene {file}")

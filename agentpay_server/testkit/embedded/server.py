@@ -483,7 +483,7 @@ class AgentPayServer(Homes):
 
     def save_scene(self) -> str:
         """Return the present state of the first operator as the text of a scene, without any secret."""
-        return save(self._operator)
+        return save(self._operator).text
 
     def _build(self, scene: Scene) -> BuiltScene:
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":

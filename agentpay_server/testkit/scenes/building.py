@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from decimal import Decimal
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from attrs import field, frozen
 
@@ -29,6 +29,8 @@ from agentpay_server.testkit.scenes.document import (
     SceneWebhook,
     StepStatus,
 )
+
+_DEFERRED: Final = ("max_daily_spend", "paused")
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.paywall import Paywall
@@ -122,7 +124,7 @@ class _Builder:
         self._webhooks: list[str] = []
         self._paywalls: dict[str, Paywall] = {}
         self._outside: dict[str, str] = {}
-        self._are_policies_set = False
+        self._with_policy: set[str] = set()
         self._place = ""
 
     @cached_property
@@ -189,11 +191,7 @@ class _Builder:
             )
         secrets, inboxes = self._register_webhooks()
         steps = [self._step(place, step) for place, step in enumerate(scene.history)]
-        self._set_policies()
-        for name, account in scene.accounts.items():
-            if account.policy.paused is True and name not in self._existing:
-                self._place = f"accounts.{name}.policy"
-                self._server.policies.pause(self._accounts[name])
+        self._set_policies(len(scene.history))
         return BuiltScene(
             accounts=self._accounts,
             agent_keys=keys,
@@ -260,20 +258,24 @@ class _Builder:
             self._outside[name] = self._sandbox.create_token_account().usdc_token_account
         return self._outside[name]
 
-    def _set_policies(self) -> None:
-        """Set the policies once. An account that has yet to wait for approval is paused only at the end."""
-        if self._are_policies_set:
-            return
-        self._are_policies_set = True
-        waits = {each.from_ for each in self._scene.history if each.status is StepStatus.PENDING_APPROVAL}
+    def _set_policies(self, place: int) -> None:
+        """Set the policies for the step at `place`, or for the end.
+
+        An account of which a later step must wait for approval gets its daily limit and its pause after that
+        step: what waits counts toward no limit.
+        """
+        history = self._scene.history[place:]
+        waiting = {each.from_ for each in history if each.status is StepStatus.PENDING_APPROVAL}
         for name, account in self._scene.accounts.items():
-            if name in self._existing:
+            if name in self._existing or name in self._with_policy:
                 continue
             self._place = f"accounts.{name}.policy"
             change = {each: getattr(account.policy, each) for each in POLICY_FIELDS}
             change = {each: value for each, value in change.items() if value is not UNSET}
-            if name in waits:
-                change.pop("paused", None)
+            if name in waiting:
+                change = {each: value for each, value in change.items() if each not in _DEFERRED}
+            else:
+                self._with_policy.add(name)
             if change.get("allowed_counterparties") is not None:
                 change["allowed_counterparties"] = [
                     self._payee(to) for to in change["allowed_counterparties"]
@@ -285,7 +287,7 @@ class _Builder:
 
     def _step(self, place: int, step: SceneStep) -> Transfer | Session | None:
         if step.is_judged:
-            self._set_policies()
+            self._set_policies(place)
         self._place = f"history[{place}]"
         if step.advance_seconds is not None:
             self._sandbox.clock.advance(step.advance_seconds)

@@ -32,7 +32,8 @@ INBOX: Final = "inbox"
 
 _NAME: Final = r"[A-Za-z0-9_-]{1,64}"
 _LOCAL: Final = ("name", "path", "protocols", "mode", "pay_to", "port")
-_MAX_BYTES: Final = 1_000_000
+MAX_BYTES: Final = 1_000_000
+"""The largest file that is read."""
 _MAX_ADVANCE: Final = 10 * 365 * 86_400
 
 
@@ -196,8 +197,8 @@ def read_scene(path: Path | str) -> Scene:
     """
     try:
         content = Path(path).read_bytes()
-        if len(content) > _MAX_BYTES:
-            raise SceneError(f"{path} has {len(content)} bytes; a scene has at most {_MAX_BYTES}")
+        if len(content) > MAX_BYTES:
+            raise SceneError(f"{path} has {len(content)} bytes; a scene has at most {MAX_BYTES}")
         return parse_scene(content.decode("utf-8"), name=str(path))
     except OSError as error:
         raise SceneError(f"cannot read {path}: {error.strerror or error}") from None
