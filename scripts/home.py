@@ -1,6 +1,7 @@
 """Set the address of the repository, which stands in one place until its owner decides: pyproject.toml.
 
     python scripts/home.py https://HOST/OWNER/NAME
+    python scripts/home.py --check    # fails while it is not decided
 
 The other texts that name it are rewritten.
 """
@@ -20,6 +21,14 @@ def home() -> str:
     return str(project["urls"]["Repository"])
 
 
+def check_home() -> None:
+    """End the program while the address is not decided: an index shows what was published for ever."""
+    if home().startswith(UNDECIDED):
+        raise SystemExit(
+            "the project has no home yet: run python scripts/home.py https://HOST/OWNER/NAME, and commit"
+        )
+
+
 def main(new: str) -> None:
     """Write a new address into every text that names the old one."""
     old = home()
@@ -29,4 +38,7 @@ def main(new: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "--check":
+        check_home()
+    else:
+        main(sys.argv[1])

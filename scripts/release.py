@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from home import check_home
+
 ROOT = Path(__file__).resolve().parent.parent
 LONGER = ("pythons", "lowest", "newest", "neighbours", "successor", "validator", "paths")
 BUILT = ROOT / ".nox" / ".cache" / "dist"
@@ -32,16 +34,19 @@ def obstacles(new: str, *, changelog: str, status: str, tags: Sequence[str]) -> 
     """Return what keeps a version from being released; empty if nothing does."""
     found = []
     if status.strip():
-        found.append("the checkout has changes that are not committed")
+        found.append("the checkout has changes that are not committed: commit them, or remove them")
     if f"v{new}" in tags:
         found.append(f"the tag v{new} exists: set the next version in agentpay/_version.py")
     heading = re.search(
         rf"^## {re.escape(new)} · \d{{4}}-\d\d-\d\d$(.*?)(?=^## |\Z)", changelog, re.MULTILINE | re.DOTALL
     )
     if heading is None:
-        found.append(f"CHANGELOG.md has no heading `## {new} · YYYY-MM-DD`")
+        found.append(
+            f"CHANGELOG.md has no heading `## {new} · YYYY-MM-DD`: write it above what is in "
+            "this version, with the day of the release"
+        )
     elif not heading[1].strip():
-        found.append(f"CHANGELOG.md says nothing about {new}")
+        found.append(f"CHANGELOG.md says nothing about {new}: list below its heading what is in this version")
     return found
 
 
@@ -64,8 +69,13 @@ def main(arguments: Sequence[str]) -> None:
         changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
         found = obstacles(new, changelog=changelog, status="", tags=())
         if tag != f"v{new}":
-            found.append(f"the tag {tag} is not v{new}, the version in agentpay/_version.py")
-        raise SystemExit("\n".join(found) or None)
+            found.append(
+                f"the tag {tag} is not v{new}: tag v{new}, or set the version in agentpay/_version.py"
+            )
+        if found:
+            raise SystemExit("\n".join(found))
+        print(f"{tag} can be released")
+        return
     found = obstacles(
         new,
         changelog=(ROOT / "CHANGELOG.md").read_text("utf-8"),
@@ -82,6 +92,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"agentpay-kit and agentpay-lab {new} are ready:", *(path.name for path in files))
     if "--dry-run" in arguments:
         return
+    check_home()
     if input(f"Type {new} to tag and publish it: ") != new:
         raise SystemExit("nothing was published")
     run("git", "tag", "--annotate", f"v{new}", "--message", f"agentpay-kit and agentpay-lab {new}")

@@ -90,8 +90,21 @@ def test_the_release_script_lists_every_obstacle() -> None:
     assert ["not committed" in found[0], "v1.2.3 exists" in found[1], "no heading" in found[2]] == [True] * 3
     empty = ready.replace("- A change.\n", "")
     assert release.obstacles("1.2.3", changelog=empty, status="", tags=[]) == [
-        "CHANGELOG.md says nothing about 1.2.3"
+        "CHANGELOG.md says nothing about 1.2.3: list below its heading what is in this version"
     ]
+
+
+def test_the_version_of_the_tree_can_be_tagged(capsys: pytest.CaptureFixture[str]) -> None:
+    release.main(["--check-tag", f"v{release.version()}"])
+    assert capsys.readouterr().out == f"v{release.version()} can be released\n"
+
+
+def test_nothing_is_published_before_the_project_has_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(home, "home", lambda: home.UNDECIDED + "agentpay")
+    with pytest.raises(SystemExit, match=r"run python scripts/home\.py https://"):
+        home.check_home()
+    monkeypatch.setattr(home, "home", lambda: "https://github.com/owner/name")
+    home.check_home()
 
 
 def test_the_workflow_publishes_only_a_tag_that_fits_the_tree() -> None:
@@ -101,6 +114,7 @@ def test_the_workflow_publishes_only_a_tag_that_fits_the_tree() -> None:
     steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
     checked = next(at for at, run in enumerate(steps) if "--check-tag" in run)
     everything = steps.index("python3 scripts/run.py")
+    assert "python3 scripts/home.py --check" in steps[checked:everything]
     assert checked < everything < steps.index("python3 scripts/run.py package")
     # Only the job that uploads may prove who it is, and it runs nothing of this repository.
     assert workflow["permissions"] == {"contents": "read"}
