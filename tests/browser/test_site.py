@@ -70,6 +70,8 @@ FOUND = [
     ("approve", "Approve a transfer", "how-to/approve/"),
     ("backup", "Back up", "how-to/postgresql/#back-up"),
     ("x402 server", "Test your x402 server", "how-to/test-x402-server/"),
+    ("max_daily_spend", "max_daily_spend and the other fields", "how-to/write-a-policy/"),
+    ("production", "Go to production", "how-to/production/"),
     ("rotate", "Rotate keys and secrets", "how-to/rotate-keys/"),
 ]
 
@@ -109,8 +111,11 @@ def test_the_color_scheme_follows_the_system_preference_until_switched(
     # A click changes it, and the next page keeps the choice.
     page.get_by_title("Switch to light mode" if scheme == "dark" else "Switch to dark mode").click()
     assert is_dark(page) == (scheme == "light")
-    page.goto(f"{address}how-to/approve/")
+    page.goto(f"{address}explanation/transfer/")
     assert is_dark(page) == (scheme == "light")
+    # Drawings follow the page, not the system.
+    of_images = "getComputedStyle(document.querySelector('article img')).colorScheme"
+    assert page.evaluate(of_images) == ("dark" if scheme == "light" else "light")
 
 
 def is_dark(page: Page) -> bool:
