@@ -185,6 +185,8 @@ async def _serve(
         except ValueError as error:
             raise OptionError("--operator-key", str(error)) from None
 
+    if scene is not None and (config.data_dir is not None or config.database_url is not None):
+        await _rehearsed(scene, config)
     deadline = asyncio.get_running_loop().time() + start_wait_seconds
     server = await _started(start, deadline)
     _freeze_garbage_collection()
@@ -203,6 +205,27 @@ async def _serve(
         )
     finally:
         log(logger, logging.INFO, "server.stopped")
+
+
+async def _rehearsed(scene: "Scene", config: ServerConfig) -> None:
+    """Build the scene on a server in memory, before there is any data.
+
+    Raises:
+        OptionError: it cannot be built.
+    """
+    from agentpay_server.testkit.scenes import document, rehearsal  # noqa: PLC0415 - most starts build no scene
+
+    rehearse = partial(
+        rehearsal.rehearse,
+        scene,
+        settings=config.settings,
+        has_manual_clock=config.clock.is_manual,
+        has_inboxes=False,
+    )
+    try:
+        await asyncio.to_thread(rehearse)
+    except document.SceneError as error:
+        raise OptionError("--scene", f"{error}.") from None
 
 
 def _freeze_garbage_collection() -> None:

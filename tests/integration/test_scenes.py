@@ -1,6 +1,9 @@
 """Scenes: the state of a server in one file, built by real operations, saved, and built again."""
 
+import signal
 import socket
+import subprocess
+import sys
 import tomllib
 from decimal import Decimal
 from pathlib import Path
@@ -11,12 +14,14 @@ import pytest
 import validators
 from click.testing import CliRunner
 from command_line import next_json, processing
+from receivers import Receiver
 from server_world import START
 
 from agentpay import AgentPay, PolicyViolationError
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli import main
 from agentpay_server.testkit.scenes.building import build
 from agentpay_server.testkit.scenes.document import SceneError, parse_scene
@@ -203,7 +208,53 @@ def test_serve_refuses_a_scene_on_data_that_is_not_empty(path: Path, tmp_path: P
         next_json(process)
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert "only on empty data" in result.output
+    assert "only on empty data" in " ".join(result.output.split())
+    with pytest.raises(SceneError, match="only on empty data"):
+        AgentPayServer(scene=path, data_dir=tmp_path / "data").start()
+
+
+def test_a_scene_that_cannot_be_built_leaves_no_data(tmp_path: Path) -> None:
+    path, data_dir = tmp_path / "scene.toml", tmp_path / "data"
+    with Receiver() as receiver:
+        hook = f'[[webhooks]]\nurl = "{receiver.url}"\nevents = ["transfer.settled"]\n'
+        path.write_text(PAIR % "" + hook + STEP + "amount = 1\n" + STEP + 'amount = 1\nstatus = "rejected"')
+        result = CliRunner().invoke(main, ["serve", "--data-dir", str(data_dir), "--scene", str(path)])
+        with pytest.raises(SceneError, match="is rejected, but the transfer is settled"):
+            AgentPayServer(scene=path, data_dir=data_dir).start()
+    assert result.exit_code == 2
+    assert "is rejected, but the transfer is settled" in " ".join(result.output.split())
+    assert not data_dir.exists()
+    assert receiver.posts == []
+
+
+KILLED = """
+import os, signal, sys
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.cli import main
+from agentpay_server.testkit.scenes import building
+
+step, done = building._Builder._step, []
+
+def killed(*arguments):
+    done.append(1)
+    # The rehearsal has as many steps.
+    if len(done) == 7 + 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(*arguments)
+
+building._Builder._step = killed
+main(sys.argv[1:])
+"""
+
+
+def test_a_start_that_is_killed_within_its_scene_is_not_continued(path: Path, tmp_path: Path) -> None:
+    arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--scene", str(path)]
+    command = [sys.executable, "-c", KILLED, *arguments]
+    killed = subprocess.run(command, check=False, capture_output=True, timeout=120)
+    assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, b"")
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 2
+    assert "A start that was killed leaves a part of its scene: delete" in " ".join(result.output.split())
 
 
 def test_serve_names_the_fault_of_a_scene(tmp_path: Path) -> None:
@@ -366,6 +417,12 @@ def test_equal_seeds_build_equal_scenes(path: Path) -> None:
             return server.scene.to_dict(), [each.signature for each in server.transactions]
 
     assert built() == built()
+
+
+def test_a_scene_is_not_built_on_a_cluster(path: Path) -> None:
+    rpc = RpcSettings(url="http://127.0.0.1:8899")
+    with pytest.raises(ValueError, match="embedded chain"):
+        AgentPayServer(scene=path, rpc=rpc)
 
 
 def test_a_server_without_a_scene_says_so() -> None:

@@ -14,10 +14,9 @@ from agentpay_server.testkit.embedded.world import IN_PROCESS_URL, loopback_sock
 from agentpay_server.testkit.node.app import node_of
 from agentpay_server.testkit.node.methods import Node
 from agentpay_server.testkit.scenes.building import BuiltScene, build
-from agentpay_server.testkit.scenes.document import Scene, SceneError
+from agentpay_server.testkit.scenes.document import Scene
+from agentpay_server.testkit.scenes.rehearsal import require_empty
 from agentpay_server.testkit.scenes.sellers import opened
-
-_NOT_EMPTY = "the data is not empty, and a scene is built only on empty data: omit --scene"
 
 
 class SceneHost:
@@ -49,12 +48,11 @@ class SceneHost:
         """
         key = self.server.operator.key or self.server.config.operator_key
         if key is None:
-            raise SceneError(_NOT_EMPTY)
+            require_empty(None)
 
         def build_all() -> BuiltScene:
             with AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport) as client:
-                if client.accounts.list(limit=1).data:
-                    raise SceneError(_NOT_EMPTY)
+                require_empty(client)
                 return build(client, scene, opener=partial(opened, self))
 
         return await asyncio.to_thread(build_all)

@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 import anyio.to_thread
+from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
@@ -36,6 +37,7 @@ from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.scenes.building import BuiltScene, build
 from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook, read_scene
+from agentpay_server.testkit.scenes.rehearsal import Unheard, rehearse, require_empty
 from agentpay_server.testkit.scenes.saving import save
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
@@ -105,7 +107,8 @@ class AgentPayServer(Homes):
                 the first operator that its port accepts, and all other keys are random from the start. False
                 requires a server in memory.
             scene: file of a scene to build at the start: accounts, policies, keys, webhooks, history, and
-                sellers that listen on a port each. The property `scene` has what was created.
+                sellers that listen on a port each. Needs empty data, and no `rpc`. The property `scene` has
+                what was created.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; an empty data_dir;
@@ -119,6 +122,8 @@ class AgentPayServer(Homes):
         if data_dir == "":
             # As a path it would be the current directory.
             raise ValueError("data_dir is empty: pass a directory, or None to keep all data in memory")
+        if scene is not None and rpc is not None:
+            raise ValueError("a scene needs the embedded chain, and rpc uses a cluster: omit one of them")
         self._scene = None if scene is None else read_scene(scene)
         self._built: BuiltScene | None = None
         self._inboxes = InboxTransport()
@@ -147,13 +152,18 @@ class AgentPayServer(Homes):
         Raises:
             RuntimeError: it was started before.
             ValueError: `operator_key` is not an operator key, is revoked, or belongs to another operator; or
-                a step of the scene has another outcome than it says.
+                a step of the scene has another outcome than it says, or the data is not empty.
             StartRefusedError: another server uses the data, a newer version wrote it, or the encryption key
                 is wrong; or the cluster does not respond, or must not be used with this configuration.
             DatabaseUnavailableError: the database cannot be reached.
         """
         if self._owner is not None:
             raise RuntimeError("a server can start only once; create a new one")
+        config = self._config
+        is_stored = config.data_dir is not None or config.database_url is not None
+        if self._scene is not None and is_stored:
+            is_manual = config.clock.is_manual
+            rehearse(self._scene, settings=config.settings, has_manual_clock=is_manual, has_inboxes=True)
         self._owner = OwnerThread("agentpay-server")
         try:
             server = self._owner.call(start_server(self._config))
@@ -164,6 +174,7 @@ class AgentPayServer(Homes):
         self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
         if self._scene is not None:
             try:
+                require_empty(self._operator)
                 self._built = self._build(self._scene)
             except BaseException:
                 self.close()
@@ -485,13 +496,20 @@ class AgentPayServer(Homes):
         """Return the present state of the first operator as the text of a scene, without any secret."""
         return save(self._operator).text
 
-    def _build(self, scene: Scene) -> BuiltScene:
+    def _without_receivers(self) -> Self:
+        """Let every delivery fail, but those to inboxes. Before the start."""
+        mounts = {"all://": Unheard(), **self._config.mounts}
+        self._config = evolve(self._config, mounts=mounts)
+        return self
+
+    def _build(self, scene: Scene, *, has_inboxes: bool = True) -> BuiltScene:
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
             from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 
-        return build(self._operator, scene, inbox=self._inbox_of, opener=opener)
+        inbox = self._inbox_of if has_inboxes else None
+        return build(self._operator, scene, inbox=inbox, opener=opener)
 
     def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
         inbox = self.webhook_inbox(
