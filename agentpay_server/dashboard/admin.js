@@ -1,6 +1,6 @@
 // @ts-check
 
-import { call, post, send } from "./api.js";
+import { call, post, read, send } from "./api.js";
 import { EVENTS, REGISTER } from "./history.js";
 import {
 	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
@@ -116,7 +116,7 @@ export const account = ({ id, asked }) => [
 async function withSellers(items, account_id) {
 	const isFar = (it) => it.direction === "out" && it.counterparty && !it.counterparty.startsWith("acct_");
 	if (!items.some(isFar)) return items;
-	const [payments, sessions] = await Promise.all(["/payments", "/sessions"].map((path) => get(at(path, { account_id, limit: 100 }))));
+	const [payments, sessions] = await Promise.all(["/payments", "/sessions"].map((path) => read(at(path, { account_id, limit: 100 }))));
 	const sellers = new Map([...payments.data.map((it) => [it.transfer_id, it.origin]), ...sessions.data.map((it) => [it.session_id, it.origin])]);
 	return items.map((it) => (isFar(it) ? { ...it, seller: sellers.get(it.transfer_id ?? it.session_id) } : it));
 }
@@ -239,7 +239,7 @@ const TABS = {
 	webhooks: {
 		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow, exports: "webhooks",
 		heads: ["Endpoint", "Last success", ["24 hours", ""], ["Latency", "number"], ["", "end"]],
-		cols: "minmax(0, 1fr) 9rem 8.5rem 5rem 20rem",
+		cols: "minmax(0, 1fr) 9rem 8.5rem 5rem 22.5rem",
 		fields: () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map(checkbox))],
 		bodyOf: ({ url, ...events }) => ({ url, events: Object.keys(events) }),
 		none: ["No webhooks. Register one:", REGISTER],
@@ -268,7 +268,7 @@ const TABS = {
 		none: ["No requests yet.", ""], fold: json,
 		row: (it) => [
 			moment(it.at), [h("strong", it.method), " ", it.route], h("span", keyName(it)),
-			h(it.status >= 400 || it.status === null ? "strong.number.bad" : "span.number", it.status ?? "none"), quiet(span(it.duration_ms)),
+			h(it.status >= 400 || it.status === null ? "strong.number.bad" : "span.number", it.status ?? "none"), h("span.number.quiet", { "data-head": "Took" }, span(it.duration_ms)),
 		],
 	},
 };

@@ -1,6 +1,6 @@
 // @ts-check
 
-import { post } from "./api.js";
+import { post, read } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
 import { able, accountOf, change, filters, get, instant, list, me, named, one, party, titled } from "./page.js";
 import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words } from "./ui.js";
@@ -74,7 +74,7 @@ export function timeline({ asked }) {
 
 async function nameSellers(rows) {
 	if (!rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) return;
-	const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
+	const { data } = await read("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
 	for (const row of rows) row.seller = sellers.get(row.id);
 }
 
@@ -148,7 +148,7 @@ function charged({ running_total_usdc: total, cap_usdc: cap, status, ...it }) {
 
 const session = (it) => (titled("Session of ", named(it.account_id)), h("div.page",
 	h("div.card", charged(it), it.status === "open" && h("div.actions",
-		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.`,
+		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.${it.protocol === "mpp" ? " If the seller does not settle, the channel is closed by force after its grace period." : ""}`,
 			() => post(`/sessions/${it.session_id}/close`).then(() => "Closed."),
 			{ title: `Close the session of ${plain(accountOf(it.account_id).name ?? it.account_id)}?`, action: "Close" }))),
 	h("div.card",

@@ -255,7 +255,7 @@ export function list(/** @type {any} */ {
 		await undisturbed();
 		await show(element, shown, identity, (item) => rowOf(item, row, fold), empty);
 		const digits = [...element.querySelectorAll(".number .usdc")].map((each) => Number(each.style.getPropertyValue("--digits")));
-		element.style.setProperty("--most", String(Math.max(0, ...digits)));
+		table.style.setProperty("--most", String(Math.max(0, ...digits)));
 	};
 	page.loads.push(async () => {
 		let items = [], { cursor } = given, isMore = true;
@@ -315,7 +315,7 @@ function csv(items) {
 	// A spreadsheet runs what begins like a formula.
 	const cell = (value) => {
 		const text = value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-		const safe = /^[=+@\t\r-]/.test(text) && isNaN(Number(text)) ? `'${text}` : text;
+		const safe = /^\s*[=+@＝＋－＠\t\r-]/.test(text) && isNaN(Number(text)) ? `'${text}` : text;
 		return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
 	};
 	return [names, ...items.map((item) => names.map((name) => item[name]))].map((line) => line.map(cell).join()).join("\r\n");

@@ -181,6 +181,7 @@ export async function show(parent, items, identity, render, none = null) {
 	}
 	if (none && !nodes.length) nodes.push(none);
 	let focused = /** @type {any} */ (document.activeElement);
+	const place = [...parent.children].findIndex((node) => node.contains(focused));
 	for (const node of nodes) {
 		const before = old.get(node.itemKey);
 		if (!before || before === node) continue;
@@ -190,6 +191,12 @@ export async function show(parent, items, identity, render, none = null) {
 	for (const node of [...parent.children]) if (!nodes.includes(node)) node.remove();
 	nodes.forEach((node, i) => { if (parent.children[i] !== node) parent.insertBefore(node, parent.children[i] ?? null); });
 	if (focused !== document.activeElement) focused?.focus({ preventScroll: true });
+	if (place < 0 || parent.contains(document.activeElement)) return;
+	// What had the focus is gone: the next row gets it, or the heading if there is none.
+	const heir = nodes[Math.min(place, nodes.length - 1)];
+	const next = heir?.matches("[tabindex]") ? heir : heir?.matches("[data-row]") ? $(PLACES, heir) : null;
+	next?.focus({ preventScroll: true });
+	if (!parent.contains(document.activeElement)) $("h1")?.focus({ preventScroll: true });
 }
 
 let telling = 0;

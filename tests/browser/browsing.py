@@ -6,10 +6,14 @@ unless the test says that it expects failed requests.
 
 from collections.abc import Callable
 
+import pytest
 from attrs import define, field
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request
 
-WIDE, NARROW = (1280, 850), (390, 844)
+WIDE, TABLET, NARROW = (1280, 850), (768, 1024), (390, 844)
+BOTH = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
+"""Where a job depends on the layout."""
+
 OTHER_HOST = "console.example"
 """A name that leads to this machine, in this browser."""
 

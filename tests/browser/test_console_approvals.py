@@ -4,7 +4,7 @@ import re
 
 import httpx
 import pytest
-from browsing import Console
+from browsing import BOTH, Console
 from playwright.sync_api import Page, Route, expect
 
 from agentpay import Transfer
@@ -82,11 +82,12 @@ def test_an_approved_payment_behind_402_is_not_called_paid(server: AgentPayServe
     assert str(client.accounts.balance(account.account_id).balance_usdc) == "1.000000"
 
 
+@BOTH
 def test_approval_works_with_the_keyboard_only_and_enter_alone_pays_nothing(
-    server: AgentPayServer, console: Console
+    server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
     transfer = waiting(server)
-    tab = console.open()
+    tab = console.open(size=size)
     tab.keyboard.press("g")
     tab.keyboard.press("a")
     expect(tab.locator(".approval")).to_be_visible()
@@ -135,12 +136,13 @@ def test_a_rejection_stores_its_reason(server: AgentPayServer, console: Console)
     assert "Take the train" in (server.client().transfers.get(transfer.transfer_id).message or "")
 
 
+@BOTH
 def test_approving_in_two_tabs_pays_once_and_the_slower_tab_reports_it(
-    server: AgentPayServer, console: Console
+    server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
     console.expects_failures = True
     transfer = waiting(server)
-    tabs = [console.open("approvals") for _ in range(2)]
+    tabs = [console.open("approvals", size=size) for _ in range(2)]
     for tab in tabs:
         tab.get_by_role("button", name="Approve…").click()
     sent = len(server.transactions)

@@ -7,13 +7,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import NARROW, WIDE, Console
+from browsing import BOTH, NARROW, WIDE, Console
 from playwright.sync_api import Page, Route, expect
 
 from agentpay import AuthenticationError, PolicyViolationError, Transfer
 from agentpay_server import AgentPayServer
 
-both = pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
 ACCOUNTS = 120
 
 
@@ -61,7 +60,7 @@ def find(tab: Page, text: str) -> None:
 # --- Decide
 
 
-@both
+@BOTH
 def test_a_transfer_is_approved_on_the_page_that_its_link_opens(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -77,7 +76,7 @@ def test_a_transfer_is_approved_on_the_page_that_its_link_opens(
     assert server.client().transfers.get(transfer.transfer_id).status == "settled"
 
 
-@both
+@BOTH
 def test_a_transfer_is_rejected_there_with_the_reason_that_the_agent_reads(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -92,7 +91,7 @@ def test_a_transfer_is_rejected_there_with_the_reason_that_the_agent_reads(
     assert "Take the train" in (server.client().transfers.get(transfer.transfer_id).message or "")
 
 
-@both
+@BOTH
 def test_many_approvals_load_on_and_each_page_is_few_requests(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -125,7 +124,7 @@ def test_a_list_does_not_move_under_an_open_dialog(server: AgentPayServer, conso
 # --- Find
 
 
-@both
+@BOTH
 def test_the_oldest_of_many_accounts_is_found_and_gets_a_key(
     busy: AgentPayServer, crowd: Console, size: tuple[int, int]
 ) -> None:
@@ -186,7 +185,7 @@ def test_an_empty_result_of_a_filter_says_so(server: AgentPayServer, console: Co
     expect(tab.locator("[data-row]")).to_have_count(1)
 
 
-@both
+@BOTH
 def test_accounts_are_sorted_and_paged_forth_and_back(crowd: Console, size: tuple[int, int]) -> None:
     tab = crowd.open(size=size)
     rows = tab.locator(".rows > li")
@@ -213,7 +212,7 @@ def test_accounts_are_sorted_and_paged_forth_and_back(crowd: Console, size: tupl
 # --- Do the work
 
 
-@both
+@BOTH
 def test_an_account_is_created_funded_limited_paid_from_and_paused(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -281,7 +280,7 @@ def test_signing_is_allowed_where_its_warning_stands(server: AgentPayServer, con
     assert server.client().accounts.details(account_id).signing_stopped_at is None
 
 
-@both
+@BOTH
 def test_a_seller_is_pinned_and_unpinned(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -303,7 +302,7 @@ def test_a_seller_is_pinned_and_unpinned(
     assert list(server.client().sellers.list()) == []
 
 
-@both
+@BOTH
 def test_a_webhook_is_edited_tested_and_rotated_with_a_chosen_overlap(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -332,7 +331,7 @@ def test_a_webhook_is_edited_tested_and_rotated_with_a_chosen_overlap(
 # --- Understand
 
 
-@both
+@BOTH
 def test_a_refusal_names_its_rule_and_a_payment_is_followed_to_its_delivery(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -352,7 +351,7 @@ def test_a_refusal_names_its_rule_and_a_payment_is_followed_to_its_delivery(
     expect(row).to_contain_text("200")
 
 
-@both
+@BOTH
 def test_an_undelivered_event_is_replayed_and_needs_attention_no_longer(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -372,7 +371,7 @@ def test_an_undelivered_event_is_replayed_and_needs_attention_no_longer(
     assert [event.id for event in inbox.events] == [failed.event_id]
 
 
-@both
+@BOTH
 def test_audit_and_requests_name_who_and_show_before_and_after(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -394,7 +393,7 @@ def test_audit_and_requests_name_who_and_show_before_and_after(
     expect(tab.locator("[data-row]", has_text="/v1/accounts").first).to_contain_text("operator")
 
 
-@both
+@BOTH
 def test_spend_is_drawn_by_hour_and_day_with_refusals(
     server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
@@ -421,7 +420,7 @@ def test_spend_is_drawn_by_hour_and_day_with_refusals(
 # --- Export
 
 
-@both
+@BOTH
 def test_a_list_is_exported_whole_as_csv_and_json(
     crowd: Console, tmp_path: Path, size: tuple[int, int]
 ) -> None:
@@ -453,15 +452,16 @@ def test_an_exported_name_is_never_a_formula(
 # --- Tabs, and a server that is away
 
 
+@BOTH
 def test_a_new_tab_asks_an_open_one_and_signing_out_ends_both(
-    server: AgentPayServer, console: Console
+    server: AgentPayServer, console: Console, size: tuple[int, int]
 ) -> None:
     waiting(server)
-    tab = console.open(signed_in=False)
+    tab = console.open(size=size, signed_in=False)
     tab.get_by_label("Operator key").fill(server.operator_key)
     tab.get_by_role("button", name="Sign in").click()
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
-    second = console.open("approvals", signed_in=False)
+    second = console.open("approvals", signed_in=False, size=size)
     expect(second.locator(".approval")).to_be_visible()
     assert second.evaluate("[document.cookie, localStorage.length]") == ["", 0]
     tab.get_by_role("button", name="Sign out").click()
@@ -469,13 +469,14 @@ def test_a_new_tab_asks_an_open_one_and_signing_out_ends_both(
     assert second.evaluate("sessionStorage.length") == 0
 
 
-def test_an_offline_page_is_not_live(server: AgentPayServer, console: Console) -> None:
+@BOTH
+def test_an_offline_page_is_not_live(server: AgentPayServer, console: Console, size: tuple[int, int]) -> None:
     console.expects_failures = True
 
     def away(route: Route) -> None:
         route.abort("connectionrefused")
 
-    tab = console.open("approvals")
+    tab = console.open("approvals", size=size)
     expect(tab.locator(".state")).to_have_text("Live")
     tab.route("**/ext/v1/**", away)
     tab.evaluate("location.hash = '#/sessions'")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from browsing import Console
+from browsing import BOTH, Console
 from playwright.sync_api import Request, Route, expect
 
 from agentpay_server import AgentPayServer
@@ -127,15 +127,16 @@ def test_a_page_change_during_sign_in_is_followed(server: AgentPayServer, consol
     expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
 
 
+@BOTH
 def test_the_page_reconnects_to_a_restarted_server(
-    tmp_path: Path, console_of: Callable[[AgentPayServer], Console]
+    tmp_path: Path, console_of: Callable[[AgentPayServer], Console], size: tuple[int, int]
 ) -> None:
     with AgentPayServer(data_dir=tmp_path / "data") as first:
         port = int(first.listen().rpartition(":")[2])
         made = first.operator_keys.create(name="Console")
         console = console_of(first)
         console.key, console.expects_failures = made.key, True
-        tab = console.open("timeline")
+        tab = console.open("timeline", size=size)
         expect(tab.locator(".state")).to_have_text("Live")
     expect(tab.locator(".state")).to_have_text("Reconnecting…")
     with AgentPayServer(data_dir=tmp_path / "data") as second:

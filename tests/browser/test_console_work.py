@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from browsing import Console
+from browsing import BOTH, Console
 from playwright.sync_api import Page, expect
 
 from agentpay_server import AgentPayServer
@@ -334,13 +334,14 @@ def test_an_address_that_means_nothing_leaves_the_console_usable(console: Consol
         assert tab.locator("p.problem:visible").count() == 0
 
 
+@BOTH
 def test_the_timeline_goes_back_to_a_saved_point(
-    server: AgentPayServer, console: Console, account_id: str
+    server: AgentPayServer, console: Console, account_id: str, size: tuple[int, int]
 ) -> None:
     client = server.client()
     shop = client.accounts.create(name="Shop").account_id
     client.transfers.create(from_=account_id, to=shop, amount="2")
-    tab = console.open("timeline")
+    tab = console.open("timeline", size=size)
     server.sandbox.clock.advance(60)
     tab.get_by_role("button", name="Save this point").click()
     expect(tab.locator(".rows > li")).to_have_text([re.compile("Saved point"), re.compile("2.00")])
