@@ -1,4 +1,4 @@
-"""Draw the terminals of the documentation from runs of quickstart, demo, listen and a failing test.
+"""Draw the terminals of the documentation from runs of quickstart, demo and listen.
 
     nox -s picture
 
@@ -11,7 +11,6 @@ import os
 import re
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -27,16 +26,6 @@ from agentpay_server import AgentPayServer
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = ROOT / "docs" / "images"
 COLUMNS = 104
-FAILING = """
-import pytest
-
-@pytest.mark.agentpay(fund="10", policy={"max_single_transfer": "2"})
-def test_it_buys_two_datasets(agentpay_server, agentpay_account):
-    shop = agentpay_server.sandbox.create_token_account().usdc_token_account
-    agent = agentpay_server.agent_client(agentpay_account.account_id)
-    for price in (1, 5):
-        agent.transfers.create(from_=agentpay_account.account_id, to=shop, amount=price)
-"""
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace"
 
 
@@ -46,7 +35,6 @@ def main() -> None:
     demo = ("demo", "--port", "0", "--seed", "7", "--steps", "14", "--interval", "0", "--no-dashboard")
     draw("demo", "agentpay-server demo --seed 7", printed("-m", "agentpay_server.cli", *demo), highlighted)
     draw("listen", "agentpay listen --forward-to http://127.0.0.1:3000/hooks", listened(), highlighted)
-    draw("timeline", "pytest", timeline(), highlighted)
 
 
 def draw(name: str, command: str, lines: Sequence[str], style: Callable[[str], Text]) -> None:
@@ -115,17 +103,6 @@ def listened() -> list[str]:
             process.terminate()
         receiver.shutdown()
     return lines
-
-
-def timeline() -> list[str]:
-    """Return the timeline in the report of a test that fails."""
-    with tempfile.TemporaryDirectory() as directory:
-        test = Path(directory) / "test_shop.py"
-        test.write_text(FAILING, "utf-8")
-        report = printed("-m", "pytest", "-q", "-c", os.devnull, "-p", "no:cacheprovider", str(test), code=1)
-    start = next(number for number, line in enumerate(report) if "agentpay timeline" in line)
-    asserted = [line for line in report if line.startswith(("E ", ">"))]
-    return [*asserted, *report[start : start + 14]]
 
 
 def highlighted(line: str) -> Text:
