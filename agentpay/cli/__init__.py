@@ -181,8 +181,9 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 def main() -> None:
     """Operate a running agent payment account service.
 
-    Set its URL with --url or AGENTPAY_BASE_URL, and your key with --key or AGENTPAY_API_KEY, or store both
-    with agentpay profiles add. Give an account by its identifier, or by a unique name or handle.
+    Set its URL and your key in AGENTPAY_BASE_URL and AGENTPAY_API_KEY, or with --url and --key after the
+    command, or store both with agentpay profiles add. Give an account by its identifier, or by a unique name
+    or handle.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
     approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.

@@ -52,9 +52,9 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     The commands serve and demo start a server, and the command operators changes the data of a server
-    directly. The commands scene, trigger, pay and console-link call a running server: set its URL with --url
-    or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY. All other commands for a
-    running server are those of agentpay.
+    directly. The commands scene, trigger, pay and console-link call a running server: set its URL and
+    the operator key in AGENTPAY_BASE_URL and AGENTPAY_API_KEY, or with --url and --key after the command.
+    All other commands for a running server are those of agentpay.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
     approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
