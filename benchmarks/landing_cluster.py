@@ -80,6 +80,9 @@ class Cluster:
         blockhash = str(Pubkey(slot.to_bytes(32, "big")))
         return self._with_slot({"blockhash": blockhash, "lastValidBlockHeight": slot - 1000 + 150})
 
+    def _get_block(self, slot: int, options: object) -> object:
+        return {"blockHeight": slot - 1000, "blockhash": str(Pubkey(slot.to_bytes(32, "big")))}
+
     def _get_minimum_balance_for_rent_exemption(self, size: int) -> int:
         return RENT_LAMPORTS + 6_960 * size
 

@@ -153,7 +153,7 @@ class Broadcaster:
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
-        first_seconds = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
+        first_seconds = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 4)
         backoff = Backoff(first_seconds, LONGEST_PAUSE_SECONDS)
         is_sent = is_unproven = False
         must_send = is_new

@@ -50,6 +50,7 @@ from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
+from agentpay_server.chain.rpc.landings import LandingTime
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Landing, ReportedStatus, Simulation, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -78,6 +79,7 @@ class RpcChain:
         self._cluster = cluster
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
         self._head = ChainHead(self._call, settings.blockhash_seconds, is_surfpool=is_surfpool)
+        self._landings = LandingTime()
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
@@ -109,8 +111,10 @@ class RpcChain:
 
     @property
     def landing_seconds(self) -> float:
-        """See `Chain`."""
+        """See `Chain`: by the observed landings."""
         seconds = self._settings.landing_seconds
+        if seconds is None:
+            seconds = self._landings.seconds
         return self._head.block_seconds if seconds is None else seconds
 
     @property
@@ -146,8 +150,10 @@ class RpcChain:
         """
         if not _is_signature(signature):
             return None
+        asked_at = asyncio.get_running_loop().time()
         slot, status = await self._statuses.answer(signature)
         if status is None:
+            self._landings.note_missing(signature)
             self._head.check_stands_at_tip(slot)
             if absence is not None:
                 await self._evidence.check_absent(signature, absence)
@@ -156,7 +162,9 @@ class RpcChain:
         # If its block is dropped, a failed transaction may still succeed.
         is_reached = status.commitment == self._settings.finality.value and status.error is None
         if not (is_irreversible or is_reached):
+            self._landings.note_missing(signature)
             return SignatureStatus(is_final=False)
+        self._landings.note_landed(signature, asked_at)
         landing = await self._evidence.of_outcome(signature, status)
         failure = None if landing.error is None else _failure(landing)
         return SignatureStatus(is_final=True, failure=failure, is_irreversible=is_irreversible)
@@ -253,6 +261,7 @@ class RpcChain:
             answer = await self._send(raw, skip_preflight=True)
         if answer != signature:
             raise malformed("the signature of another transaction")
+        self._landings.note_sent(signature, asyncio.get_running_loop().time(), self.landing_seconds)
 
     async def simulate(self, raw: bytes) -> Simulation:
         """Simulate a transaction without sending it."""
