@@ -18,6 +18,7 @@ MODULES = (
     "fixtures",
     "imports",
     "install",
+    "landings",
     "payments",
     "sdk_call",
     "sessions",

@@ -77,7 +77,7 @@ def run() -> list[Result]:
     with postgres.server() as url:
         names = (f"throughput_{number}" for number in itertools.count())
         for world in ("embedded", "cluster"):
-            with cluster(needed=world == "cluster") as options:
+            with cluster(*(["cluster_process.py"] if world == "cluster" else [])) as options:
                 _, spread, hot = asyncio.run(_loads(url, next(names), world, options))
                 trips = asyncio.run(_round_trips(url, next(names), options))
             print(f"{world}, 1 caller: {trips:.1f} round trips to PostgreSQL for each transfer")
@@ -94,34 +94,38 @@ def run() -> list[Result]:
 
 
 @contextmanager
-def cluster(*, needed: bool) -> Iterator[list[str]]:
-    """Return the options of a server for a cluster that runs meanwhile, or for its embedded chain."""
-    if not needed:
+def cluster(*program: str) -> Iterator[list[str]]:
+    """Return the options of a server for a cluster that runs meanwhile; none for its embedded chain.
+
+    `program` is the name of a script here that runs a cluster, with its arguments.
+    """
+    if not program:
         yield []
         return
-    path = Path(__file__).with_name("cluster_process.py")
+    path = Path(__file__).with_name(program[0])
     process = subprocess.Popen(
-        [sys.executable, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, str(path), *program[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stdin is not None and process.stdout is not None  # noqa: PT018
     try:
         told = json.loads(process.stdout.readline())
-        yield ["--rpc-url", told["url"], "--rpc-websocket-url", told["websocket_url"]]
+        websocket = ["--rpc-websocket-url", told["websocket_url"]] if "websocket_url" in told else []
+        yield ["--rpc-url", told["url"], *websocket]
     finally:
         process.stdin.close()
         process.wait()
 
 
 @asynccontextmanager
-async def served(database_url: str, options: list[str]) -> AsyncIterator[tuple[int, int]]:
-    """Return the process and the port of a server that runs meanwhile."""
+async def served(store: list[str], options: list[str]) -> AsyncIterator[tuple[int, int]]:
+    """Return the process and the port of a server that runs meanwhile, with the options of its store."""
     environment = {KEY_VARIABLE: bytes(range(32)).hex()}
     if options:
         environment[FEE_PAYER_VARIABLE] = json.dumps(list(rpc_world.GIVEN[TREASURY]))
         environment[MINT_AUTHORITY_VARIABLE] = json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY]))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--log-level", "error"),
-        *("--database-url", database_url, "--operator-key", KEY, *options),
+        *("--operator-key", KEY, *store, *options),
         env={**os.environ, **environment},
         stdout=asyncio.subprocess.PIPE,
     )
@@ -180,11 +184,12 @@ class Caller:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
+        self.key = KEY
 
     async def post(self, path: str, body: object) -> dict[str, str]:
         """Return the response, which must be a success."""
         content = json.dumps(body).encode()
-        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {KEY}\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self.key}\r\n"
         head += f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
         self._writer.write(head.encode() + content)
         answered = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
@@ -229,16 +234,16 @@ async def connected(port: int, count: int) -> AsyncIterator[list[Caller]]:
 async def _loads(url: str, name: str, world: str, options: list[str]) -> list[Measured]:
     postgres_process = postmaster(url)
     database_url = await asyncio.to_thread(postgres.new_database, url, name)
-    async with served(database_url, options) as (process, port):
+    async with served(["--database-url", database_url], options) as (process, port):
         async with connected(port, CALLERS) as callers:
             pairs = await asyncio.gather(*(caller.pair() for caller in callers))
 
         async def load(name: str, count: int, pairs: list[Pair]) -> Measured:
             async with connected(port, len(pairs)) as callers:
-                await _settled(callers, pairs, len(pairs) * 3)
+                await settled(callers, pairs, len(pairs) * 3)
                 before = cpu_seconds(process), cpu_seconds(postgres_process)
                 start = time.perf_counter()
-                seconds = await _settled(callers, pairs, count)
+                seconds = await settled(callers, pairs, count)
                 wall = (time.perf_counter() - start) / count
                 server = (cpu_seconds(process) - before[0]) / count
                 database = (cpu_seconds(postgres_process) - before[1]) / count
@@ -253,7 +258,7 @@ async def _loads(url: str, name: str, world: str, options: list[str]) -> list[Me
         ]
 
 
-async def _settled(callers: list[Caller], pairs: list[Pair], count: int) -> list[float]:
+async def settled(callers: list[Caller], pairs: list[Pair], count: int) -> list[float]:
     """Return how long each of `count` transfers took, each caller's one after the other."""
     left, seconds = iter(range(count)), []
 
@@ -305,11 +310,11 @@ async def _round_trips(url: str, name: str, options: list[str]) -> float:
         turns = Turns(Path(str(make_url(url).query["host"])) / SOCKET)
         listening = await asyncio.start_unix_server(turns.forward, str(Path(directory) / SOCKET))
         by_proxy = database_url.set(query={"host": directory}).render_as_string(hide_password=False)
-        async with served(by_proxy, options) as (_, port), connected(port, 1) as callers:
+        async with served(["--database-url", by_proxy], options) as (_, port), connected(port, 1) as callers:
             pairs = [await callers[0].pair()]
-            await _settled(callers, pairs, 20)
+            await settled(callers, pairs, 20)
             before = turns.count
-            await _settled(callers, pairs, COUNTED)
+            await settled(callers, pairs, COUNTED)
             counted = (turns.count - before) / COUNTED
         listening.close()
     return counted
