@@ -62,7 +62,7 @@ export function timeline({ asked }) {
 	return [
 		h("div.actions.corner", withPoints && savePoint()),
 		filters({
-			id: ["Contains", { type: "search", placeholder: "Identifier or amount" }],
+			id: ["Contains", { type: "search", placeholder: "Id or amount" }],
 			account_id: ["Account", { picks: true }],
 			type: ["Event", { options: EVENTS }],
 			status: ["Status", { options: [...new Set(Object.values(STATUS))].map((status) => [status, words(status)]) }],

@@ -206,7 +206,7 @@ const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "bac
 export function filters(fields) {
 	const go = (given) => { location.hash = here(given); };
 	const inputs = Object.entries(fields).map(([name, [label, props]]) => (props.picks
-		? picker(label, name, { value: page.asked[name] }) : field(label, name, { ...props, value: page.asked[name] })));
+		? picker(label, name, { value: page.asked[name], placeholder: "Name" }) : field(label, name, { ...props, value: page.asked[name] })));
 	const node = form("fields", go, inputs);
 	node.addEventListener("change", () => node.requestSubmit());
 	return h("details.filters", { open: innerWidth > 760 || isFiltered() }, h("summary", "Filters"), node);

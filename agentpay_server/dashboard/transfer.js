@@ -3,7 +3,7 @@
 import { post, read } from "./api.js";
 import { accountOf, change, details, get, list, me, nameOf, one, party, titled } from "./page.js";
 import {
-	ago, badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, money, plain, quiet, said, span, usdc, whole, words,
+	ago, badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
 } from "./ui.js";
 
 export const approvals = () => list({
@@ -14,7 +14,7 @@ export const approvals = () => list({
 		await draw(items.map(judged));
 	},
 	row: (it) => h("li.approval", { tabindex: -1 },
-		h("p.amount", money(it.amount_usdc)),
+		big(it.amount_usdc),
 		h("div.about",
 			h("p", party(it.from), quiet(" pays "), party(it.to)),
 			h("p", memoOf(it), it.category && quiet(" · ", said(it.category)), " ", link(`#/transfers/${it.transfer_id}`, "Details")),

@@ -253,10 +253,10 @@ const WIDTH = 640, HEIGHT = 120;
  */
 export function chart(data, limit, at, isOfHours = false) {
 	const amounts = data.map((it) => Number(it.settled_usdc)), most = Math.max(...amounts, 0);
-	const total = amounts.reduce((sum, amount) => sum + amount, 0), hasSum = isOfHours && limit !== null;
-	const highest = hasSum ? total : most;
+	const total = amounts.reduce((sum, amount) => sum + amount, 0);
 	// A limit far above all spends would flatten them.
-	const top = Math.max(highest, limit !== null && limit <= highest * 4 ? limit : 0, 0.000001) * 1.08, step = WIDTH / data.length;
+	const isLimitShown = limit !== null && limit <= (isOfHours ? total : most) * 4, hasSum = isOfHours && isLimitShown;
+	const top = Math.max(hasSum ? total : most, isLimitShown ? limit : 0, 0.000001) * 1.08, step = WIDTH / data.length;
 	const y = (amount) => HEIGHT - (amount / top) * HEIGHT, refused = data.reduce((sum, it) => sum + it.rejected, 0);
 	if (!total && !refused) return h("p.quiet", `Nothing was spent from ${at(data[0].at)} to ${at(data.at(-1).at)}.`);
 	const bars = data.map((it, i) => [
@@ -270,7 +270,6 @@ export function chart(data, limit, at, isOfHours = false) {
 	]);
 	let sum = 0;
 	const sums = amounts.map((amount, i) => `${(i + 0.5) * step},${y(sum += amount)}`).join(" ");
-	const isLimitShown = limit !== null && limit <= top;
 	const meaning = `${usdc(total)} USDC spent from ${at(data[0].at)} to ${at(data.at(-1).at)}, ${refused} rejected`;
 	const edge = (i) => h("span", at(data[i].at));
 	return h("figure.chart", { role: "img", "aria-label": meaning },
