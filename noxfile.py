@@ -268,6 +268,7 @@ def quick(session: nox.Session) -> None:
         "tests/contract",
         "tests/unit",
         "--ignore=tests/unit/database/test_postgres.py",
+        "--ignore=tests/unit/database/test_postgres_batches.py",
         "tests/integration/test_layers.py",
         BEHAVIOUR,
     ]

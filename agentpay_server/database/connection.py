@@ -14,6 +14,9 @@ Parameters = Mapping[str, Any]
 UNCACHED_PLAN: Final = {"agentpay_planned_each_time": True}
 """Execution options of a statement whose best plan depends on its parameters: engines must not cache it."""
 
+ADDS: Final = {"agentpay_adds": True}
+"""Execution options of an UPDATE that adds to amounts, whatever they are: several may come in any order."""
+
 
 class ConstraintError(Exception):
     """A row would violate a constraint: another transaction committed first."""

@@ -13,7 +13,9 @@ import asyncio
 import contextlib
 import inspect
 import ssl
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, ClassVar, Concatenate, Final, ParamSpec, TypeVar
 
 import asyncpg
@@ -24,6 +26,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from agentpay_server.database import postgres_schema
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.postgres_batches import Batches
 from agentpay_server.database.postgres_connections import (
     CONNECTING_SECONDS,
     MultipleStatements,
@@ -31,7 +34,12 @@ from agentpay_server.database.postgres_connections import (
     PreparedConnection,
     session_settings,
 )
-from agentpay_server.database.runner import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.runner import (
+    DatabaseAwayError,
+    DatabaseInUseError,
+    DatabaseUnavailableError,
+    OfAccounts,
+)
 from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.database.tables import metadata
 
@@ -93,6 +101,9 @@ class PostgresDatabase:
         self._schema = check_database_schema(schema)
         self._pool = Pool(self._url, POOL_SIZE, schema=schema)
         self._running: set[asyncio.Task[Any]] = set()
+        self._units = Batches(partial(self._in_transaction, _BEGIN), self._start)
+        # By the code objects of units: a read that takes long holds up none of another kind.
+        self._reads: defaultdict[object, Batches] = defaultdict(self._new_reads)
         # The code objects of units known to read with more than one statement.
         self._multi_statement_reads: set[object] = set()
         self._holder: PreparedConnection | None = None
@@ -110,7 +121,16 @@ class PostgresDatabase:
             DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
             RuntimeError: the database is closed.
         """
-        return await self._shielded(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
+
+        def work(connection: Connection) -> T:
+            return unit(connection, *args, **kwargs)
+
+        def alone() -> Coroutine[Any, Any, T]:
+            return self._in_transaction(_BEGIN, work)
+
+        if isinstance(unit, OfAccounts):
+            return await self._shielded(self._units.run(work, unit, alone))
+        return await self._shielded(alone())
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
@@ -246,10 +266,19 @@ class PostgresDatabase:
     async def _read(self, kind: object, unit: Callable[[Connection], T]) -> T:
         if kind not in self._multi_statement_reads:
             try:
-                return await self._repeated(lambda session: session.single_select(unit), lambda: False)
+                return await self._reads[kind].run(unit, None, lambda: self._single_select(unit))
             except MultipleStatements:
                 self._multi_statement_reads.add(kind)
         return await self._in_transaction(_BEGIN_READ, unit)
+
+    def _new_reads(self) -> Batches:
+        return Batches(self._read_together, self._start, is_read=True)
+
+    async def _single_select(self, unit: Callable[[Connection], T]) -> T:
+        return await self._repeated(lambda session: session.single_select(unit), lambda: False)
+
+    async def _read_together(self, unit: Callable[[Connection], None]) -> None:
+        await self._repeated(lambda session: session.without_transaction(unit), lambda: False)
 
     async def _repeated(
         self, once: Callable[[PreparedConnection], Awaitable[T]], is_committing: Callable[[], bool]
@@ -291,10 +320,13 @@ class PostgresDatabase:
         if not self._is_open:
             work.close()
             raise RuntimeError("the database is closed")
+        return await asyncio.shield(self._start(work))
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
         task = asyncio.get_running_loop().create_task(work)
         self._running.add(task)
         task.add_done_callback(self._forget)
-        return await asyncio.shield(task)
+        return task
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
         self._running.discard(task)

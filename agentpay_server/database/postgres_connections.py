@@ -8,11 +8,12 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
-from sqlalchemy import URL, Executable, Select
+from sqlalchemy import URL, BigInteger, Executable, Select, UpdateBase, bindparam
+from sqlalchemy import cast as cast_to
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.util import await_only, greenlet_spawn
 
@@ -51,6 +52,7 @@ _SETTINGS: Final = {
     "tcp_user_timeout": "10000",
     "idle_in_transaction_session_timeout": "15000",
 }
+_PLACE: Final = "place_among_sets"
 _CUSTOM_PLAN: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
@@ -92,7 +94,7 @@ class PreparedConnection:
         `begin` is the statement that begins it; `committing` is called just before COMMIT is sent.
         """
         await self.execute(begin)
-        connection = _Connection(self)
+        connection = PostgresConnection(self)
 
         def to_its_end() -> T:
             result = unit(connection)
@@ -120,6 +122,10 @@ class PreparedConnection:
         """
         return await greenlet_spawn(unit, _SingleStatementConnection(self))
 
+    async def without_transaction(self, unit: Callable[[Connection], T]) -> T:
+        """Run `unit`, which only reads, without a transaction. Each statement sees a state of its own."""
+        return await greenlet_spawn(unit, PostgresConnection(self))
+
     async def execute(self, text: str) -> str:
         """Run a statement without parameters, and return its status text."""
         status: str = await self._answered(self.driver.execute(text))
@@ -129,6 +135,11 @@ class PreparedConnection:
         """Run a statement."""
         statement = await self._prepared(text)
         return _Rows(await self._answered(statement.fetch(*values)), statement.get_statusmsg())
+
+    async def fetch_each(self, text: str, values: list[list[Any]]) -> "list[asyncpg.Record]":
+        """Run a statement once for each set of values, in one batch, and return the rows of all."""
+        rows: list[asyncpg.Record] = await self._answered((await self._prepared(text)).fetchmany(values))
+        return rows
 
     async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
         """Run a statement once for each set of values, in one batch."""
@@ -170,7 +181,9 @@ class PreparedConnection:
         self.driver.terminate()
 
 
-class _Connection:
+class PostgresConnection:
+    """A connection in a transaction. See `Connection`."""
+
     def __init__(self, session: PreparedConnection) -> None:
         self._session = session
         self._held = HeldWrites()
@@ -189,7 +202,7 @@ class _Connection:
                 self.send_held()
                 held = self._held.add(shape, values)
             if held is not None:
-                return _HeldResult(self, held)
+                return HeldResult(self, held)
         if self._held.concern(prepared.text):
             self.send_held()
         try:
@@ -200,6 +213,25 @@ class _Connection:
             return await_only(self._session.fetch(prepared.text, values[0]))
         except asyncpg.IntegrityConstraintViolationError as error:
             raise ConstraintError(str(error)) from error
+
+    def execute_each(self, statement: Executable, sets: Sequence[Parameters]) -> list[Result]:
+        """Execute a statement for each set of parameters, in order and in one round trip.
+
+        Raises:
+            ConstraintError: a row would violate a constraint. The transaction is aborted.
+        """
+        statement = _numbered(statement)
+        prepared = _PREPARER.prepared(statement, {**sets[0], _PLACE: 0})
+        values = [prepared.positional({**each, _PLACE: place}) for place, each in enumerate(sets)]
+        if self._held.concern(prepared.text):
+            self.send_held()
+        rows: list[list[Any]] = [[] for _ in sets]
+        try:
+            for row in await_only(self._session.fetch_each(prepared.text, values)):
+                rows[row[-1]].append(row[:-1])
+        except asyncpg.IntegrityConstraintViolationError as error:
+            raise ConstraintError(str(error)) from error
+        return [_Rows(each, str(len(each))) for each in rows]
 
     def send_held(self) -> None:
         """Send the writes that are held.
@@ -218,21 +250,25 @@ class _Connection:
             held.count = count
 
 
-class _HeldResult:
+class _Holder(Protocol):
+    def send_held(self) -> None: ...
+
+
+class HeldResult:
     """The result of a write that may still be held. See `Result`; there are no rows."""
 
-    __slots__ = ("_connection", "_held")
+    __slots__ = ("_connection", "held")
 
-    def __init__(self, connection: _Connection, held: HeldRows) -> None:
+    def __init__(self, connection: _Holder, held: HeldRows) -> None:
         self._connection = connection
-        self._held = held
+        self.held = held
 
     @property
     def rowcount(self) -> int:
         """Send the write if it is held. Other rows of its table that were sent with it count too."""
-        if self._held.count is None:
+        if self.held.count is None:
             self._connection.send_held()
-        return self._held.count or 0
+        return self.held.count or 0
 
     def __iter__(self) -> Iterator[Row]:
         return iter(())
@@ -250,7 +286,7 @@ class _HeldResult:
         return None
 
 
-class _SingleStatementConnection(_Connection):
+class _SingleStatementConnection(PostgresConnection):
     """Runs a single SELECT, without a transaction."""
 
     _is_used = False
@@ -269,12 +305,30 @@ class _SingleStatementConnection(_Connection):
         return super().execute(statement, parameters)
 
 
+_numbered_statements: dict[Executable, Executable] = {}
+
+
+def _numbered(statement: Executable) -> Executable:
+    """Return a statement whose rows end with the place of the parameters that they belong to."""
+    found = _numbered_statements.get(statement)
+    if found is None:
+        place = cast_to(bindparam(_PLACE, type_=BigInteger), BigInteger)
+        if isinstance(statement, Select):
+            found = statement.add_columns(place)
+        elif isinstance(statement, UpdateBase):
+            found = statement.returning(place)
+        else:
+            raise TypeError(f"{type(statement).__name__} cannot be executed for several sets")
+        _numbered_statements[statement] = found
+    return found
+
+
 class _Rows:
     """See `Result`."""
 
     __slots__ = ("_records", "_status")
 
-    def __init__(self, records: "list[asyncpg.Record]", status: str) -> None:
+    def __init__(self, records: "list[Any]", status: str) -> None:
         self._records = records
         self._status = status
 

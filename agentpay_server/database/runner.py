@@ -9,8 +9,9 @@ the runner retries it. So a unit must have no side effects outside the database.
 """
 
 from collections.abc import Callable
-from typing import ClassVar, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from attrs import frozen
 from sqlalchemy import MetaData
 
 from agentpay_server.database.connection import Connection, ConstraintError
@@ -54,6 +55,30 @@ class MissingExtraError(StartRefusedError):
 
 class OlderSchemaError(StartRefusedError):
     """The schema is of an older version, and servers of that version may still be running."""
+
+
+@frozen
+class OfAccounts(Generic[P, T]):
+    """A unit of work on the rows of a few accounts and subjects. An engine may commit several units together.
+
+    What it decides on, locks or changes belongs to them, apart from what one statement or a constraint
+    decides by itself, such as taking an idempotency key or adding to a counter.
+
+    Attributes:
+        account_ids: the accounts.
+        subject_ids: the transfers or sessions.
+        adds: whether it only adds to amounts of the accounts (`connection.ADDS`). If so, units of one account
+            may run side by side.
+    """
+
+    unit: Callable[Concatenate[Connection, P], T]
+    account_ids: frozenset[str]
+    subject_ids: frozenset[str] = frozenset()
+    adds: bool = False
+
+    def __call__(self, connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run it."""
+        return self.unit(connection, *args, **kwargs)
 
 
 class Database(Protocol):

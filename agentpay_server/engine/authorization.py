@@ -17,6 +17,7 @@ from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection, ConstraintError
+from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
@@ -260,9 +261,10 @@ class Authorizer:
     async def _decided(
         self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_look: bool
     ) -> Decided[R] | None:
-        database = self._context.database
+        database, account_ids = self._context.database, frozenset((intent.account_id,))
+        unit = OfAccounts(self._decide, account_ids)
         try:
-            return await database.run(self._decide, intent, preflight, funds, is_last_look=is_last_look)
+            return await database.run(unit, intent, preflight, funds, is_last_look=is_last_look)
         except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
             if await database.read(intent.is_key_taken):

@@ -11,10 +11,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
 
 from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.runner import OfAccounts
 from agentpay_server.engine.broadcast import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
@@ -36,8 +37,9 @@ from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.tasks import SingleFlight
 
+P = ParamSpec("P")
+R = TypeVar("R")
 S = TypeVar("S")
-
 
 _BATCH: Final = 100
 _MAX_DOUBTED: Final = 10_000
@@ -333,7 +335,7 @@ class Settlement:
 
     async def _announce(self, tx: StoredTransaction, subject: S) -> None:
         noted = self._context.wakeup.noted
-        await self._database.run(self.outcomes.announce, tx, subject)
+        await self._database.run(self._of_accounts(self.outcomes.announce, tx, subject), tx, subject)
         self._context.wakeup.set_since(noted)
 
     async def _booked(
@@ -344,11 +346,24 @@ class Settlement:
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
         noted = self._context.wakeup.noted
-        written = await self._database.run(self.outcomes.end, tx, subject, end)
+        unit = self._of_accounts(self.outcomes.end, tx, subject)
+        written = await self._database.run(unit, tx, subject, end)
         await self._after_commit(tx, written, noted)
         if isinstance(written.following, Ended):
             failpoint(tx.operation, Step.BOOKED)
         return written.following
+
+    def _of_accounts(
+        self, unit: Callable[Concatenate[Connection, P], R], tx: StoredTransaction, subject: object
+    ) -> OfAccounts[P, R]:
+        """Return a unit of work that writes what becomes of a transaction."""
+        handler = self._handlers[tx.kind]
+        return OfAccounts(
+            unit,
+            frozenset(handler.accounts(tx, subject)),
+            frozenset((tx.subject_id,)),
+            adds=not handler.needs_accounts,
+        )
 
     async def _replaced(self, tx: StoredTransaction, subject: S) -> Ended[S] | StoredTransaction:
         """Sign a replacement for an expired transaction, or book that it will have none."""

@@ -20,7 +20,7 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
-from agentpay_server.database.connection import Connection
+from agentpay_server.database.connection import ADDS, Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import AccountRecord, accounts, counters
 from agentpay_server.platform.errors import not_found
@@ -86,6 +86,7 @@ def _posted(names: tuple[str, ...]) -> ReturningUpdate[Any]:
         .where(accounts.c.account_id == bindparam("of_account"))
         .values({name: _POSTED[name] for name in names})
         .returning(*accounts.c)
+        .execution_options(**ADDS)
     )
 
 

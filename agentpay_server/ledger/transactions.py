@@ -120,9 +120,16 @@ _ABANDONED: Final = (
     .limit(bindparam("count"))
 )
 _ABANDONED_LOCKED: Final = _ABANDONED.with_for_update(skip_locked=True)
+# A row that another unit of work has locked is ending, and needs no lease. Waiting for it could deadlock,
+# because units that share a transaction lock rows in any order.
+_TO_LEASE: Final = (
+    select(table.c.seq)
+    .where(table.c.subject_id == bindparam("of_subject"), table.c.kind == bindparam("of_kind"), _IS_PENDING)
+    .with_for_update(skip_locked=True)
+)
 _LEASE: Final = (
     update(table)
-    .where(table.c.subject_id == bindparam("of_subject"), table.c.kind == bindparam("of_kind"), _IS_PENDING)
+    .where(table.c.seq == _TO_LEASE.scalar_subquery())
     .values(leased_until_us=bindparam("until_us"))
 )
 _FREE_ALL: Final = update(table).where(_IS_PENDING).values(leased_until_us=0)

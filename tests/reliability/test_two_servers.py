@@ -190,6 +190,50 @@ async def test_transfers_at_both_servers_reach_the_daily_limit_and_do_not_exceed
     assert (await second.detail(source))["spent_usdc"] == "50.000000"
 
 
+async def test_transfers_of_many_accounts_with_repeated_keys_are_exact(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    to = await first.account()
+    sources = [await first.account(amount) for amount in ("100", "100", "1.5", "1.5", "100", "100")]
+    for source in sources[:2]:
+        await second.policy(source, max_daily_spend=2.999999)
+    # 12 keys for each account, three times each and at both servers, all at once.
+    asked = [(number, key) for key in range(36) for number in range(len(sources))]
+    answers = await asyncio.gather(
+        *(
+            servers[turn % 2].transfer(f"{number} {key % 12}", sources[number], to, "0.5")
+            for turn, (number, key) in enumerate(asked)
+        )
+    )
+    assert {(answer.status, answer.error) for answer in answers} == {
+        (200, None),
+        (402, "policy_violation"),
+        (402, "insufficient_balance"),
+    }
+    # The two of the limit, the two of the balance, and the two without either.
+    counts = [5, 5, 3, 3, 12, 12]
+    settled = await first.rows(tables.transfers, status="settled")
+    entries = await first.rows(tables.entries, type="transfer", status="settled")
+    events = [event["data"] for event in await first.events() if event["type"] == "transfer.settled"]
+    for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
+        own = {row["transfer_id"] for row in settled if row["account_id"] == source.account_id}
+        told = {
+            answer.transfer_id
+            for (asked_of, _), answer in zip(asked, answers, strict=True)
+            if asked_of == number and answer.status == 200
+        }
+        assert own == told
+        assert len(own) == count
+        history = [row["transfer_id"] for row in entries if row["account_id"] == source.account_id]
+        assert sorted(history) == sorted(own)
+        assert (await second.detail(source))["spent_usdc"] == f"{count / 2:.6f}"
+    assert sorted(event["transfer_id"] for event in events) == sorted(row["transfer_id"] for row in settled)
+    assert first.balance(to) == 500_000 * sum(counts)
+    assert [entry["amount"] for entry in await first.entries(to)] == [500_000] * sum(counts)
+    await settled_books(servers, to, *sources)
+
+
 async def test_payments_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
     servers: tuple[World, World],
 ) -> None:

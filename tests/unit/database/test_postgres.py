@@ -8,6 +8,7 @@ import asyncpg
 import attrs
 import pytest
 import stores
+from postgres_rows import KILL_OTHERS, new_transfer, put_account, until_waiting
 from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
@@ -17,7 +18,7 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.database.tables import AccountRecord, EventRecord, WebhookRecord, counters
+from agentpay_server.database.tables import EventRecord, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, events, webhooks
 from agentpay_server.ledger.delivery_rules import LEASE_US
 from agentpay_server.ledger.idempotency_keys import RequestedKey
@@ -248,12 +249,6 @@ async def test_a_cancelled_caller_leaves_no_transaction_open(database, other, ho
     assert await other.read(values) == {"one": 2}
 
 
-KILL_OTHERS = text(
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-    " WHERE pid <> pg_backend_pid() AND datname = current_database() AND usename = current_user"
-)
-
-
 async def test_a_connection_lost_before_the_commit_is_replaced(database, other):
     await database.run(put, "one")
     await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
@@ -464,16 +459,6 @@ async def test_a_hold_is_lost_when_the_network_drops_all_packets(url, other, mon
 
 
 LOCK_ONE = "BEGIN; UPDATE counters SET value = 7 WHERE name = 'one'"
-OTHERS_WAITING = """
-    SELECT count(*) FILTER (WHERE wait_event_type = 'Lock') FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid()
-"""
-
-
-async def until_waiting(holder, count):
-    while await holder.fetchval(OTHERS_WAITING) != count:
-        # Within a transaction it sees what it saw before.
-        await holder.execute("SELECT pg_stat_clear_snapshot()")
 
 
 async def test_a_unit_running_when_the_hold_is_lost_is_not_committed(database, other, holder):
@@ -634,54 +619,6 @@ async def test_a_fair_claim_finds_deliveries_by_the_webhook_index(database, hold
     plan = "\n".join(row[0] for row in rows)
     assert "ix_deliveries_webhook_due on deliveries waiting" in plan
     assert "Index Cond: (seq = ANY (ARRAY(" in plan
-
-
-def put_account(connection):
-    accounts.ACCOUNTS.insert(
-        connection,
-        AccountRecord(
-            seq=0,
-            account_id="acct_1",
-            operator_id="op_1",
-            name="a",
-            handle="@a",
-            metadata=None,
-            key_index=1,
-            chain_address="address",
-            usdc_token_account="token",
-            policy="{}",
-            paused=False,
-            policy_version=1,
-            policy_updated_us=0,
-            spent_total=0,
-            last_spend_us=0,
-            balance=0,
-            in_flight=0,
-            deposit_cursor=None,
-            in_flight_total=0,
-            session_reserved=0,
-            created_us=0,
-        ),
-    )
-
-
-def new_transfer(number):
-    fields = dict.fromkeys(transfers.TransferRecord.__annotations__)
-    fields |= {
-        "seq": 0,
-        "transfer_id": f"txn_{number}",
-        "operator_id": "op_1",
-        "account_id": "acct_1",
-        "key_id": "key_1",
-        "to": "acct_2",
-        "amount": 1,
-        "idempotency_key": "key",
-        "held_key": "key",
-        "status": "submitted",
-        "created_us": 0,
-        "claimed_by_operator": True,
-    }
-    return transfers.TransferRecord(**fields)
 
 
 def put_deliveries(connection, count):

@@ -1,0 +1,505 @@
+"""Units that share a transaction on PostgreSQL have the same results as in transactions of their own."""
+
+import asyncio
+from collections import Counter
+
+import asyncpg
+import pytest
+import stores
+from attrs import evolve
+from postgres_rows import KILL_OTHERS, new_transfer, put_account, until_waiting
+from sqlalchemy import BigInteger, bindparam, cast, func, insert, select, update
+
+from agentpay_server.database.connection import ConstraintError
+from agentpay_server.database.postgres import PostgresDatabase
+from agentpay_server.database.postgres_connections import PreparedConnection
+from agentpay_server.database.rows import StaleRowError
+from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
+from agentpay_server.database.tables import counters
+from agentpay_server.ledger import accounts
+from agentpay_server.transfers import store as transfers
+
+pytestmark = pytest.mark.anyio
+
+COUNT = 8
+IDS = [f"acct_{number}" for number in range(1, COUNT + 1)]
+INSERT = insert(counters)
+TRANSACTION = select(cast(func.txid_current(), BigInteger))
+LOCK_FIRST = "BEGIN; UPDATE accounts SET name = 'locked' WHERE account_id = 'acct_1'"
+
+
+class RefusedError(Exception):
+    """What a unit raises."""
+
+
+@pytest.fixture
+async def url():
+    made = await stores.fresh_url()
+    yield made
+    stores.run.free.append(made)
+
+
+@pytest.fixture
+async def database(url):
+    made = PostgresDatabase(url)
+    await made.run(put_accounts)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def other(url):
+    made = PostgresDatabase(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def holder(url):
+    """A connection in addition to those of the databases."""
+    made = await stores.connect(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+def sent(monkeypatch):
+    """What was sent to PostgreSQL, each statement with the number of units that executed it."""
+    noted = []
+    execute, fetch, fetch_each = (
+        PreparedConnection.execute,
+        PreparedConnection.fetch,
+        PreparedConnection.fetch_each,
+    )
+
+    async def executed(session, statement):
+        noted.append((statement, 1))
+        return await execute(session, statement)
+
+    async def fetched(session, statement, values):
+        noted.append((statement, 1))
+        return await fetch(session, statement, values)
+
+    async def fetched_each(session, statement, values):
+        noted.append((statement, len(values)))
+        return await fetch_each(session, statement, values)
+
+    monkeypatch.setattr(PreparedConnection, "execute", executed)
+    monkeypatch.setattr(PreparedConnection, "fetch", fetched)
+    monkeypatch.setattr(PreparedConnection, "fetch_each", fetched_each)
+    return noted
+
+
+def put_accounts(connection):
+    put_account(connection)
+    first = accounts.ACCOUNTS.existing(connection, IDS[0])
+    for number, account_id in enumerate(IDS[1:], 2):
+        own = {"usdc_token_account": f"token_{number}", "chain_address": f"address_{number}"}
+        account = evolve(first, account_id=account_id, handle=f"@{number}", key_index=number, **own)
+        accounts.ACCOUNTS.insert(connection, account)
+
+
+def spend(connection, account_id, *, limit=100, fails_at=None):
+    """Spend 1, and return what is spent and the transaction; fail at a place if told."""
+
+    def reach(place):
+        if place == fails_at:
+            raise RefusedError(place)
+
+    reach("begin")
+    source = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
+    transaction = connection.execute(TRANSACTION).scalar_one()
+    reach("locked")
+    if source.spent_total == limit:
+        return None
+    connection.execute(INSERT, {"name": f"{account_id}-{source.spent_total}", "value": transaction})
+    reach("held")
+    row = accounts.post(connection, account_id, add={"in_flight": 1, "spent_total": 1}, now_us=1)
+    reach("posted")
+    transfer = evolve(new_transfer(f"{account_id}_{source.spent_total}"), account_id=account_id)
+    key = f"{account_id} {source.spent_total}"
+    transfers.TRANSFERS.insert_now(connection, evolve(transfer, idempotency_key=key, held_key=key))
+    reach("sent")
+    return row.spent_total, transaction
+
+
+def of_account(account_id, unit=spend):
+    return OfAccounts(unit, frozenset((account_id,)))
+
+
+def spends(database, ids=IDS, **fails):
+    """Spend from accounts at once; `fails` are the places at which those of some fail."""
+    return asyncio.gather(
+        *(database.run(of_account(each), each, fails_at=fails.get(each)) for each in ids),
+        return_exceptions=True,
+    )
+
+
+async def spent(database):
+    """Return what each account has spent, by each place that says so."""
+
+    def read(connection):
+        found = {}
+        for each in IDS:
+            account = accounts.ACCOUNTS.existing(connection, each)
+            assert account.in_flight == account.spent_total
+            found[each] = account.spent_total
+        stored = Counter(
+            row.account_id
+            for row in map(transfers.TRANSFERS.record, connection.execute(select(transfers.TRANSFERS.table)))
+        )
+        counted = Counter(row[0].partition("-")[0] for row in connection.execute(select(counters.c.name)))
+        assert {**dict.fromkeys(IDS, 0), **stored} == {**dict.fromkeys(IDS, 0), **counted} == found
+        return found
+
+    return await database.read(read)
+
+
+async def test_units_that_wait_together_share_statements_and_a_commit(database, sent):
+    results = await spends(database)
+    assert [total for total, _ in results] == [1] * COUNT
+    assert len({transaction for _, transaction in results}) == 1
+    # BEGIN, the accounts, four statements for all, and COMMIT.
+    assert [count for _, count in sent] == [1, 1, COUNT, COUNT, COUNT, 1, 1]
+    assert await spent(database) == dict.fromkeys(IDS, 1)
+
+
+async def test_a_unit_without_company_runs_at_once_and_alone(database, sent):
+    assert (await database.run(of_account("acct_1"), "acct_1"))[0] == 1
+    assert {count for _, count in sent} == {1}
+    assert not any("SKIP LOCKED" in statement for statement, _ in sent)
+
+
+@pytest.mark.parametrize("place", ["begin", "locked", "held", "posted", "sent"])
+@pytest.mark.parametrize("failing", [["acct_1"], ["acct_2", "acct_8"], IDS])
+async def test_units_that_fail_change_nothing_and_the_others_are_committed(database, place, failing):
+    await spends(database)
+    results = await spends(database, **dict.fromkeys(failing, place))
+    for account_id, result in zip(IDS, results, strict=True):
+        if account_id in failing:
+            assert isinstance(result, RefusedError)
+        else:
+            assert result[0] == 2
+    assert await spent(database) == {each: 1 if each in failing else 2 for each in IDS}
+
+
+async def test_a_unit_that_fails_before_it_writes_disturbs_no_other(database, sent):
+    results = await spends(database, acct_3="locked")
+    assert isinstance(results[2], RefusedError)
+    assert [statement for statement, _ in sent].count("COMMIT") == 1
+    assert ("ROLLBACK", 1) not in sent
+
+
+async def test_a_constraint_that_two_units_violate_refuses_one_of_them(database):
+    def claim(connection, account_id):
+        accounts.post(connection, account_id, add={"balance": 1}, now_us=1)
+        transfers.TRANSFERS.insert(
+            connection,
+            evolve(new_transfer(account_id), account_id=account_id, held_key="one for the operator"),
+        )
+
+    results = await asyncio.gather(
+        *(database.run(of_account(each, claim), each) for each in IDS), return_exceptions=True
+    )
+    assert results.count(None) == 1
+    assert all(result is None or isinstance(result, ConstraintError) for result in results)
+    found = await database.read(lambda c: [accounts.ACCOUNTS.existing(c, each).balance for each in IDS])
+    assert found == [int(result is None) for result in results]
+
+
+async def test_a_value_that_cannot_be_sent_fails_its_unit_only(database):
+    def put(connection, account_id, value):
+        accounts.post(connection, account_id, add={"balance": value}, now_us=1)
+
+    values = [1, "x", 2**70, *range(3, COUNT)]
+    results = await asyncio.gather(
+        *(database.run(of_account(each, put), each, value) for each, value in zip(IDS, values, strict=True)),
+        return_exceptions=True,
+    )
+    assert [result is None for result in results] == [True, False, False] + [True] * (COUNT - 3)
+    found = await database.read(lambda c: [accounts.ACCOUNTS.existing(c, each).balance for each in IDS])
+    assert found == [1, 0, 0, *range(3, COUNT)]
+
+
+async def test_a_unit_whose_account_is_locked_waits_without_the_others(database, holder, sent):
+    await holder.execute(LOCK_FIRST)
+    waiting, *others = (asyncio.ensure_future(database.run(of_account(each), each)) for each in IDS)
+    assert [total for total, _ in await asyncio.gather(*others)] == [1] * (COUNT - 1)
+    assert not waiting.done()
+    assert [statement for statement, _ in sent].count("COMMIT") == 1
+    await holder.execute("ROLLBACK")
+    assert (await waiting)[0] == 1
+
+
+async def test_units_of_one_account_are_serialized(database, other):
+    limit = 10
+    results = await asyncio.gather(
+        *(
+            store.run(of_account(each), each, limit=limit)
+            for _ in range(10)
+            for each in IDS[:3]
+            for store in (database, other)
+        )
+    )
+    assert sorted(total for total, _ in filter(None, results)) == sorted([*range(1, limit + 1)] * 3)
+    assert await spent(database) == {**dict.fromkeys(IDS, 0), **dict.fromkeys(IDS[:3], limit)}
+
+
+async def test_units_that_only_add_to_an_account_share_it(database, other):
+    def credit(connection, name):
+        return accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1).balance
+
+    def of_subject(name):
+        return OfAccounts(credit, frozenset(("acct_1",)), frozenset((name,)), adds=True)
+
+    names = [f"txn_{number}" for number in range(60)]
+    results = await asyncio.gather(*(database.run(of_subject(name), name) for name in names[:30]))
+    assert sorted(results) == list(range(1, 31))
+    stores_of = zip(names[30:], [database, other] * 15, strict=True)
+    results = await asyncio.gather(*(store.run(of_subject(name), name) for name, store in stores_of))
+    assert sorted(results) == list(range(31, 61))
+
+
+async def test_units_of_one_subject_run_one_after_the_other(database):
+    await database.run(lambda c: transfers.TRANSFERS.insert(c, new_transfer("1")))
+    transactions = []
+
+    def end(connection):
+        found = transfers.TRANSFERS.change(
+            connection, "txn_1", transfers.IS_SUBMITTED, status="settled", settled_us=1
+        )
+        # Whoever is second finds all that the first has written.
+        transactions.append(connection.execute(TRANSACTION).scalar_one())
+        balance = accounts.ACCOUNTS.existing(connection, "acct_1").balance
+        if found is not None:
+            accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+        return found is not None, balance
+
+    unit = OfAccounts(end, frozenset(("acct_1",)), frozenset(("txn_1",)), adds=True)
+    results = await asyncio.gather(*(database.run(unit) for _ in range(6)))
+    assert sorted(results) == [(False, 1)] * 5 + [(True, 0)]
+    assert len(set(transactions)) == 6
+
+
+@pytest.mark.parametrize("adds", [False, True])
+async def test_a_unit_that_locks_what_is_not_its_own_has_a_transaction_of_its_own(database, adds):
+    await database.run(lambda c: transfers.TRANSFERS.insert(c, new_transfer("1")))
+
+    def lock_transfer(connection):
+        transfers.TRANSFERS.existing(connection, "txn_1", lock=True)
+        return connection.execute(TRANSACTION).scalar_one()
+
+    def lock_account(connection):
+        accounts.ACCOUNTS.existing(connection, "acct_2", lock=True)
+        return connection.execute(TRANSACTION).scalar_one()
+
+    def change_account(connection):
+        accounts.post(connection, "acct_2", add={"balance": 1}, now_us=1)
+        return connection.execute(TRANSACTION).scalar_one()
+
+    def count(connection):
+        return connection.execute(TRANSACTION).scalar_one()
+
+    units = [lock_transfer, lock_account, change_account, count, count]
+    transactions = await asyncio.gather(
+        *(
+            database.run(OfAccounts(unit, frozenset((each,)), frozenset((f"s_{each}",)), adds=adds))
+            for unit, each in zip(units, ["acct_1", "acct_3", "acct_4", "acct_5", "acct_6"], strict=True)
+        )
+    )
+    assert len(set(transactions)) == 4
+    assert transactions[3] == transactions[4]
+
+
+async def test_a_unit_that_leaves_after_it_has_written_undoes_the_batch(database):
+    await database.run(lambda c: transfers.TRANSFERS.insert(c, new_transfer("1")))
+
+    def unit(connection):
+        accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+        transfers.TRANSFERS.existing(connection, "txn_1", lock=True)
+
+    results = await asyncio.gather(database.run(of_account("acct_1", unit)), spends(database, IDS[1:]))
+    assert [total for total, _ in results[1]] == [1] * (COUNT - 1)
+    assert (await database.read(accounts.ACCOUNTS.existing, "acct_1")).balance == 1
+
+
+async def test_a_stale_row_fails_its_unit_only(database):
+    def unit(connection):
+        accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+        transfers.TRANSFERS.changed(connection, "txn_none", status="settled")
+
+    results = await asyncio.gather(
+        database.run(of_account("acct_1", unit)), spends(database, IDS[1:]), return_exceptions=True
+    )
+    assert isinstance(results[0], StaleRowError)
+    assert [total for total, _ in results[1]] == [1] * (COUNT - 1)
+    assert (await database.read(accounts.ACCOUNTS.existing, "acct_1")).balance == 0
+
+
+@pytest.mark.parametrize("number", range(2, 7))
+async def test_a_connection_lost_before_the_commit_runs_each_unit_again(database, other, monkeypatch, number):
+    answered, count = PreparedConnection._answered, 0
+
+    async def interrupted(session, answer):
+        nonlocal count
+        count += 1
+        if count == number:
+            monkeypatch.undo()
+            await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+        return await answered(session, answer)
+
+    monkeypatch.setattr(PreparedConnection, "_answered", interrupted)
+    results = await spends(database)
+    assert [total for total, _ in results] == [1] * COUNT
+    assert await spent(other) == dict.fromkeys(IDS, 1)
+
+
+@pytest.mark.parametrize("is_committed", [False, True])
+async def test_a_connection_lost_at_the_commit_is_reported_to_all_and_not_retried(
+    database, other, is_committed
+):
+    execute, runs = asyncpg.Connection.execute, Counter()
+
+    def unit(connection, account_id):
+        runs[account_id] += 1
+        return spend(connection, account_id)
+
+    async def executed(driver, statement):
+        if statement == "COMMIT":
+            patch.undo()
+            if is_committed:
+                await execute(driver, statement)
+            await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+            statement = "COMMIT"
+        return await execute(driver, statement)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", executed)
+        results = await asyncio.gather(
+            *(database.run(of_account(each, unit), each) for each in IDS), return_exceptions=True
+        )
+    assert {type(result) for result in results} <= {DatabaseUnavailableError} | set(
+        DatabaseUnavailableError.__subclasses__()
+    )
+    assert set(runs.values()) == {1}
+    assert await spent(other) == dict.fromkeys(IDS, int(is_committed))
+
+
+async def test_a_deadlock_undoes_the_batch_and_runs_each_unit_again(database, other, holder):
+    name = update(counters).where(counters.c.name == bindparam("of_name")).values(value=counters.c.value + 1)
+
+    def put(connection):
+        connection.execute(INSERT, [{"name": "one", "value": 0}, {"name": "two", "value": 0}])
+
+    await database.run(put)
+    tries = Counter()
+
+    def crossing(connection, first, second):
+        tries[first] += 1
+        connection.execute(name, {"of_name": first})
+        connection.execute(select(func.pg_advisory_xact_lock_shared(89)))
+        connection.execute(name, {"of_name": second})
+
+    def pair(store, first, second, ids):
+        return [store.run(of_account(each, crossing), first, second) for each in ids]
+
+    await holder.execute("SELECT pg_advisory_lock(89)")
+    racers = asyncio.gather(
+        *pair(database, "one", "two", ["acct_1", "acct_2"]), *pair(other, "two", "one", ["acct_3", "acct_4"])
+    )
+    waiting = (
+        "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = pg_locks.database "
+        "WHERE locktype = 'advisory' AND NOT granted AND datname = current_database()"
+    )
+    while await holder.fetchval(waiting) < 2:
+        pass
+    await holder.execute("SELECT pg_advisory_unlock(89)")
+    await racers
+    assert await database.read(lambda c: [row[0] for row in c.execute(select(counters.c.value))]) == [4, 4]
+    assert sum(tries.values()) > 4
+
+
+async def test_a_cancelled_caller_changes_nothing_for_the_batch(database, sent):
+    running = [asyncio.ensure_future(database.run(of_account(each), each)) for each in IDS]
+    # The accounts are locked.
+    while len(sent) < 2:  # noqa: ASYNC110 - what is sent sets no event
+        await asyncio.sleep(0)
+    running[2].cancel()
+    results = await asyncio.gather(*running, return_exceptions=True)
+    assert isinstance(results[2], asyncio.CancelledError)
+    assert await spent(database) == dict.fromkeys(IDS, 1)
+
+
+async def test_a_batch_is_not_committed_when_the_hold_is_lost(database, other, holder):
+    lost = asyncio.Event()
+    await database.hold_alone(lost.set)
+    pid = database._holder.driver.get_server_pid()
+
+    def unit(connection, account_id):
+        accounts.post(connection, account_id, add={"balance": 1}, now_us=1)
+        connection.execute(select(func.pg_advisory_xact_lock_shared(90)))
+
+    await holder.execute("SELECT pg_advisory_lock(90)")
+    running = asyncio.gather(
+        *(database.run(of_account(each, unit), each) for each in IDS), return_exceptions=True
+    )
+    await until_waiting(holder, 1)
+    await holder.execute("SELECT pg_terminate_backend($1)", pid)
+    await lost.wait()
+    await holder.execute("SELECT pg_advisory_unlock(90)")
+    assert {type(result) for result in await running} == {DatabaseUnavailableError}
+    await other.hold_alone()
+    assert (
+        await other.read(lambda c: [accounts.ACCOUNTS.existing(c, each).balance for each in IDS])
+        == [0] * COUNT
+    )
+
+
+async def test_closing_waits_for_a_batch(database, other):
+    running = spends(database)
+    await asyncio.sleep(0)
+    await database.close()
+    assert [total for total, _ in await running] == [1] * COUNT
+    assert await spent(other) == dict.fromkeys(IDS, 1)
+
+
+async def test_reads_that_wait_together_are_sent_together(database, sent):
+    def name(connection, account_id):
+        account = accounts.ACCOUNTS.existing(connection, account_id)
+        if account_id == "acct_3":
+            raise RefusedError
+        if account_id == "acct_4":
+            account = accounts.ACCOUNTS.existing(connection, "acct_5")
+        return account.account_id
+
+    found = await asyncio.gather(
+        *(database.read(name, each) for each in [*IDS, "acct_none"]), return_exceptions=True
+    )
+    assert isinstance(found[2], RefusedError)
+    assert isinstance(found.pop(), LookupError)
+    assert found[:2] + found[3:] == ["acct_1", "acct_2", "acct_5", *IDS[4:]]
+    assert sent[0][1] == COUNT + 1
+    # The one with two statements was run again, on one state of the database.
+    assert [statement.split()[0] for statement, _ in sent[1:]] == ["BEGIN", "SELECT", "SELECT", "COMMIT"]
+
+
+async def test_reads_that_share_a_lost_connection_are_retried(database, other):
+    await database.read(accounts.ACCOUNTS.existing, "acct_1")
+    await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
+    found = await asyncio.gather(*(database.read(accounts.ACCOUNTS.existing, each) for each in IDS))
+    assert [each.account_id for each in found] == IDS
+
+
+async def test_rows_of_a_shared_statement_keep_their_order(database):
+    latest = (
+        select(accounts.ACCOUNTS.c.account_id)
+        .where(accounts.ACCOUNTS.c.account_id <= bindparam("most"))
+        .order_by(accounts.ACCOUNTS.c.account_id.desc())
+        .limit(bindparam("count"))
+    )
+
+    def read(connection, most, count):
+        return [row[0] for row in connection.execute(latest, {"most": most, "count": count})]
+
+    found = await asyncio.gather(*(database.read(read, each, 3) for each in IDS))
+    assert found == [sorted(IDS[: number + 1], reverse=True)[:3] for number in range(COUNT)]
