@@ -14,10 +14,10 @@ import pytest
 import stores
 import worlds
 from session_sellers import ORIGIN, UptoSeller
-from test_two_servers import started
+from two_servers import started
 from worlds import Answer, Party, World
 
-from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
@@ -86,7 +86,7 @@ async def two_servers() -> AsyncIterator[tuple[World, ...]]:
     first = await started(url, None, None)
     second = await started(url, first.chain, first.runtime.operator.key)
     # The second has created an unused chain from the ledger: the first continues from there.
-    with suppress(ChainUnavailableError):
+    with suppress(ChainUnreachableError):
         await first.chain.latest_blockhash()
     yield first, second
     await second.stop()
