@@ -77,7 +77,7 @@ class Outcomes:
             raise ChainUnreachableError("this server's clock differs from its database's")
         return Unit(connection, self._context, now_us)
 
-    def announce(self, connection: Connection, tx: StoredTransaction, subject: S) -> None:
+    def announce(self, connection: Connection, tx: StoredTransaction, subject: object) -> None:
         """Write that a transaction was sent."""
         unit = Unit(connection, self._context, self._context.clock.now_us())
         if store.announce(connection, tx, unit.now_us):

@@ -333,7 +333,7 @@ class Settlement:
             # The proof must hold again before a replacement is signed or the amount is released.
             return tx
 
-    async def _announce(self, tx: StoredTransaction, subject: S) -> None:
+    async def _announce(self, tx: StoredTransaction, subject: object) -> None:
         noted = self._context.wakeup.noted
         await self._database.run(self._of_accounts(self.outcomes.announce, tx, subject), tx, subject)
         self._context.wakeup.set_since(noted)

@@ -257,7 +257,7 @@ class _Connection(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)  # noqa: S101
         self._transport = transport
 
-    def connection_lost(self, _: Exception | None) -> None:
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.is_closed = True
         self._fail(HttpError("ReadError"))
 

@@ -1,7 +1,7 @@
 """Scenes on a server that runs on an event loop of the caller: built with sellers on their ports."""
 
 import asyncio
-from functools import cached_property, partial
+from functools import partial
 
 from agentpay._sync.client import AgentPay
 from agentpay_server.assembly.server import Server
@@ -27,11 +27,14 @@ class SceneHost:
         self.owner: RunningLoop = RunningLoop(asyncio.get_running_loop())
         self._transport = EmbeddedTransport(application, self.owner)
         self._listeners: list[Listener] = []
+        self._node: Node | None = None
 
-    @cached_property
+    @property
     def node(self) -> Node:
         """The node of the embedded chain."""
-        return node_of(self.server)
+        if self._node is None:
+            self._node = node_of(self.server)
+        return self._node
 
     def open_port(self, application: Served, port: int) -> Listener:
         """Open a port, until `close`; `CannotListenError` if it is in use."""
