@@ -60,7 +60,7 @@ class Console:
         tab.emulate_media(color_scheme=scheme)
         if signed_in:
             tab.add_init_script(f"sessionStorage['agentpay.key'] = '{self.key}';")
-        tab.set_default_timeout(20_000)
+        tab.set_default_timeout(60_000)
         tab.on("console", self._on_console)
         tab.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         tab.on("request", self._on_request)

@@ -15,7 +15,7 @@ from agentpay_server import AgentPayServer
 REQUIRED = "AGENTPAY_BROWSER_REQUIRED"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 # On a busy machine a page may take seconds.
-expect.set_options(timeout=20_000)
+expect.set_options(timeout=60_000)
 
 
 @pytest.fixture(scope="session")

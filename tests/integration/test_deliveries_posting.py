@@ -250,7 +250,7 @@ async def test_a_response_after_the_timeout_is_no_answer(receiver: Receiver, imp
 
     assert answered.status_code is None
     assert answered.error.startswith("no answer")
-    assert 100 <= answered.duration_ms < 5_000
+    assert 100 <= answered.duration_ms < 60_000
 
 
 async def test_a_slow_response_body_is_aborted(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
@@ -260,7 +260,7 @@ async def test_a_slow_response_body_is_aborted(receiver: Receiver, monkeypatch: 
     answered = await post_once(receiver.url)
 
     assert (answered.status_code, answered.error) == (200, None)
-    assert answered.duration_ms < 5_000
+    assert answered.duration_ms < 60_000
 
 
 @pytest.mark.parametrize(

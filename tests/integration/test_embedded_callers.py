@@ -247,7 +247,7 @@ def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
     client.accounts.create(name="a")
     server.close()
     for caller in callers:
-        caller.join(10)
+        caller.join(120)
 
     assert ends == [True] * 6
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
@@ -332,7 +332,7 @@ def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypa
     caller.start()
     under_way.wait()
     slow.close()
-    caller.join(10)
+    caller.join(120)
 
     assert ends == [True]
 

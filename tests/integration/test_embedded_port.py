@@ -3,6 +3,7 @@
 import anyio
 import httpx
 import pytest
+from ports import steady_port
 from server_world import raw_client
 
 from agentpay import AgentPay
@@ -30,13 +31,13 @@ def test_a_port_serves_the_same_state_as_in_process_clients(server: AgentPayServ
 
 
 def test_a_server_listens_once_and_releases_the_port():
+    port = steady_port()
     with AgentPayServer() as server:
-        base_url = server.listen()
+        base_url = server.listen(port=port)
         with pytest.raises(RuntimeError, match="already listening"):
             server.listen()
     with pytest.raises(httpx.ConnectError):
         httpx.get(base_url)
-    port = int(base_url.rpartition(":")[2])
     with AgentPayServer() as server:
         assert server.listen(port=port) == base_url
 

@@ -43,7 +43,7 @@ class Resolver:
 
     def wait_for(self, count: int) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.asked) >= count, 30)
+            assert self._changed.wait_for(lambda: len(self.asked) >= count, 120)
 
 
 @pytest.fixture

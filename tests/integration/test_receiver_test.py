@@ -2,12 +2,12 @@
 
 import asyncio
 import json
-import socket
 import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from ports import steady_port
 
 from agentpay_lab.cli import main
 from agentpay_lab.receiver_test.run import ReceiverError, ReceiverTest, ReceiverTestPlan, Report
@@ -34,15 +34,8 @@ FAULTS = {
 SECRETS = {"secret": "whsec_current", "old_secret": "whsec_rotated_out"}
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
-
-
 def report_of(tmp_path: Path, fault: str, kills: int = 0) -> Report:
-    port, acted = free_port(), tmp_path / "acted"
+    port, acted = steady_port(), tmp_path / "acted"
     command = (sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), str(acted), fault)
     plan = ReceiverTestPlan(
         url=f"http://127.0.0.1:{port}/",
@@ -77,7 +70,7 @@ def test_a_planted_fault_is_named_with_the_request_that_shows_it(tmp_path: Path,
 
 def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RECEIVER_DATABASE", str(tmp_path / "receiver.sqlite"))
-    port = free_port()
+    port = steady_port()
     command = (sys.executable, str(RECEIVERS / "durable_app.py"))
     monkeypatch.setenv("PORT", str(port))
     base = f"http://127.0.0.1:{port}"
@@ -89,7 +82,7 @@ def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> None:
-    port, acted = free_port(), tmp_path / "acted"
+    port, acted = steady_port(), tmp_path / "acted"
     arguments = [
         "receiver-test",
         f"http://127.0.0.1:{port}/",
@@ -114,7 +107,7 @@ def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> Non
 
 def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None:
     plan = ReceiverTestPlan(
-        url=f"http://127.0.0.1:{free_port()}/", acted="x", secret="whsec_x", command=("false",)
+        url=f"http://127.0.0.1:{steady_port()}/", acted="x", secret="whsec_x", command=("false",)
     )
     with pytest.raises(ReceiverError, match="exit code 1"):
         asyncio.run(ReceiverTest(plan, lambda _: None).run())

@@ -533,7 +533,7 @@ def test_an_incomplete_request_whose_key_a_restore_removed_is_not_processed(
     def body() -> Iterator[bytes]:
         yield b'{"name":'
         half_in.set()
-        assert restored.wait(10)
+        assert restored.wait(120)
         yield b'"Late"}'
 
     failures: list[Exception] = []
@@ -547,7 +547,7 @@ def test_an_incomplete_request_whose_key_a_restore_removed_is_not_processed(
 
     late = threading.Thread(target=create)
     late.start()
-    assert half_in.wait(10)
+    assert half_in.wait(120)
     _until_authenticated(server)
     server.sandbox.restore(snapshot)
     restored.set()

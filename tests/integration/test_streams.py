@@ -101,7 +101,7 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
     for _ in range(3):
         refuse()
     other.transfers.create(from_=account.account_id, to=payee.account_id, amount="0.1")
-    listening.join(10)
+    listening.join(120)
     stream.close()
     assert [event.data.account_id for event in heard] == [account.account_id]
 
@@ -111,7 +111,7 @@ def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: Age
     made, following = refuse(), refuse()
     stolen = server.operator_keys.create(name="stolen")
     headers = {"Authorization": f"Bearer {stolen.key}", "Last-Event-ID": made.id}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
         lines = lines_of(response)
         assert next(lines) == f"id: {following.id}"
         server.operator_keys.revoke(stolen.key_id)
@@ -129,7 +129,7 @@ def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refu
             "/ext/v1/console/sign-in", json={"code": server.operator_keys.create_sign_in_code().code}
         ).json()
     headers = {"Authorization": f"Bearer {signed_in['key']}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
         assert response.status_code == 200
         server.sandbox.clock.advance(12 * 3600)
         refuse()
@@ -190,11 +190,11 @@ def test_agents_have_no_stream(server: AgentPayServer, client: AgentPay) -> None
 def test_a_server_that_stops_ends_its_streams(server: AgentPayServer, refuse) -> None:
     server.listen()
     headers = {"Authorization": f"Bearer {server.operator_key}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
         closing = threading.Thread(target=server.close)
         closing.start()
         assert list(lines_of(response)) == []
-        closing.join(10)
+        closing.join(120)
         assert not closing.is_alive()
 
 

@@ -15,6 +15,7 @@ import json_rpc_server
 import pytest
 import rpc_world
 import stores
+from ports import steady_port
 from rpc_processes import KEY
 from sqlalchemy import bindparam, insert, literal_column, make_url, select, update
 from surfpool import Surfpool
@@ -128,12 +129,6 @@ def to_postgres(url: str) -> Callable[[], Connected]:
 def by_way_of(port: int, url: str) -> str:
     parsed = make_url(url)._replace(host="127.0.0.1", port=port).set(query={})
     return parsed.render_as_string(hide_password=False)
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
 
 
 @pytest.fixture
@@ -280,7 +275,7 @@ async def test_startup_waits_for_an_unreachable_database_and_then_for_the_rpc_en
     url: str, surfpool: Surfpool
 ) -> None:
     rpc_world.prepare(surfpool)
-    there, database_port, rpc_port = urlsplit(surfpool.url), free_port(), free_port()
+    there, database_port, rpc_port = urlsplit(surfpool.url), steady_port(), steady_port()
     keys = {
         FEE_PAYER_VARIABLE: json.dumps(list(rpc_world.GIVEN[TREASURY])),
         MINT_AUTHORITY_VARIABLE: json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY])),
@@ -301,7 +296,7 @@ async def test_startup_waits_for_an_unreachable_database_and_then_for_the_rpc_en
 
 @pytest.mark.parametrize("wait_seconds", [0, 2])
 async def test_startup_waits_no_longer_than_start_wait(url: str, wait_seconds: int) -> None:
-    where = by_way_of(free_port(), url)
+    where = by_way_of(steady_port(), url)
     async with serving("--database-url", where, "--start-wait", f"{wait_seconds}") as process:
         code, said = await ended(process)
     assert code == 1

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -19,6 +18,7 @@ from killing import Child, Directory, Prepared, child, prepared
 from loaded_python import LoadedPython
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
+from ports import steady_port
 
 from agentpay import AgentPay, AsyncAgentPay
 from agentpay.mcp import server as mcp_server
@@ -120,9 +120,9 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
         with AgentPay(base_url=service.base_url, api_key=key, max_retries=0) as agent:
             yield AgentTools(agent, private_origins=[LOOPBACK])
 
-    with child(it, point, "--chain-rpc") as dying:
-        # The seller outlives the service, and finds its chain again at the same address.
-        port = urlsplit(dying.base_url or "").port
+    # The seller outlives the service, and finds its chain again at the same address.
+    port = steady_port()
+    with child(it, point, "--chain-rpc", "--port", str(port)) as dying:
         paywall = Paywall(
             rpc_url=f"{dying.base_url}/ext/v1/sandbox/rpc", prices={"/forecast": "7"}, protocols=[protocol]
         )

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from attrs import field, frozen
+from ports import steady_port
 
 Act = int | bytes | Callable[["Exchange"], None]
 """How to answer a post: with a status, with these very bytes, or by what the callable does."""
@@ -208,9 +209,8 @@ def _read(connected: socket.socket, connection: int) -> Post | None:
 
 
 def closed_port() -> int:
-    """Return a loopback port on which nothing listens."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Return a loopback port on which nothing listens, now or later."""
+    return steady_port()
 
 
 def eventually(is_true: Callable[[], bool], timeout: float = 120.0) -> None:

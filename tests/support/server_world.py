@@ -53,6 +53,7 @@ def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Clie
         transport=EmbeddedTransport(world._app, world._owner),
         base_url="http://agentpay.invalid",
         headers={"Authorization": f"Bearer {key}"} if key else {},
+        timeout=120,  # For a busy machine: httpx has 5 seconds.
     )
 
 

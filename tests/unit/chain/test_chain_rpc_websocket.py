@@ -209,5 +209,5 @@ async def test_without_a_websocket_a_wait_lasts_its_full_time(url: str | None) -
     loop = asyncio.get_running_loop()
     started = loop.time()
     await notices.wait("a", 0.1)
-    assert 0.09 <= loop.time() - started < 10
+    assert 0.09 <= loop.time() - started < 120
     await notices.close()

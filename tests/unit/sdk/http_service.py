@@ -77,7 +77,7 @@ class Service:
     def wait_until_nobody_is_connected(self) -> None:
         """Return once every connection was closed by its client; fail if one stays."""
         with self._changed:
-            assert self._changed.wait_for(lambda: not self._open, timeout=30), f"{len(self._open)} stay open"
+            assert self._changed.wait_for(lambda: not self._open, timeout=120), f"{len(self._open)} stay open"
 
     def wait_until_asked(self, count: int) -> None:
         """Return once as many requests have come; fail if they do not."""
@@ -154,7 +154,7 @@ def serving(tls: ssl.SSLContext | None = None) -> Iterator[Service]:
 
     thread = threading.Thread(target=run)
     thread.start()
-    assert started.wait(30)
+    assert started.wait(120)
     try:
         yield service
     finally:

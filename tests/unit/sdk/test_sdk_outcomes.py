@@ -241,8 +241,14 @@ def test_a_generated_key_is_logged_before_the_first_byte(name, caplog):
     assert seen == [caught.value.idempotency_key]
 
 
-def hanging():
-    return AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang))
+def hanging(and_then):
+    """A client whose requests get no response; once one is sent, `and_then` is called."""
+
+    async def sent(request):
+        and_then()
+        return await hang(request)
+
+    return AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(sent))
 
 
 @pytest.mark.parametrize("name", GENERATING)
@@ -250,8 +256,8 @@ def test_a_cancelled_call_has_its_key_under_asyncio_timeout(name, caplog):
     caplog.set_level(logging.INFO, logger="agentpay")
 
     async def call():
-        async with asyncio.timeout(0.01):
-            await GENERATING[name](hanging())
+        async with asyncio.timeout(None) as limit:
+            await GENERATING[name](hanging(lambda: limit.reschedule(0)))
 
     with pytest.raises(TimeoutError) as caught:
         asyncio.run(call())
@@ -263,9 +269,9 @@ def test_a_cancelled_call_has_its_key_under_asyncio_timeout(name, caplog):
 async def test_a_cancelled_call_has_its_key_under_a_cancel_scope(name, caplog):
     caplog.set_level(logging.INFO, logger="agentpay")
     keys = []
-    with anyio.move_on_after(0.01):
+    with anyio.CancelScope() as scope:
         try:
-            await GENERATING[name](hanging())
+            await GENERATING[name](hanging(scope.cancel))
         except BaseException as error:
             keys.append(error.idempotency_key)
             raise
