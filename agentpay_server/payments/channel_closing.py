@@ -131,7 +131,11 @@ class ChannelClosing:
     # --- What is due
 
     async def advance(self, session_id: str) -> None:
-        """Do what is due for a session: close it by force, or book what the chain shows."""
+        """Do what is due for a session: close it by force, or book what the chain shows.
+
+        Raises:
+            Problem: `service_unavailable` while the clocks differ.
+        """
         try:
             while await self._advanced(session_id):
                 pass
@@ -194,6 +198,8 @@ class ChannelClosing:
 
     def _claim_unasked(self, connection: Connection, session_id: str, is_ended: bool) -> bool:  # noqa: FBT001
         now_us = self._context.clock.now_us()
+        # A wrong clock would end sessions early, and other servers would wait for a time in the future.
+        self._context.clock_check.require(now_us)
         channel = channel_store.of_session(connection, session_id, lock=True)
         session = channel.session
         if session.status != SessionStatus.OPEN or session.opened_us is None:
@@ -255,16 +261,18 @@ class ChannelClosing:
             },
         )
 
-    @staticmethod
-    def _wait(connection: Connection, session_id: str, until_us: int) -> None:
+    def _wait(self, connection: Connection, session_id: str, until_us: int) -> None:
+        self._context.clock_check.require()
         SESSIONS.change(connection, session_id, IS_CLOSING, closes_us=until_us)
 
     def _postpone(
         self, connection: Connection, session_id: str, refusal: Refusal, reason: ClosingReason
     ) -> None:
+        now_us = self._context.clock.now_us()
+        self._context.clock_check.require(now_us)
         session = SESSIONS.existing(connection, session_id, lock=True)
         if session.status == SessionStatus.CLOSING:
-            postponed(session, refusal, reason, self._context.clock.now_us()).write(connection)
+            postponed(session, refusal, reason, now_us).write(connection)
 
     def _sign(
         self, connection: Connection, session_id: str, due: Due, blockhash: Blockhash

@@ -202,7 +202,9 @@ class SessionPayments:
     async def _looked_at_payment(self, transfer_id: str) -> None:
         tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, transfer_id)
         if tx is None or await self._settlement.look_at(tx) is not None:
-            await self._closing.advance(transfer_id)
+            # Another server does it while this one's clock is wrong.
+            with contextlib.suppress(Problem):
+                await self._closing.advance(transfer_id)
 
     # --- Vouchers
 

@@ -279,10 +279,10 @@ class ReportVoucher:
             after={"status_code": request.status_code},
         )
         if channel.record.in_flight == voucher.charge_id and is_first:
-            channel = self._count(connection, channel, now_us)
+            channel = self._count(connection, channel)
         return Paid(channel=channel, voucher=voucher)
 
-    def _count(self, connection: Connection, channel: Channel, now_us: int) -> Channel:
+    def _count(self, connection: Connection, channel: Channel) -> Channel:
         # A seller that keeps a voucher and serves nothing may as well claim to have failed.
         status_code = self._request.status_code
         is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
@@ -299,7 +299,8 @@ class ReportVoucher:
                 IS_OPEN,
                 status=SessionStatus.CLOSING.value,
                 closed_by=ClosingReason.PAYEE_REFUSES.value,
-                closes_us=now_us,
+                # Due at once, whatever this server's clock says.
+                closes_us=session.created_us,
             )
-            record = CHANNELS.changed(connection, record, force_us=now_us)
+            record = CHANNELS.changed(connection, record, force_us=session.created_us)
         return Channel(session=session, record=record)

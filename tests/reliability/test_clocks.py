@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 import pytest
 import stores
 from sellers import ORIGIN, Seller
+from session_sellers import UptoSeller
 from two_servers import started
 from worlds import Answer, Party, World, drive
 
@@ -382,6 +383,35 @@ async def test_a_server_whose_clock_is_ahead_ends_nothing_before_its_time(
     assert (await server.get_session(session))["status"] == "open"
     assert (await server.charge("charge", session, "1")).status == 200
     assert (await server.approve(pending.transfer_id or "")).status == 200
+
+
+async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
+    servers: tuple[World, World], machine: Machine
+) -> None:
+    server, wrong = servers
+    for each in servers:
+        each.runtime.context.tasks.end_loops()
+    loop, payer = asyncio.get_running_loop(), await server.account("10")
+    seller = UptoSeller(
+        server.chain,
+        server.runtime.context.signer,
+        lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(),
+    )
+    await seller._open()
+    body = {"account_id": payer.account_id, "idempotency_key": "answer", "origin": ORIGIN}
+    paid = await server.request("POST", "/ext/v1/payments", {**body, "headers": seller.ask_upto()})
+    await asyncio.to_thread(seller.open_channel, paid.body["header"])
+    path = f"/ext/v1/payments/{paid.body['transfer_id']}"
+    assert (await server.request("GET", path)).body["status"] == "submitted"
+    (before,) = await server.rows(tables.sessions)
+    assert before["status"] == "open"
+
+    machine.ahead_us = 25 * HOUR_US
+    with machine.in_use(), suppress(Problem):
+        await wrong.runtime.services._session_schedule.run_due()
+    with machine.in_use():
+        assert (await wrong.request("GET", path)).body["status"] == "submitted"
+    assert await server.rows(tables.sessions) == [before]
 
 
 async def test_requests_with_one_wrong_reading_of_the_clock_are_done_or_can_be_repeated(
