@@ -2,7 +2,7 @@
 
 It runs in a separate process. Its arguments are the seconds until a transaction is confirmed, and the seconds
 from a request to its response. It prints its address, and ends with its standard input. Amounts of transfers
-and mints are booked without checks; every account exists. At its end it prints how often each
+and mints are posted without checks; every account exists. At its end it prints how often each
 method was called.
 """
 

@@ -307,7 +307,7 @@ class ListAccountDetails(Request):
     Attributes:
         ids: only these accounts: up to 100 identifiers, separated by commas; not together with `sort`.
         sort: the order over all accounts: by `name`, ignoring the case of ASCII letters; by `balance`, as it
-            is booked; by `spent`, which is `spent_usdc`; or by `limit`, which is `max_daily_spend`, where no
+            is posted; by `spent`, which is `spent_usdc`; or by `limit`, which is `max_daily_spend`, where no
             limit is the largest. `-` before it reverses the order. By default, newest first. A page starts
             after the last account of the previous one, so an account that is created meanwhile neither
             repeats nor hides another; one whose value changes meanwhile may be repeated or missing.

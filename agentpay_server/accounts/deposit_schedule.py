@@ -16,12 +16,12 @@ RETRY_US: Final = 5 * SECOND_US
 
 
 class DepositSchedule:
-    """Books deposits on schedule. `look_every_seconds` is None if the chain reports all deposits."""
+    """Posts deposits on schedule. `poll_every_seconds` is None if the chain reports all deposits."""
 
-    def __init__(self, deposits: Deposits, *, clock: Clock, look_every_seconds: float | None = None) -> None:
+    def __init__(self, deposits: Deposits, *, clock: Clock, poll_every_seconds: float | None = None) -> None:
         self._deposits = deposits
         self._clock = clock
-        self._every = None if look_every_seconds is None else Every(look_every_seconds)
+        self._every = None if poll_every_seconds is None else Every(poll_every_seconds)
         self._retry_us = 0
 
     async def next_due_us(self) -> int | None:
@@ -41,8 +41,8 @@ class DepositSchedule:
             return False
         try:
             if is_time:
-                await self._deposits.look_everywhere()
-            await self._deposits.look_at_reported()
+                await self._deposits.poll_everywhere()
+            await self._deposits.poll_reported()
         except ChainUnreachableError:
             self._retry_us = self._clock.now_us() + RETRY_US
         else:

@@ -1,8 +1,8 @@
 """Deposits: money that arrives in an account and that the service did not send (interface H4, EV4).
 
-The chain may report a deposit several times; it is booked once. Each batch of a token account's history is
-booked in the commit that moves the account's cursor past it, with its row locked, so neither a crash nor a
-second watcher loses or duplicates a deposit. Transfers between accounts of the service are booked when they
+The chain may report a deposit several times; it is posted once. Each batch of a token account's history is
+posted in the commit that moves the account's cursor past it, with its row locked, so neither a crash nor a
+second watcher loses or duplicates a deposit. Transfers between accounts of the service are posted when they
 settle, and always skipped here.
 
 A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
@@ -42,19 +42,19 @@ from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 
 _NEWEST: Final = 1_000
-"""How many of an account's history entries are read to skip transactions that are already booked."""
+"""How many of an account's history entries are read to skip transactions that are already posted."""
 
 _ALL: Final = 100_000
 """The same for an account whose whole history is read again."""
 
 _SURPLUS_SECONDS: Final = 60.0
-"""How long an account holds more than is booked before its whole history is read again. A deposit is booked
+"""How long an account holds more than is posted before its whole history is read again. A deposit is posted
 once it is irreversible, after some 15 s."""
 
 _LONGEST_SURPLUS_SECONDS: Final = 86_400.0
 
 _BATCHES_AT_ONCE: Final = 10
-"""How many batches of an account are booked before other accounts get a turn."""
+"""How many batches of an account are posted before other accounts get a turn."""
 
 ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts one call to the chain reads."""
@@ -63,12 +63,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 @define
-class _Look:
+class _Scan:
     """The progress of one scan of a token account.
 
     Attributes:
         also: additional writes for the commit of the next batch.
-        batches_left: how many more batches to book in this scan.
+        batches_left: how many more batches to post in this scan.
     """
 
     also: Callable[[Connection], None] | None
@@ -128,7 +128,7 @@ class Deposits:
         if deposit is None:
             self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
-            # The transaction's handler, or the caller of `expecting`, books it.
+            # The transaction's handler, or the caller of `expecting`, posts it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -147,18 +147,18 @@ class Deposits:
         finally:
             self._expected.discard(signature)
 
-    async def look_at_reported(self) -> None:
-        """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
+    async def poll_reported(self) -> None:
+        """Post deposits wherever there may be some. Unreadable accounts do not delay the others.
 
         Raises:
             ChainUnreachableError: the rest must be scanned again later.
         """
         if self._arrivals.is_anywhere:
-            await self.look_everywhere()
-        await self._look_at(sorted(self._arrivals.token_accounts))
+            await self.poll_everywhere()
+        await self._poll_each(sorted(self._arrivals.token_accounts))
 
-    async def look_everywhere(self) -> None:
-        """Book the deposits of every account whose books differ from its on-chain balance.
+    async def poll_everywhere(self) -> None:
+        """Post the deposits of every account whose books differ from its on-chain balance.
 
         Raises:
             ChainUnreachableError: the rest must be scanned again later.
@@ -169,37 +169,37 @@ class Deposits:
             while page := await self._database.read(account_store.accounts_after, seq, ACCOUNTS_AT_ONCE):
                 differing += [account.usdc_token_account for account in await self._differing(page)]
                 seq = page[-1].seq
-            await self._look_at(differing)
+            await self._poll_each(differing)
         except BaseException:
             self._arrivals.is_anywhere = True
             raise
 
-    async def look_before_spend(self, token_account: str) -> None:
-        """Compare the debits of a token account, once per start, and book its reported deposits.
+    async def poll_before_spend(self, token_account: str) -> None:
+        """Compare the debits of a token account, once per start, and post its reported deposits.
 
-        Unreadable deposits are booked later: a third party's transaction that no node returns must not
+        Unreadable deposits are posted later: a third party's transaction that no node returns must not
         prevent an account from spending.
 
         Raises:
             ChainUnreachableError: the debits could not be compared, so nothing may be signed for the account.
         """
         if token_account not in self._compared:
-            await self.look(token_account)
+            await self.poll(token_account)
             if token_account not in self._compared:
                 raise ChainUnreachableError("the history of an account does not explain its balance yet")
         elif token_account in self._arrivals.token_accounts:
             with suppress(ChainUnreachableError):
-                await self.look(token_account)
+                await self.poll(token_account)
 
-    async def look(self, token_account: str, *, also: Callable[[Connection], None] | None = None) -> None:
-        """Book the deposits of a token account, if it belongs to an account.
+    async def poll(self, token_account: str, *, also: Callable[[Connection], None] | None = None) -> None:
+        """Post the deposits of a token account, if it belongs to an account.
 
         After very many deposits the rest is left to a later scan, so that flooding one account delays neither
         the others nor spends from it.
 
         Args:
             token_account: its address.
-            also: an additional write, executed once: in the commit that books, or separately if no deposit is
+            also: an additional write, executed once: in the commit that posts it, or alone if no deposit is
                 found.
 
         Raises:
@@ -207,7 +207,7 @@ class Deposits:
         """
         # Clear it before the scan, so that deposits that arrive meanwhile cause another scan.
         self._arrivals.token_accounts.discard(token_account)
-        work = _Look(also=also, batches_left=_BATCHES_AT_ONCE)
+        work = _Scan(also=also, batches_left=_BATCHES_AT_ONCE)
         try:
             while not work.is_done and work.batches_left > 0:
                 await self._catch_up(token_account, work)
@@ -223,12 +223,12 @@ class Deposits:
             self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
 
-    async def _look_at(self, token_accounts: Iterable[str]) -> None:
+    async def _poll_each(self, token_accounts: Iterable[str]) -> None:
         """Scan all of them, even if some cannot be read."""
         unread: ChainUnreachableError | None = None
         for token_account in token_accounts:
             try:
-                await self.look(token_account)
+                await self.poll(token_account)
             except ChainUnreachableError as error:
                 unread = error
                 if token_account not in self._unread:
@@ -260,7 +260,7 @@ class Deposits:
         ]
 
     async def _judge_surplus(self, account: AccountRecord, held_micro: int) -> None:
-        """Read an account's whole history again if it keeps holding more than is booked.
+        """Read an account's whole history again if it keeps holding more than is posted.
 
         A node that leaves a deposit out of a history moves the cursor past it.
         """
@@ -277,11 +277,11 @@ class Deposits:
         await self._database.run(account_store.ACCOUNTS.changed, name, deposit_cursor=None)
 
     async def _compare_balance(self, token_account: str) -> None:
-        """Compare the balance with the books, once the token account's history is booked.
+        """Compare the balance with the books, once the token account's history is posted.
 
         A chain within the process keeps no history of debits, but its balances are never outdated. On a
         cluster, debits of an earlier process may still be reversible for the life of a blockhash: if the
-        balance is lower than booked, the account stays uncompared until its history explains it.
+        balance is lower than posted, the account stays uncompared until its history explains it.
         """
         before = await self._database.read(account_store.account_at, token_account)
         if before is None:
@@ -295,22 +295,22 @@ class Deposits:
                 if unknown_debits.missing_micro(before, held_micro, after) > 0:
                     return
             else:
-                found = await self._database.run(self._book_missing, before, held_micro)
+                found = await self._database.run(self._post_missing, before, held_micro)
                 if found is not None:
                     await found.report()
         self._compared.add(token_account)
 
-    def _book_missing(
+    def _post_missing(
         self, connection: Connection, before: AccountRecord, held_micro: int
     ) -> UnknownDebit | None:
         account = account_store.ACCOUNTS.existing(connection, before.account_id, lock=True)
         missing_micro = unknown_debits.missing_micro(before, held_micro, account)
         if missing_micro <= 0:
             return None
-        return unknown_debits.book(connection, self._context, before.account_id, amount_micro=missing_micro)
+        return unknown_debits.post(connection, self._context, before.account_id, amount_micro=missing_micro)
 
-    async def _catch_up(self, token_account: str, work: _Look) -> None:
-        """Book the deposits since the account's cursor, until another watcher is faster."""
+    async def _catch_up(self, token_account: str, work: _Scan) -> None:
+        """Post the deposits since the account's cursor, until another watcher is faster."""
         account = await self._database.read(account_store.account_at, token_account)
         if account is None:
             work.is_done = True
@@ -322,22 +322,22 @@ class Deposits:
             count = _ALL if is_read_again else _NEWEST
             return await self._database.read(entries.newest_signatures, account.account_id, count)
 
-        async for batch in self._chain.deposits(token_account, after=after, booked=newest):
+        async for batch in self._chain.deposits(token_account, after=after, posted=newest):
             failpoint(Operation.DEPOSIT, Step.BEGUN)
             work.batches_left -= 1
-            booked = await self._database.run(self._book, account.account_id, after, batch, work.also)
-            if booked is None:
+            posted = await self._database.run(self._post, account.account_id, after, batch, work.also)
+            if posted is None:
                 return
             work.also = None
-            failpoint(Operation.DEPOSIT, Step.BOOKED)
-            deposits, debits = booked
+            failpoint(Operation.DEPOSIT, Step.POSTED)
+            deposits, debits = posted
             for debit in debits:
                 await debit.report()
             for deposit in deposits:
                 log(
                     logger,
                     logging.INFO,
-                    "deposit.booked",
+                    "deposit.posted",
                     account_id=account.account_id,
                     tx_signature=deposit.signature,
                 )
@@ -346,7 +346,7 @@ class Deposits:
                 return
         work.is_done = True
 
-    def _book(
+    def _post(
         self,
         connection: Connection,
         account_id: str,
@@ -354,19 +354,19 @@ class Deposits:
         batch: DepositBatch,
         also: Callable[[Connection], None] | None,
     ) -> tuple[list[Deposit], list[UnknownDebit]] | None:
-        """Book a batch of an account's history, move its cursor, and return what was booked.
+        """Post a batch of an account's history, move its cursor, and return what was posted.
 
         Returns None if the cursor is no longer at the start of the batch.
         """
-        # Settling a transfer to the account also locks this row, so only one of the two books the deposit.
+        # Settling a transfer to the account also locks this row, so only one of the two posts the deposit.
         account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
-        booked = [
+        posted = [
             deposit
             for deposit in batch.deposits
             if not _is_settled_here(connection, deposit, account_id)
-            and not entries.is_deposit_booked(connection, account_id, deposit.signature)
+            and not entries.is_deposit_posted(connection, account_id, deposit.signature)
         ]
         received = [
             arrived(
@@ -375,11 +375,11 @@ class Deposits:
                 amount_micro=deposit.amount_micro,
                 counterparty=_counterparty(connection, deposit.sender),
             )
-            for deposit in booked
+            for deposit in posted
         ]
         apply(Unit(connection, self._context, self._context.clock.now_us()), received_by(account, *received))
         unknown = [
-            unknown_debits.book(
+            unknown_debits.post(
                 connection,
                 self._context,
                 account_id,
@@ -393,7 +393,7 @@ class Deposits:
         account_store.ACCOUNTS.changed(connection, account_id, deposit_cursor=batch.cursor)
         if also is not None:
             also(connection)
-        return booked, unknown
+        return posted, unknown
 
 
 def arrived(account_id: str, *, signature: str, amount_micro: int, counterparty: str | None) -> Posting:
@@ -422,7 +422,7 @@ def _counterparty(connection: Connection, sender: str | None) -> str | None:
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
-    """Return whether a handler books the deposit, with a transfer or settlement of the service.
+    """Return whether a handler posts the deposit, with a transfer or settlement of the service.
 
     Only the service signs for its accounts and escrows, and it stores transactions before sending them. A
     settled transfer is in the history. A settlement is recognized only by its signature, because not every

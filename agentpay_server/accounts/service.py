@@ -85,7 +85,7 @@ class Accounts:
         except ChainUnreachableError:
             raise chain_unavailable() from None
         record = await self._context.database.run(self._insert, principal, request, key_index, watched)
-        failpoint(Operation.ACCOUNT, Step.BOOKED)
+        failpoint(Operation.ACCOUNT, Step.POSTED)
         return _account(record, 0)
 
     async def get(self, principal: Principal, account_id: str) -> Account:
@@ -241,7 +241,7 @@ class Accounts:
         except ChainUnreachableError:
             raise chain_unavailable() from None
         while True:
-            funds = await self._funding.look()
+            funds = await self._funding.read()
             try:
                 return await run_again_if_late(
                     self._context.database, self._claim, principal.operator_id, funds, cost

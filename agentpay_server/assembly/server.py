@@ -94,13 +94,13 @@ class Services:
         self.tasks: Tasks = context.tasks
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
-        self.settlement.compare_books_with(self.deposits.look_before_spend)
+        self.settlement.reconcile_with(self.deposits.poll_before_spend)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
         # Without the sandbox's faults, which an automatic check must not use up.
         self.treasury: Treasury = Treasury(context, server.chain)
         self.funding: TreasuryFunding = TreasuryFunding(context, self.treasury)
-        authorizer = Authorizer(context, self.settlement, self.deposits.look_before_spend, self.funding)
+        authorizer = Authorizer(context, self.settlement, self.deposits.poll_before_spend, self.funding)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement, self.funding)
         closing = Closing(context, self.settlement)
@@ -134,9 +134,9 @@ class Services:
         self.requests: RequestLog = server.requests
         self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)
         self._session_schedule = SessionSchedule(context, closing, channels)
-        look_every_seconds = None if rpc is None else rpc.deposit_interval_seconds
+        poll_every_seconds = None if rpc is None else rpc.deposit_interval_seconds
         self._deposit_schedule = DepositSchedule(
-            self.deposits, clock=clock, look_every_seconds=look_every_seconds
+            self.deposits, clock=clock, poll_every_seconds=poll_every_seconds
         )
         scheduled: list[Scheduled] = [
             context.clock_check,
@@ -154,7 +154,7 @@ class Services:
         ]
         if rpc is not None:
             late_landings = LateLandings(context, self.settlement)
-            self.settlement.check_earlier_with(late_landings.look_at)
+            self.settlement.check_earlier_with(late_landings.poll_one)
             scheduled += [
                 ReorgWatchSchedule(Confirmations(context, self.settlement), clock=clock),
                 LateLandingSchedule(late_landings, clock=clock),
@@ -194,13 +194,13 @@ class Services:
             await self._session_schedule.resume()
         await self._recovery_schedule.resume()
         # Record payments that sellers broadcast while no server ran.
-        await self.payment_watch.look()
+        await self.payment_watch.poll()
         # The schedule repeats it if the chain does not respond.
         with suppress(ChainUnreachableError):
-            await self.channel_watch.look()
+            await self.channel_watch.poll()
 
-    async def book_arrivals(self) -> None:
-        """Book deposits that arrived while no server ran."""
+    async def post_arrivals(self) -> None:
+        """Post deposits that arrived while no server ran."""
         await self._deposit_schedule.run_due()
 
 
@@ -208,7 +208,7 @@ class Server:
     """An assembled server, without access from outside.
 
     Restoring a snapshot replaces its services, so read `services` at each call. `chain` is without faults;
-    `faults` is None on a public cluster; `arrivals` are the token accounts that may have unbooked deposits;
+    `faults` is None on a public cluster; `arrivals` are the token accounts that may have unposted deposits;
     `operator` is the first one.
     """
 
@@ -259,7 +259,7 @@ class Server:
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
             # Until the clock is advanced, nothing else finds deposits from before the start.
-            await services.book_arrivals()
+            await services.post_arrivals()
         # The last step that can fail, so that a created key is never lost in a failed start.
         self.operator = await services.keys.first_operator(
             key=config.operator_key,
@@ -343,7 +343,7 @@ async def _put_together(
     clock, rpc, edge = config.clock, config.rpc, config.edge
     clock_check = ClockCheck(clock, storage.now_us)
     # Before anything relies on the clock.
-    await clock_check.look()
+    await clock_check.check()
     source = edge.randomness(config.seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
     # Stored before the cluster is known, because keys for a cluster must never depend on a seed.

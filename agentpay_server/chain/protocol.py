@@ -2,7 +2,7 @@
 
 It is small on purpose: `engine/broadcast.py` decides on sending, waiting, expiry and signing again.
 
-A chain also reports the deposits of token accounts. The service books each one once, in one commit with the
+A chain also reports the deposits of token accounts. The service posts each one once, in one commit with the
 cursor: the key is `(signature, token_account)`, and the service's own transactions are left out.
 An account whose balance equals its books needs no scan.
 """
@@ -440,11 +440,11 @@ class DepositBatch:
     debits: tuple[Debit, ...] = ()
 
 
-Booked = Callable[[], Awaitable[Collection[str]]]
-"""Returns signatures that are booked for a token account, possibly not all."""
+Posted = Callable[[], Awaitable[Collection[str]]]
+"""Returns signatures that are posted for a token account, possibly not all."""
 
 
-async def nothing_booked() -> Collection[str]:
+async def nothing_posted() -> Collection[str]:
     """Return no signatures."""
     return ()
 
@@ -453,16 +453,16 @@ class DepositSource(Protocol):
     """A chain that can read the history of token accounts."""
 
     def deposits(
-        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         """Yield the deposits and debits since a cursor, in batches, oldest first; only irreversible ones.
 
-        A batch can be read again from the cursor before it. Booked deposits may be repeated.
+        A batch can be read again from the cursor before it. Posted deposits may be repeated.
 
         Args:
             token_account: address of a USDC token account.
-            after: the cursor of the last booked batch; None for all of the history.
-            booked: returns signatures to skip, which saves calls.
+            after: the cursor of the last posted batch; None for all of the history.
+            posted: returns signatures to skip, which saves calls.
 
         Raises:
             ChainUnreachableError: the rest cannot be read at the moment.

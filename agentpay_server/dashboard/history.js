@@ -159,7 +159,7 @@ const session = (it) => (titled("Session of ", named(it.account_id)), h("div.pag
 		}),
 		h("p", link(`#/timeline?id=${it.session_id}`, "All events")))));
 
-const KINDS = { __proto__: null, mpp: "MPP session: the seller collects vouchers over HTTP 402", escrow: "Escrow: the payee's charges are booked by this server" };
+const KINDS = { __proto__: null, mpp: "MPP session: the seller collects vouchers over HTTP 402", escrow: "Escrow: the payee's charges are posted by this server" };
 
 export function deliveries({ asked: { webhook_id, needs_attention: isOpen, status } }) {
 	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data);

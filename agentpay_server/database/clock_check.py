@@ -2,10 +2,10 @@
 
 Servers that share a database must agree on the time: the daily limit is a window of time, and a spend that
 a wrong clock dates into the future moves that window past the earlier spends. So a server whose clock differs
-by more than `MOST_DIFFERENCE_US` decides, signs and books nothing until the clocks agree again.
+by more than `MOST_DIFFERENCE_US` decides, signs and posts nothing until the clocks agree again.
 
-The database's clock is read every `LOOK_EVERY_US`. In between it is extrapolated with the machine's monotonic
-clock, so a clock that is set to another time is noticed at once.
+The database's clock is read every `CHECK_EVERY_US`. In between it is extrapolated with the machine's
+monotonic clock, so a clock that is set to another time is noticed at once.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
 
-LOOK_EVERY_US: Final = 10 * SECOND_US
+CHECK_EVERY_US: Final = 10 * SECOND_US
 WARN_DIFFERENCE_US: Final = 2 * SECOND_US
 MOST_DIFFERENCE_US: Final = 10 * SECOND_US
 
@@ -64,7 +64,7 @@ class ClockCheck:
         self._clock = clock
         self._database_now = None if clock.is_manual else database_now
         self._reading: _Reading | None = None
-        self._next_look = 0.0
+        self._next_check = 0.0
         self._was_beyond_us = 0
 
     def agrees(self, now_us: int | None = None) -> bool:
@@ -87,7 +87,7 @@ class ClockCheck:
         now_us = self._clock.now_us() if now_us is None else now_us
         return self._reading.difference_us(now_us, asyncio.get_running_loop().time())
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         """Read the database's clock, and log a difference when it begins, grows or ends.
 
         Raises:
@@ -106,22 +106,22 @@ class ClockCheck:
         """Return when to read the database's clock next; None if there is nothing to compare."""
         if self._database_now is None:
             return None
-        wait_seconds = max(self._next_look - asyncio.get_running_loop().time(), 0)
+        wait_seconds = max(self._next_check - asyncio.get_running_loop().time(), 0)
         return self._clock.now_us() + int(wait_seconds * SECOND_US)
 
     async def run_due(self) -> bool:
         """Read the database's clock if it is time. If the database does not respond, the next run retries."""
         loop = asyncio.get_running_loop()
-        if loop.time() < self._next_look:
+        if loop.time() < self._next_check:
             return False
         # Retry soon, so that a server whose clock was corrected resumes its work.
-        self._next_look = loop.time() + _RETRY_US / SECOND_US
+        self._next_check = loop.time() + _RETRY_US / SECOND_US
         try:
-            await self.look()
+            await self.check()
         except DatabaseUnavailableError:
             return False
         if self.agrees():
-            self._next_look = loop.time() + LOOK_EVERY_US / SECOND_US
+            self._next_check = loop.time() + CHECK_EVERY_US / SECOND_US
         return True
 
     def _report(self) -> None:

@@ -24,7 +24,7 @@ from agentpay_server.engine import policy as rules
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.policy import Means, Refusal, Spend, stored_policy
-from agentpay_server.engine.preflight import Contended, Preflight, look
+from agentpay_server.engine.preflight import Contended, Preflight, read_preflight
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import spending, transactions
@@ -183,7 +183,7 @@ class Authorizer:
     """Authorizes spends.
 
     Args:
-        compare_books: compares the debits of a token account with the books, once per start, and books its
+        reconcile: compares the debits of a token account with the books, once per start, and posts its
             reported deposits.
     """
 
@@ -191,12 +191,12 @@ class Authorizer:
         self,
         context: Context,
         settlement: Settlement,
-        compare_books: Callable[[str], Awaitable[None]],
+        reconcile: Callable[[str], Awaitable[None]],
         funding: TreasuryFunding,
     ) -> None:
         self._context = context
         self._settlement = settlement
-        self._compare_books = compare_books
+        self._reconcile = reconcile
         self._funding = funding
 
     def deadline(self) -> float:
@@ -216,8 +216,8 @@ class Authorizer:
             raise signing_stopped(source.account_id)
         try:
             # The low-balance alarm relies on the books, too.
-            await self._compare_books(source.usdc_token_account)
-            return await look(
+            await self._reconcile(source.usdc_token_account)
+            return await read_preflight(
                 self._context.chain,
                 to,
                 source=source,
@@ -238,12 +238,12 @@ class Authorizer:
             Problem: `invalid_recipient`, `chain_unavailable`, `fee_budget_exceeded`, `service_unavailable`
                 while the clocks differ, or an error of the intent. Nothing was stored.
         """
-        is_last_look = asyncio.get_running_loop().time() >= deadline
+        is_last_try = asyncio.get_running_loop().time() >= deadline
         preflight = await self.preflight(intent.to, parties)
-        funds = None if preflight is None else await self._funding.look()
+        funds = None if preflight is None else await self._funding.read()
         failpoint(intent.operation, Step.BEGUN)
         try:
-            return await self._decided(intent, preflight, funds, is_last_look=is_last_look)
+            return await self._decided(intent, preflight, funds, is_last_try=is_last_try)
         except FundsChangedError:
             return None
         except Contended as contended:
@@ -254,17 +254,17 @@ class Authorizer:
                 return None
         # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
         try:
-            return await self._decided(intent, preflight, funds, is_last_look=True)
+            return await self._decided(intent, preflight, funds, is_last_try=True)
         except FundsChangedError:
             return None
 
     async def _decided(
-        self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_look: bool
+        self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_try: bool
     ) -> Decided[R] | None:
         database, account_ids = self._context.database, frozenset((intent.account_id,))
         unit = OfAccounts(self._decide, account_ids)
         try:
-            return await database.run(unit, intent, preflight, funds, is_last_look=is_last_look)
+            return await database.run(unit, intent, preflight, funds, is_last_try=is_last_try)
         except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
             if await database.read(intent.is_key_taken):
@@ -278,13 +278,13 @@ class Authorizer:
         preflight: Preflight | None,
         funds: Funds | None,
         *,
-        is_last_look: bool,
+        is_last_try: bool,
     ) -> Decided[R] | None:
         # The account's policy changes and spends take this lock, so they happen one after another.
         source = account_store.ACCOUNTS.existing(connection, intent.account_id, lock=True)
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)
-        if must_look_again(source, preflight) or not intent.claim(connection, now_us):
+        if must_read_again(source, preflight) or not intent.claim(connection, now_us):
             return None
         policy = stored_policy(source.policy)
         refusal = rules.paused_refusal(policy)
@@ -298,7 +298,7 @@ class Authorizer:
             unit,
             spend,
             key=intent.limited_key(connection),
-            is_last_look=is_last_look,
+            is_last_try=is_last_try,
         )
         if refusal is not None:
             return intent.refused(unit, refusal)
@@ -310,7 +310,7 @@ class Authorizer:
         return intent.submitted(unit)
 
 
-def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
+def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     """Return whether the account was resumed since the preflight, so that the chain must be read again.
 
     Raises:
@@ -325,9 +325,7 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     return False
 
 
-def refusal_of(
-    unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last_look: bool
-) -> Refusal | None:
+def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last_try: bool) -> Refusal | None:
     """Return why the policy, the key's total or the balance refuses a spend, or None.
 
     Escalation is judged separately.
@@ -336,7 +334,7 @@ def refusal_of(
         unit: the unit of work.
         spend: the spend.
         key: the key that requested it, if its total is limited.
-        is_last_look: whether no time is left to read the balance again.
+        is_last_try: whether no time is left to read the balance again.
 
     Raises:
         Contended: the balance must be read again.
@@ -352,4 +350,4 @@ def refusal_of(
         key_spent_micro=0 if key is None else key.spent_micro(unit.connection),
     )
     refusal = rules.spending_refusal(policy, spend, means)
-    return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)
+    return preflight.confirmed(unit.connection, refusal, source, is_last_try=is_last_try)

@@ -162,7 +162,7 @@ class Broadcaster:
                 if must_send:
                     await self._send(signed, operation)
                     is_sent = True
-                end, must_send = await self._look(signed, operation)
+                end, must_send = await self._poll(signed, operation)
                 is_unproven = False
                 if end is not None and not (irreversibly and may_vanish(end)):
                     if not isinstance(end, Expired):
@@ -182,7 +182,7 @@ class Broadcaster:
             await self._chain.wait_for_notice(signed.signature, backoff.seconds)
             backoff.lengthen()
 
-    async def first_look(
+    async def first_poll(
         self, signed: SignedTransaction, operation: Operation, deadline: float
     ) -> tuple[bool, Outcome | None]:
         """Send a new transaction; return whether that succeeded, and the outcome if it is already known."""
@@ -191,7 +191,7 @@ class Broadcaster:
             async with asyncio.timeout_at(deadline):
                 await self._send(signed, operation)
                 is_sent = True
-                end, _ = await self._look(signed, operation)
+                end, _ = await self._poll(signed, operation)
         except (ChainUnreachableError, TimeoutError):
             # The transaction's driver asks again.
             return is_sent, None
@@ -205,13 +205,13 @@ class Broadcaster:
         if self._chain.landing_seconds:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
-    async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
-        end, must_send = await self.look(signed)
+    async def _poll(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
+        end, must_send = await self.poll(signed)
         if end is not None:
             failpoint(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
-    async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
+    async def poll(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
         """Check once a transaction that may have been sent, without sending it.
 
         Returns its outcome if known, and whether to resend the bytes. `find` looks it up; None looks it up by

@@ -91,18 +91,18 @@ class TreasuryFunding:
         self._promised_here = 0
         self._promised_before = 0
 
-    async def look(self) -> Funds:
+    async def read(self) -> Funds:
         """Return what the treasury can pay for.
 
         Raises:
             Problem: `chain_unavailable`.
         """
         try:
-            return await self._look()
+            return await self._read_shared()
         except ChainUnreachableError:
             raise chain_unavailable() from None
 
-    async def _look(self) -> Funds:
+    async def _read_shared(self) -> Funds:
         if not self._is_remembering:
             return await self._read()
         if self._remembered is not None and asyncio.get_running_loop().time() < self._until:
@@ -169,7 +169,7 @@ class TreasuryFunding:
         Raises:
             ChainUnreachableError: the balance cannot be read.
         """
-        return (await self._look()).lamports >= cost.lamports
+        return (await self._read_shared()).lamports >= cost.lamports
 
     def _short(self, funds: Funds, cost: Cost) -> Problem:
         return Problem(

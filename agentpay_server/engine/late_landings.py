@@ -2,10 +2,10 @@
 
 An expiry is derived from block heights that nodes report, and a rejection from their responses about the
 transaction. If those were wrong despite all checks, a transaction may land after it was replaced or after its
-amount was released. It is then booked and counted toward the limit, the account is blocked, and an operator
+amount was released. It is then posted and counted toward the limit, the account is blocked, and an operator
 must review it.
 
-Several servers over one database may watch the same transaction; only one of them books it.
+Several servers over one database may watch the same transaction; only one of them posts it.
 """
 
 import asyncio
@@ -52,15 +52,15 @@ class LateLandings:
         self._ages = Ages()
         self._searches: dict[str, _Search] = {}
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check all watched transactions once."""
         after = ""
         while page := await self._database.read(store.watched_after, after, _PAGE_SIZE):
-            await asyncio.gather(*(self._look_at(expired) for expired in page))
+            await asyncio.gather(*(self._poll_one(expired) for expired in page))
             after = page[-1].subject_id
 
-    async def look_at(self, subject_id: str) -> None:
-        """Check a subject's watched transactions before its newest one is booked as lost or failed.
+    async def poll_one(self, subject_id: str) -> None:
+        """Check a subject's watched transactions before its newest one is posted as lost or failed.
 
         Raises:
             ChainUnreachableError: the state of one of them is currently unknown.
@@ -72,9 +72,9 @@ class LateLandings:
         for expired in watched:
             status = await self._found(expired)
             if status is not None and status.is_final and status.failure is None:
-                await self._book(evolve(expired, chain_signature=status.chain_signature))
+                await self._post(evolve(expired, chain_signature=status.chain_signature))
 
-    async def _look_at(self, expired: StoredTransaction) -> None:
+    async def _poll_one(self, expired: StoredTransaction) -> None:
         try:
             status = await self._found(expired)
             if status is None:
@@ -89,7 +89,7 @@ class LateLandings:
             if expired.state is not State.REJECTED or await self._is_past(expired):
                 await self._rule_out(expired)
         elif status.is_final and not self._may_vanish(expired, status):
-            await self._book(evolve(expired, chain_signature=status.chain_signature))
+            await self._post(evolve(expired, chain_signature=status.chain_signature))
             # Do not resend its replacement.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
@@ -147,7 +147,7 @@ class LateLandings:
         await self._database.run(store.end_watched, expired, state, now_us)
         self._forget(expired)
 
-    async def _book(self, expired: StoredTransaction) -> None:
+    async def _post(self, expired: StoredTransaction) -> None:
         landed = await self._database.run(self._settlement.outcomes.land_late, expired)
         self._forget(expired)
         if landed is None:

@@ -202,7 +202,7 @@ class Outcomes:
                 account_id
                 for account_id in accounts
                 if account_id != tx.account_id
-                and entries.is_deposit_booked(connection, account_id, tx.signature)
+                and entries.is_deposit_posted(connection, account_id, tx.signature)
             ),
         )
         newest = handler.newest_signature(subject) if pending is None else pending.signature

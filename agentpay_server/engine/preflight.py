@@ -59,7 +59,7 @@ class Preflight:
         return self.balance_micro - self._uncertain_micro(source)
 
     def confirmed(
-        self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
+        self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_try: bool
     ) -> Refusal | None:
         """Return `refusal`, unless reading the balance again could change it.
 
@@ -67,7 +67,7 @@ class Preflight:
             Contended: the balance may be sufficient.
         """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-        if is_short and not is_last_look and (uncertain := self._uncertain_micro(source)):
+        if is_short and not is_last_try and (uncertain := self._uncertain_micro(source)):
             payments = transactions.payments_of(connection, source.account_id)
             raise Contended(is_payments_only=uncertain == sum(tx.held for tx in payments))
         return refusal
@@ -90,7 +90,7 @@ def uncertain_micro(source: AccountRecord, in_flight_micro: int, in_flight_total
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
 
-async def look(
+async def read_preflight(
     chain: Chain,
     to: str,
     *,

@@ -3,7 +3,7 @@
 If a reorganization removes a settled transaction, the same bytes are resent for as long as they may land.
 They are not sent while the chain expects them to fail: a failure on chain would be final, and the
 transactions they depend on may be about to land again. Until the transaction lands again, its amount, which
-is back in the balance, is reserved. The booking stays, so clients that saw it settled get no contradicting
+is back in the balance, is reserved. The posting stays, so clients that saw it settled get no contradicting
 event. Only a cluster that undoes confirmed blocks for a minute can make the transaction impossible; operators
 must then intervene.
 
@@ -41,20 +41,20 @@ class Confirmations:
         self._chain = context.chain
         self._settlement = settlement
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
         after = ""
         while page := await self._database.read(store.confirmed_after, after, _PAGE_SIZE):
-            looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
-            ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
+            polled = await asyncio.gather(*(self._polled(tx) for tx in page))
+            ended = [tx for tx in polled if tx.state is not State.CONFIRMED]
             if ended:
                 await self._database.run(store.end_confirmed, ended)
             after = page[-1].signature
 
-    async def _looked_at(self, tx: StoredTransaction) -> StoredTransaction:
+    async def _polled(self, tx: StoredTransaction) -> StoredTransaction:
         """Return a transaction with its current state; resend it if it disappeared and can still land."""
         try:
-            end, must_send = await self._settlement.broadcaster.look(tx.signed)
+            end, must_send = await self._settlement.broadcaster.poll(tx.signed)
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", tx)
                 if not tx.reserved:

@@ -1,6 +1,6 @@
 """The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` determines the outcome of a transaction, and `outcomes.py` books it. Callers wait as long as
+`broadcast.py` determines the outcome of a transaction, and `outcomes.py` posts it. Callers wait as long as
 they choose; the driver continues without them.
 
 Each transaction is leased to one process, in real time. Two processes over one database do not drive each
@@ -67,33 +67,33 @@ class Settlement:
         self._drivers: SingleFlight[tuple[Kind, str], Ended[Any]] = SingleFlight(context.tasks, self._report)
         self._driven_signatures: set[str] = set()
         # The checks of accounts' payments.
-        self._looks: SingleFlight[str, int] = SingleFlight(context.tasks)
+        self._polls: SingleFlight[str, int] = SingleFlight(context.tasks)
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
         self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
-        self._compare_books: Callable[[str], Awaitable[None]] = _check_nothing
+        self._reconcile: Callable[[str], Awaitable[None]] = _check_nothing
 
     def handler(self, kind: Kind) -> Handler[Any]:
         """Return the handler of a kind of transaction."""
         return self._handlers[kind]
 
     def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
-        """Set the check of expired transactions to run before a subject's newest one is booked as lost.
+        """Set the check of expired transactions to run before a subject's newest one is posted as lost.
 
         Args:
-            check: books a subject's expired transactions that have landed after all. It runs first because
-                such a landing changes how the newest one is booked.
+            check: posts a subject's expired transactions that have landed after all. It runs first because
+                such a landing changes how the newest one is posted.
         """
         self._check_earlier = check
 
-    def compare_books_with(self, compare: Callable[[str], Awaitable[None]]) -> None:
+    def reconcile_with(self, compare: Callable[[str], Awaitable[None]]) -> None:
         """Set the comparison of a token account's debits with the books, to run before signing a replacement.
 
         Args:
             compare: raises `ChainUnreachableError` while the account must not sign.
         """
-        self._compare_books = compare
+        self._reconcile = compare
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
@@ -105,7 +105,7 @@ class Settlement:
         return {subject_id for _, subject_id in self._drivers}
 
     def is_driven(self, signature: str) -> bool:
-        """Return whether this process drives a transaction, so that its handler books all its effects."""
+        """Return whether this process drives a transaction, so that its handler posts all its effects."""
         return signature in self._driven_signatures
 
     # --- Waiting and driving --------------------------------------------------------------------------------
@@ -157,54 +157,54 @@ class Settlement:
         driven = await self._database.read(store.in_flight, account_id)
         for tx in driven:
             await self._awaited(self.drive(tx), deadline)
-        look = self.look_at_payments(account_id)
+        poll = self.poll_payments(account_id)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        await asyncio.wait({look}, timeout=remaining_seconds)
-        return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
+        await asyncio.wait({poll}, timeout=remaining_seconds)
+        return bool(driven) or (poll.done() and not poll.cancelled() and poll.result() > 0)
 
-    def is_looking_at_payments(self, account_id: str) -> bool:
+    def is_polling_payments(self, account_id: str) -> bool:
         """Return whether a check of an account's payments is running."""
-        return account_id in self._looks
+        return account_id in self._polls
 
-    def look_at_payments(self, account_id: str) -> asyncio.Task[int]:
+    def poll_payments(self, account_id: str) -> asyncio.Task[int]:
         """Return the running check of an account's payments, or start one; its result is how many have ended.
 
         Callers share it, because each payment costs several requests to the chain.
         """
-        return self._looks.start(account_id, partial(self._look_at_payments, account_id))
+        return self._polls.start(account_id, partial(self._poll_payments, account_id))
 
-    async def _look_at_payments(self, account_id: str) -> int:
+    async def _poll_payments(self, account_id: str) -> int:
         """Check an account's payments, once each; return how many have ended."""
         waiting = await self._database.read(store.payments_of, account_id)
         # One at a time on a manual clock, so that the same seed always books in the same order.
         turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
 
-        async def look(tx: StoredTransaction) -> bool:
+        async def poll(tx: StoredTransaction) -> bool:
             async with turns:
-                return await self.look_at(tx) is not None
+                return await self.poll_one(tx) is not None
 
         # All have ended before an error is raised: none outlives its caller.
-        results = await asyncio.gather(*map(look, waiting), return_exceptions=True)
+        results = await asyncio.gather(*map(poll, waiting), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
         return sum(map(bool, results))
 
-    async def look_at(self, tx: StoredTransaction) -> Any | None:  # noqa: ANN401
-        """Check once a transaction that others broadcast, and book its outcome if it has one.
+    async def poll_one(self, tx: StoredTransaction) -> Any | None:  # noqa: ANN401
+        """Check once a transaction that others broadcast, and post its outcome if it has one.
 
         Returns:
             Its subject if it has ended; None if its outcome is unknown.
         """
         handler = self._handlers[tx.kind]
         try:
-            end, _ = await self.broadcaster.look(tx.signed, partial(handler.find, self._chain, tx))
+            end, _ = await self.broadcaster.poll(tx.signed, partial(handler.find, self._chain, tx))
             if end is None or _may_vanish(handler, end):
                 return None
             subject = await self._database.read(handler.load, tx.subject_id)
             failpoint(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
             following = await (
-                self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
+                self._replaced(tx, subject) if isinstance(end, Expired) else self._posted(tx, subject, end)
             )
         except ChainUnreachableError:
             return None
@@ -280,9 +280,9 @@ class Settlement:
     ) -> Ended[S] | StoredTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
-        is_sent, end = await self.broadcaster.first_look(tx.signed, tx.operation, deadline)
+        is_sent, end = await self.broadcaster.first_poll(tx.signed, tx.operation, deadline)
         if isinstance(end, Landed | ChainFailure) and not _may_vanish(handler, end):
-            return await self._booked(tx, subject, end)
+            return await self._posted(tx, subject, end)
         if is_sent and handler.announces:
             await self._announce(tx, subject)
         return tx
@@ -328,7 +328,7 @@ class Settlement:
         try:
             if isinstance(outcome, Expired):
                 return await self._replaced(tx, subject)
-            return await self._booked(tx, subject, outcome)
+            return await self._posted(tx, subject, outcome)
         except ChainUnreachableError:
             # The proof must hold again before a replacement is signed or the amount is released.
             return tx
@@ -338,10 +338,10 @@ class Settlement:
         await self._database.run(self._of_accounts(self.outcomes.announce, tx, subject), tx, subject)
         self._context.wakeup.set_since(noted)
 
-    async def _booked(
+    async def _posted(
         self, tx: StoredTransaction, subject: S, end: Landed | ChainFailure
     ) -> Ended[S] | StoredTransaction:
-        """Book an outcome, and return the next step."""
+        """Post an outcome, and return the next step."""
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
@@ -350,7 +350,7 @@ class Settlement:
         written = await self._database.run(unit, tx, subject, end)
         await self._after_commit(tx, written, noted)
         if isinstance(written.following, Ended):
-            failpoint(tx.operation, Step.BOOKED)
+            failpoint(tx.operation, Step.POSTED)
         return written.following
 
     def _of_accounts(
@@ -366,7 +366,7 @@ class Settlement:
         )
 
     async def _replaced(self, tx: StoredTransaction, subject: S) -> Ended[S] | StoredTransaction:
-        """Sign a replacement for an expired transaction, or book that it will have none."""
+        """Sign a replacement for an expired transaction, or post that it will have none."""
         handler = self._handlers[tx.kind]
         await self._check_earlier(tx.subject_id)
         current = await self._database.read(self.outcomes.current, tx)
@@ -377,10 +377,10 @@ class Settlement:
             noted = self._context.wakeup.noted
             written = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(tx, written, noted)
-            failpoint(tx.operation, Step.BOOKED)
+            failpoint(tx.operation, Step.POSTED)
             return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
-        await self._compare_books(source.usdc_token_account)
+        await self._reconcile(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.
@@ -392,7 +392,7 @@ class Settlement:
         return written.following
 
     async def _check_balance(self, tx: StoredTransaction) -> None:
-        """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
+        """Raise if the chain holds less than is posted: a transaction has landed that is not posted yet.
 
         A node may lack a transaction in all its records although it has executed it. Balances come from the
         execution itself.
@@ -421,7 +421,7 @@ class Settlement:
                 subject=tx.subject_id,
                 account_id=tx.account_id,
             )
-        raise ChainUnreachableError("an account holds less on chain than is booked")
+        raise ChainUnreachableError("an account holds less on chain than is posted")
 
     async def _after_commit(self, tx: StoredTransaction, written: Written[S], noted: int) -> None:
         """Run the actions that follow a commit, such as logging; `noted` is `Wakeup.noted` before it."""

@@ -61,7 +61,7 @@ class Treasury:
             return False
         self._every.restart()
         try:
-            await self.look()
+            await self.read()
         except ChainUnreachableError:
             return False
         return True
@@ -71,7 +71,7 @@ class Treasury:
         found = await self._chain.account_size(self.address)
         return 0 if found is None else found[0]
 
-    async def look(self) -> TreasuryFunds:
+    async def read(self) -> TreasuryFunds:
         """Return the balance, and log a warning if it has fallen below the threshold."""
         lamports, blockhash = await asyncio.gather(self.lamports(), self._chain.latest_blockhash())
         sol = Decimal(lamports) / LAMPORTS

@@ -1,7 +1,7 @@
 """Debits on chain that the books do not explain (interface O4).
 
 The service stores every transaction before it sends it. So a debit without a row means that the database is
-an older copy, or that someone else has the account's key. The debit is booked and counts toward the daily
+an older copy, or that someone else has the account's key. The debit is posted and counts toward the daily
 limit, the account is stopped, and an operator must review it.
 """
 
@@ -27,7 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class UnknownDebit:
-    """A debit that was booked and has stopped its account.
+    """A debit that was posted and has stopped its account.
 
     Attributes:
         tx_signature: None if only the balance shows the debit.
@@ -40,7 +40,7 @@ class UnknownDebit:
     after_commit: list[Callable[[], Awaitable[None]]]
 
     async def report(self) -> None:
-        """Log it, after the commit that booked it."""
+        """Log it, after the commit that posted it."""
         log(
             logger,
             logging.ERROR,
@@ -61,10 +61,10 @@ def is_explained(connection: Connection, debit: Debit, account_id: str) -> bool:
 
 
 def missing_micro(before: AccountRecord, held_micro: int, after: AccountRecord) -> int:
-    """Return the micro-USDC that certainly left an account without being booked or in flight.
+    """Return the micro-USDC that certainly left an account without being posted or in flight.
 
     Args:
-        before: the account's row, read before the balance; all its deposits are booked.
+        before: the account's row, read before the balance; all its deposits are posted.
         held_micro: the balance on chain.
         after: the account's row, read after the balance.
     """
@@ -72,7 +72,7 @@ def missing_micro(before: AccountRecord, held_micro: int, after: AccountRecord) 
     return before.balance - may_have_left - held_micro
 
 
-def book(
+def post(
     connection: Connection,
     context: Context,
     account_id: str,
@@ -81,7 +81,7 @@ def book(
     tx_signature: str | None = None,
     recipient: str | None = None,
 ) -> UnknownDebit:
-    """Book a debit that the books do not explain, and stop its account.
+    """Post a debit that the books do not explain, and stop its account.
 
     Raises:
         ChainUnreachableError: the server's clock differs from its database's; see `Outcomes`.

@@ -1,4 +1,4 @@
-"""The schedule for checking booked transactions on chain: every few seconds, in real time.
+"""The schedule for checking posted transactions on chain: every few seconds, in real time.
 
 A settled transaction may still disappear, and an expired one may still land.
 """
@@ -15,7 +15,7 @@ LOOK_EVERY_SECONDS: Final = 4.0
 class Watch(Protocol):
     """A watch over transactions."""
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Check all watched transactions once."""
         ...
 
@@ -37,7 +37,7 @@ class _WatchSchedule:
         if not self._every.is_due:
             return False
         try:
-            await self._watch.look()
+            await self._watch.poll()
         finally:
             self._every.restart()
         return True

@@ -89,7 +89,7 @@ class Operations:
             _answer(self._can_write()),
             _answer(context.database.read(store.stopped_accounts)),
             _answer(context.chain.block_height()),
-            _answer(self._server.services.treasury.look()),
+            _answer(self._server.services.treasury.read()),
         )
         is_ready = {
             "database": bool(can_write) and stopped is not None,
@@ -141,7 +141,7 @@ class Operations:
         # If these are unavailable, the other metrics are still served, when they matter most.
         queue, funds = await asyncio.gather(
             _answer(self._context.database.read(store.queue, now_us)),
-            _answer(self._server.services.treasury.look()),
+            _answer(self._server.services.treasury.read()),
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)

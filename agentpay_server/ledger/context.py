@@ -21,7 +21,7 @@ class Context:
     Attributes:
         clock_check: whether `clock` may be relied on; ask it before deciding about money.
         wakeup: notifies schedulers that a due time has changed.
-        is_cluster: deposits are booked some time after they arrive.
+        is_cluster: deposits are posted some time after they arrive.
     """
 
     database: Database

@@ -33,7 +33,7 @@ def insert_entries(connection: Connection, *rows: EntryRecord) -> None:
     ENTRIES.insert(connection, *rows)
 
 
-def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str) -> bool:
+def is_deposit_posted(connection: Connection, account_id: str, tx_signature: str) -> bool:
     """Return whether an account's history has a deposit entry for a transaction."""
     values = {"account_id": account_id, "tx_signature": tx_signature}
     return connection.execute(_DEPOSIT, values).scalar_one_or_none() is not None

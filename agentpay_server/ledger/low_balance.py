@@ -1,6 +1,6 @@
 """Detects low balances of accounts (interface EV4).
 
-On a cluster, deposits are booked some time after they arrive, so the booked balance may look low by mistake.
+On a cluster, deposits are posted some time after they arrive, so the posted balance may look low by mistake.
 Such a balance is checked when the books are next compared with the chain.
 """
 
@@ -32,7 +32,7 @@ def check(outbox: Outbox, unit: Unit, account: AccountRecord, amount_micro: int)
 
 
 async def judge(context: Context, account_id: str) -> None:
-    """Check a balance that looks low in the books, unless the chain holds more than is booked.
+    """Check a balance that looks low in the books, unless the chain holds more than is posted.
 
     If the chain does not respond, the next comparison of books and chain checks it.
     """

@@ -67,7 +67,7 @@ class Outbox:
                 type="balance.low_threshold",
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
-                    # A spend may be booked before the deposit that funds it: the balance may be negative.
+                    # A spend may be posted before the deposit that funds it: the balance may be negative.
                     balance_usdc=from_micro(max(after_micro, 0)),
                     usdc_token_account=account.usdc_token_account,
                 ),

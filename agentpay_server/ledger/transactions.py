@@ -1,17 +1,17 @@
 """SQL statements for signed transactions, one row each. Only this module changes their states.
 
     (none) ── signed and stored, in the commit that decides ─────► pending
-    pending ── final on chain, could still be reorganized away ──► confirmed    booked
-    pending ── final and irreversible ───────────────────────────► finalized    booked
+    pending ── final on chain, could still be reorganized away ──► confirmed    posted
+    pending ── final and irreversible ───────────────────────────► finalized    posted
     pending ── rejected by the chain, irreversibly ──────────────► rejected     released
     pending ── expired, according to the nodes ──────────────────► expired      replaced or released
     confirmed ── now irreversible ───────────────────────────────► finalized
     confirmed ── undone, and can never land again ───────────────► undone
     expired ── ruled out by the history of the chain ────────────► ruled_out
     rejected ── still rejected once its bytes can never land ────► failed
-    expired, rejected ── landed after all ───────────────────────► landed_late  booked
+    expired, rejected ── landed after all ───────────────────────► landed_late  posted
 
-A row leaves `pending` once, in one statement. The same database transaction books the result. Where heights
+A row leaves `pending` once, in one statement. The same database transaction posts the result. Where heights
 are always correct, nodes tell no lies either: a rejected row is `failed` at once.
 """
 
@@ -138,7 +138,7 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # The settlement of a session books its credits.
+        # The settlement of a session posts its credits.
         (
             table.c.kind.in_(
                 [literal_column(f"'{Kind.SESSION_SETTLE}'"), literal_column(f"'{Kind.CHANNEL_CLOSE}'")]
@@ -263,7 +263,7 @@ def payments_after(connection: Connection, seq: int, count: int) -> list[StoredT
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
+    """Return whether a transaction's handler posts its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 

@@ -103,7 +103,7 @@ class Overview:
     async def summary(self, principal: Principal) -> ConsoleSummary:
         name, counts = await self._context.database.read(_named_counts, principal.operator_id)
         try:
-            lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)
+            lamports: int | None = int((await self._treasury.read()).sol * LAMPORTS)
         except ChainUnreachableError:
             lamports = None
         return ConsoleSummary(

@@ -353,7 +353,7 @@ class NewPayment(PaymentIntent, NewSpend):
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:
-            # If this service holds the recipient, the deposit watcher books the arrival.
+            # If this service holds the recipient, the deposit watcher posts the arrival.
             external = attrs.evolve(decision.recipient, account_id=None)
             decision = attrs.evolve(decision, recipient=external)
         stored = super()._store(connection, decision, now_us)

@@ -52,7 +52,7 @@ from agentpay_server.transfers.responses import report as report_transfer
 from agentpay_server.transfers.store import TRANSFERS
 
 _AGAIN_US: Final = 2 * SECOND_US
-"""When to look again for a payout that is not irreversible yet."""
+"""When to poll again for a payout that is not irreversible yet."""
 
 _FROZEN: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
@@ -68,7 +68,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChannelClosing:
-    """Closes channels, and books their end."""
+    """Closes channels, and posts their end."""
 
     def __init__(self, context: Context, driver: Settlement) -> None:
         self._context = context
@@ -131,7 +131,7 @@ class ChannelClosing:
     # --- What is due
 
     async def advance(self, session_id: str) -> None:
-        """Do what is due for a session: close it by force, or book what the chain shows.
+        """Do what is due for a session: close it by force, or post what the chain shows.
 
         Raises:
             Problem: `service_unavailable` while the clocks differ.
@@ -159,8 +159,8 @@ class ChannelClosing:
     async def _closed_further(self, channel: Channel, found: codecs.ChannelAccount | None) -> bool:
         session_id, now_us = channel.session.session_id, self._context.clock.now_us()
         due = next_act(found, force_us=channel.record.force_us or 0)
-        if due.act is Act.BOOK:
-            return await self._book(channel)
+        if due.act is Act.POST:
+            return await self._post(channel)
         if due.at_us > now_us:
             await self._database.run(self._wait, session_id, due.at_us)
             return False
@@ -314,34 +314,34 @@ class ChannelClosing:
         )
         return tx
 
-    async def _book(self, channel: Channel) -> bool:
+    async def _post(self, channel: Channel) -> bool:
         session = channel.session
         account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
         payout = await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
-        booked = await self._database.run(self._booked, session.session_id, payout)
-        failpoint(Operation.CHANNEL_CLOSE, Step.BOOKED)
-        if booked is not None:
+        posted = await self._database.run(self._posted, session.session_id, payout)
+        failpoint(Operation.CHANNEL_CLOSE, Step.POSTED)
+        if posted is not None:
             self._context.wakeup.set()
-            if upto.is_upto(booked):
-                payment = await self._database.read(TRANSFERS.existing, booked.session_id)
-                report_transfer(self._context, payment, spent_us=booked.created_us)
+            if upto.is_upto(posted):
+                payment = await self._database.read(TRANSFERS.existing, posted.session_id)
+                report_transfer(self._context, payment, spent_us=posted.created_us)
                 return False
-            report(booked)
-            if booked.settled is not None and booked.settled > booked.running_total:
+            report(posted)
+            if posted.settled is not None and posted.settled > posted.running_total:
                 log(
                     logger,
                     logging.ERROR,
                     "session.refund_missing",
-                    session_id=booked.session_id,
-                    account_id=booked.account_id,
+                    session_id=posted.session_id,
+                    account_id=posted.account_id,
                     tx_signature=payout.signature,
                 )
         return False
 
-    def _booked(self, connection: Connection, session_id: str, payout: Payout) -> SessionRecord | None:
+    def _posted(self, connection: Connection, session_id: str, payout: Payout) -> SessionRecord | None:
         now_us = self._context.clock.now_us()
         if not self._context.clock_check.agrees(now_us):
             raise ChainUnreachableError("this server's clock differs from its database's")
@@ -381,7 +381,7 @@ class ChannelClosing:
             now_us,
             paid=found.settled_micro,
             deposited=found.deposited_micro,
-            is_credited=entries.is_deposit_booked(connection, session.account_id, payout.signature),
+            is_credited=entries.is_deposit_posted(connection, session.account_id, payout.signature),
             shown=None if payment is None else payment[1:],
         )
         return apply(unit, outcome if payment is None else evolve(outcome, changes=payment[:1]), tx)
@@ -419,7 +419,7 @@ def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_
 def postponed(
     session: SessionRecord, refusal: Refusal, reason: ClosingReason, now_us: int
 ) -> Change[SessionRecord]:
-    """Return that a closing session is looked at again later, and why."""
+    """Return that a closing session is polled again later, and why."""
     return SESSIONS.to_change(
         session,
         IS_CLOSING,
@@ -434,7 +434,7 @@ def postponed(
 class ChannelCloseHandler(Handler[SessionRecord]):
     """Says what the outcomes of the service's own transactions that close a channel change.
 
-    By themselves they move nothing in the books: `ChannelClosing` looks at the chain again.
+    By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
     """
 
     kind = Kind.CHANNEL_CLOSE

@@ -47,8 +47,8 @@ class Act(Enum):
     PAY_OUT = "pay_out"
     """Pay out a channel that is sealed already."""
 
-    BOOK = "book"
-    """Its escrow is closed: book what the account got back."""
+    POST = "post"
+    """Its escrow is closed: post what the account got back."""
 
 
 @frozen(kw_only=True)
@@ -67,7 +67,7 @@ def next_act(found: ChannelAccount | None, *, force_us: int) -> Due:
         force_us: from when on the service acts in place of the seller.
     """
     if found is None or found.status is OnchainStatus.DISTRIBUTED:
-        return Due(act=Act.BOOK, at_us=0)
+        return Due(act=Act.POST, at_us=0)
     if found.status is OnchainStatus.SEALED:
         return Due(act=Act.PAY_OUT, at_us=force_us)
     if found.status is OnchainStatus.CLOSING:

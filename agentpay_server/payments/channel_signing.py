@@ -204,7 +204,7 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         account_id=deposit.account_id,
         key_id=deposit.key_id,
         to=deposit.token_account,
-        # If this service holds the payee, the deposit watcher books the arrival.
+        # If this service holds the payee, the deposit watcher posts the arrival.
         recipient_account_id=None,
         recipient_token_account=unit.preflight.recipient.token_account,
         category=deposit.category,

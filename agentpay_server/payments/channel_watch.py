@@ -28,7 +28,7 @@ _LOOK_EVERY_SECONDS: Final = 5.0
 
 
 class ChannelWatch:
-    """Books what sellers do to channels."""
+    """Posts what sellers do to channels."""
 
     def __init__(self, context: Context, closing: ChannelClosing) -> None:
         self._context = context
@@ -39,9 +39,9 @@ class ChannelWatch:
     def executed(self, transaction: VersionedTransaction) -> None:
         """Check the channels after a transaction of the embedded chain, if it may change one."""
         if PROGRAM in transaction.message.account_keys:
-            self._context.tasks.start(self._look_once())
+            self._context.tasks.start(self._poll_once())
 
-    async def look(self) -> bool:
+    async def poll(self) -> bool:
         """Check every unsettled channel; return whether any has changed."""
         seq, is_any_changed = 0, False
         while page := await self._database.read(channel_store.unsettled_after, seq, _BATCH):
@@ -63,14 +63,14 @@ class ChannelWatch:
             return False
         try:
             with suppress(ChainUnreachableError):
-                return await self.look()
+                return await self.poll()
             return False
         finally:
             self._every.restart()
 
-    async def _look_once(self) -> None:
+    async def _poll_once(self) -> None:
         with suppress(ChainUnreachableError):
-            await self.look()
+            await self.poll()
 
     async def _changed(self, page: Sequence[Channel]) -> list[Channel]:
         """Return the channels whose state on chain calls for something now."""

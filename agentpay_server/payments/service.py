@@ -67,7 +67,7 @@ from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.service import own_transfer
 
-_LOOK_SECONDS: Final = 1.0
+_POLL_SECONDS: Final = 1.0
 """How long a read of a payment waits for its outcome from the chain."""
 
 _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
@@ -147,7 +147,7 @@ class Payments:
         """
         transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         if transfer.status == TransferStatus.SUBMITTED:
-            await self._look_at(payment)
+            await self._poll_one(payment)
             transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         return shown(transfer, payment)
 
@@ -215,7 +215,7 @@ class Payments:
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
             # The transaction may have expired.
-            await self._look_at(payment)
+            await self._poll_one(payment)
             held = await self._database.read(transfer_store.TRANSFERS.existing, held.transfer_id)
         if held.status in _UNPRESENTED:
             return await self._presented(held, payment, offer, is_replay=True)
@@ -223,12 +223,12 @@ class Payments:
             return shown(held, payment)
         raise problem_of(held, is_replay=True)
 
-    async def _look_at(self, payment: PaymentRow) -> None:
-        """Book the outcome of a submitted payment if the chain has it."""
+    async def _poll_one(self, payment: PaymentRow) -> None:
+        """Post the outcome of a submitted payment if the chain has it."""
         if payment.protocol == Protocol.X402_UPTO:
-            await self._sessions.look_at_payment(payment.transfer_id, within_seconds=_LOOK_SECONDS)
+            await self._sessions.poll_payment(payment.transfer_id, within_seconds=_POLL_SECONDS)
         else:
-            await self._watch.look_at(payment.transfer_id, within_seconds=_LOOK_SECONDS)
+            await self._watch.poll_one(payment.transfer_id, within_seconds=_POLL_SECONDS)
 
     async def _presented(
         self, transfer: TransferRecord, payment: PaymentRow, offer: Offer, *, is_replay: bool

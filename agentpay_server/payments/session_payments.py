@@ -194,14 +194,14 @@ class SessionPayments:
         )
         return x402_upto.payload(opening, channel.record, offer)
 
-    async def look_at_payment(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Book the opening of a payment's channel, and its end; stop waiting after `within_seconds`."""
-        look = self._context.tasks.start(self._looked_at_payment(transfer_id))
-        await asyncio.wait({look}, timeout=within_seconds)
+    async def poll_payment(self, transfer_id: str, *, within_seconds: float) -> None:
+        """Post the opening of a payment's channel, and its end; stop waiting after `within_seconds`."""
+        poll = self._context.tasks.start(self._poll_payment(transfer_id))
+        await asyncio.wait({poll}, timeout=within_seconds)
 
-    async def _looked_at_payment(self, transfer_id: str) -> None:
+    async def _poll_payment(self, transfer_id: str) -> None:
         tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, transfer_id)
-        if tx is None or await self._settlement.look_at(tx) is not None:
+        if tx is None or await self._settlement.poll_one(tx) is not None:
             # Another server does it while this one's clock is wrong.
             with contextlib.suppress(Problem):
                 await self._closing.advance(transfer_id)
@@ -227,7 +227,7 @@ class SessionPayments:
             return None
         if paid is None:
             return None
-        failpoint(Operation.VOUCHER, Step.BOOKED)
+        failpoint(Operation.VOUCHER, Step.POSTED)
         self._context.wakeup.set()
         step = self._voucher_step(paid, selected)
         failpoint(Operation.VOUCHER, Step.SIGNED)
@@ -287,7 +287,7 @@ class SessionPayments:
         session_id, loop = channel.session.session_id, asyncio.get_running_loop()
         while True:
             tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, session_id)
-            if tx is None or await self._settlement.look_at(tx) is not None:
+            if tx is None or await self._settlement.poll_one(tx) is not None:
                 return False
             is_waiting = is_patient and self._context.chain.landing_seconds > 0
             if not is_waiting or loop.time() >= deadline or self._context.tasks.closing.done():

@@ -56,7 +56,7 @@ def unsettled_until_us(channel: Channel) -> int:
 def opened(outcome: Outcome[SessionRecord], now_us: int) -> Outcome[SessionRecord]:
     """Return the outcome of an opening that has landed, given that of a session's: no event is about it.
 
-    The channel is due for a look at once: its seller may have settled it already.
+    The channel is due to be polled at once: its seller may have settled it already.
     """
     change = outcome.subject
     assert isinstance(change, Change)  # noqa: S101 - its status changes

@@ -37,7 +37,7 @@ def next_expiry_us(connection: Connection) -> int | None:
 
 
 class PaymentWatch:
-    """Books payments that have landed, failed or expired."""
+    """Posts payments that have landed, failed or expired."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -53,16 +53,16 @@ class PaymentWatch:
     def executed(self, signatures: Sequence[str]) -> None:
         """Check a transaction that the embedded chain has executed, by its signatures."""
         if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
-            self._context.tasks.start(self._look_for(signatures))
+            self._context.tasks.start(self._poll_for(signatures))
 
-    async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Book the outcome of a payment if it has one; stop waiting after `within_seconds`."""
+    async def poll_one(self, transfer_id: str, *, within_seconds: float) -> None:
+        """Post the outcome of a payment if it has one; stop waiting after `within_seconds`."""
         tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
         if tx is not None:
-            look = self._context.tasks.start(self._settlement.look_at(tx))
-            await asyncio.wait({look}, timeout=within_seconds)
+            poll = self._context.tasks.start(self._settlement.poll_one(tx))
+            await asyncio.wait({poll}, timeout=within_seconds)
 
-    async def look(self) -> tuple[bool, bool]:
+    async def poll(self) -> tuple[bool, bool]:
         """Check every open payment; return whether any ended, and whether any is still open.
 
         Payments of different accounts do not wait for each other. A check that takes too long continues in
@@ -72,24 +72,24 @@ class PaymentWatch:
         seen: set[str] = set()
         while page := await self._database.read(transactions.payments_after, seq, _BATCH):
             accounts = list(dict.fromkeys(tx.account_id for tx in page))
-            is_any_ended |= await self._look_at_accounts(accounts, seen)
+            is_any_ended |= await self._poll_accounts(accounts, seen)
             seq = page[-1].seq
         return is_any_ended, bool(await self._database.read(transactions.payments_after, 0, 1))
 
-    async def _look_at_accounts(self, accounts: list[str], seen: set[str]) -> bool:
+    async def _poll_accounts(self, accounts: list[str], seen: set[str]) -> bool:
         """Check the payments of the accounts that are not in `seen`; return whether any has ended in time."""
-        looks = [
-            self._settlement.look_at_payments(account_id)
+        polls = [
+            self._settlement.poll_payments(account_id)
             for account_id in accounts
-            if account_id not in seen and not self._settlement.is_looking_at_payments(account_id)
+            if account_id not in seen and not self._settlement.is_polling_payments(account_id)
         ]
         seen.update(accounts)
-        if not looks:
+        if not polls:
             return False
         # On a manual clock nothing else checks again, and the chain is in this process: wait for all.
         seconds = None if self._clock.is_manual else _ROUND_SECONDS
-        done, _ = await asyncio.wait(looks, timeout=seconds)
-        return any(look.result() for look in done if not look.cancelled() and look.exception() is None)
+        done, _ = await asyncio.wait(polls, timeout=seconds)
+        return any(poll.result() for poll in done if not poll.cancelled() and poll.exception() is None)
 
     async def next_due_us(self) -> int | None:
         """Return when to check next; on a manual clock, when the next payment expires."""
@@ -108,10 +108,10 @@ class PaymentWatch:
                 return False
         elif not self._every.is_due:
             return False
-        is_any_ended, is_any_left = await self.look()
+        is_any_ended, is_any_left = await self.poll()
         self._every.restart(_LOOK_EVERY_SECONDS if is_any_left else None)
         return is_any_ended
 
-    async def _look_for(self, signatures: Sequence[str]) -> Any:  # noqa: ANN401 - the result is not used
+    async def _poll_for(self, signatures: Sequence[str]) -> Any:  # noqa: ANN401 - the result is not used
         tx: StoredTransaction | None = await self._database.read(transactions.payment_signed, signatures)
-        return None if tx is None else await self._settlement.look_at(tx)
+        return None if tx is None else await self._settlement.poll_one(tx)

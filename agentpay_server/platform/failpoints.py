@@ -58,12 +58,12 @@ class Step(StrEnum):
     """Sent; its status is not queried yet."""
 
     LANDED = "landed"
-    """Final on chain; not booked."""
+    """Final on chain; not posted."""
 
     EXPIRED = "expired"
     """Proved never to land; no replacement is signed."""
 
-    BOOKED = "booked"
+    POSTED = "posted"
     """Committed; not yet reported to callers, webhooks or logs."""
 
 
@@ -81,9 +81,9 @@ _SEND_NOTHING: Final = frozenset(
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:
-    """One that sends nothing has only `begun` and `booked`."""
+    """One that sends nothing has only `begun` and `posted`."""
     if operation in _SEND_NOTHING:
-        steps = [Step.BEGUN, Step.BOOKED]
+        steps = [Step.BEGUN, Step.POSTED]
     else:
         claims = operation in (Operation.SESSION_CLOSE, Operation.CHANNEL_CLOSE)
         steps = [step for step in Step if step is not Step.CLAIMED or claims]

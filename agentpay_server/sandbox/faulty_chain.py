@@ -16,15 +16,15 @@ from agentpay_server.chain.protocol import (
     Absence,
     AccountData,
     Blockhash,
-    Booked,
     ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
+    Posted,
     SignatureStatus,
     TokenAccount,
     WatchedChain,
-    nothing_booked,
+    nothing_posted,
 )
 from agentpay_server.platform.capturing import Restore, captured
 
@@ -199,10 +199,10 @@ class FaultyChain:
         return await self.inner.token_accounts(addresses)
 
     async def deposits(
-        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         self._check_down()
-        async for batch in self.inner.deposits(token_account, after=after, booked=booked):
+        async for batch in self.inner.deposits(token_account, after=after, posted=posted):
             yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:

@@ -161,11 +161,11 @@ class Sandbox:
     async def _funded(
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
-        """Drive a minting to its outcome, however long that takes, and book it as a deposit."""
+        """Drive a minting to its outcome, however long that takes, and post it as a deposit."""
         context, deposits = self._context, self._deposits
 
-        def booked(connection: Connection) -> None:
-            # Book it here: a cluster lists it as a deposit only some time after it has landed.
+        def posted(connection: Connection) -> None:
+            # Post it here: a cluster lists it as a deposit only some time after it has landed.
             account_store.ACCOUNTS.existing(connection, account.account_id, lock=True)
             unit = Unit(connection, context, context.clock.now_us())
             minted = arrived(
@@ -174,7 +174,7 @@ class Sandbox:
                 amount_micro=amount_micro,
                 counterparty=None,
             )
-            is_known = entries.is_deposit_booked(connection, account.account_id, signed.signature)
+            is_known = entries.is_deposit_posted(connection, account.account_id, signed.signature)
             record = audit.Record(
                 actor=principal,
                 action=FUND.name,
@@ -196,8 +196,8 @@ class Sandbox:
                 raise chain_unavailable()
             outcome = end
             try:
-                await deposits.look(account.usdc_token_account, also=booked)
-                failpoint(Operation.FUND, Step.BOOKED)
+                await deposits.poll(account.usdc_token_account, also=posted)
+                failpoint(Operation.FUND, Step.POSTED)
                 (held,) = await context.chain.token_accounts([account.usdc_token_account])
             except ChainUnreachableError:
                 raise _maybe_minted("The money was minted, and then the chain did not respond") from None
@@ -243,7 +243,7 @@ class Sandbox:
             after={"owner": owner},
             has_happened=True,
         )
-        failpoint(Operation.TOKEN_ACCOUNT, Step.BOOKED)
+        failpoint(Operation.TOKEN_ACCOUNT, Step.POSTED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
@@ -415,7 +415,7 @@ def _maybe_minted(what: str) -> Problem:
     # Not `chain_unavailable`: without a transfer it means that nothing was done, and clients retry.
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
-        f"{what}. The money may still be booked: read the balance before you fund again.",
+        f"{what}. The money may still be posted: read the balance before you fund again.",
         says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )

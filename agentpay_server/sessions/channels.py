@@ -15,5 +15,5 @@ class Channels(Protocol):
         ...
 
     async def advance(self, session_id: str) -> None:
-        """Do what is due for a session: close it by force, or book what the chain shows."""
+        """Do what is due for a session: close it by force, or post what the chain shows."""
         ...

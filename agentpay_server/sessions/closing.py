@@ -47,8 +47,8 @@ from agentpay_server.sessions.payout import (
     EscrowMissingError,
     Obstacle,
     PayoutState,
-    look,
     obstacle,
+    read_payout,
 )
 from agentpay_server.sessions.responses import limits_of, report
 from agentpay_server.sessions.rules import (
@@ -201,7 +201,7 @@ class Closing:
         chain = self._context.chain
         try:
             account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
-            state = await look(self._context, session, account)
+            state = await read_payout(self._context, session, account)
             blockhash = await chain.latest_blockhash()
             closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
         except ChainUnreachableError as error:
@@ -306,7 +306,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         context = self._context
         account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
         try:
-            return await look(context, subject, account)
+            return await read_payout(context, subject, account)
         except EscrowMissingError:
             # In a restored database, a replacement that it does not know may have paid out the escrow.
             with suppress(ChainUnreachableError):

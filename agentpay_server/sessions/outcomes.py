@@ -111,7 +111,7 @@ def settled(
         now_us: the time.
         paid: micro-USDC of the cap that did not come back; by default what was charged.
         deposited: micro-USDC that came beyond the cap; by default as the transaction's row says.
-        is_credited: whether what came back was booked as a deposit.
+        is_credited: whether what came back was posted as a deposit.
         shown: the entry of what was paid, and the event, if they are not those of a session.
     """
     session = change.row

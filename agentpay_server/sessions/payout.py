@@ -71,7 +71,7 @@ class Obstacle:
     refusal: Refusal
 
 
-async def look(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
+async def read_payout(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
     """Read the data for a settlement from the chain.
 
     Raises:

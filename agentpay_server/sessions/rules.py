@@ -225,7 +225,7 @@ class SettlementSplit:
     Attributes:
         settled_micro: the sum of all charges, paid to the payee.
         returned_micro: the rest of the cap, returned to the account.
-        deposited_micro: the surplus from third parties, also paid to the account and booked there as a
+        deposited_micro: the surplus from third parties, also paid to the account and posted there as a
             deposit.
     """
 

@@ -2,7 +2,7 @@
 
 Checks run in the order of transfers (interface R17): the account, idempotency, paused, recipient, the rest of
 the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py` decide and
-book.
+post.
 """
 
 from functools import partial
@@ -116,7 +116,7 @@ class Sessions:
                 continue
             if charged is None:
                 continue
-            failpoint(Operation.SESSION_CHARGE, Step.BOOKED)
+            failpoint(Operation.SESSION_CHARGE, Step.POSTED)
             if charged.must_wake:
                 self._context.wakeup.set()
             return shown(charged.session)

@@ -151,7 +151,7 @@ class Approvals:
             if decided is None:
                 continue
             transfer = await self._execution.driven(decided, deadline)
-            failpoint(Operation.APPROVE, Step.BOOKED)
+            failpoint(Operation.APPROVE, Step.POSTED)
             return final_response(transfer, self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:

@@ -12,7 +12,7 @@ from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import (
     Authorizer,
     SpendUnit,
-    must_look_again,
+    must_read_again,
     own_parties,
     refusal_of,
 )
@@ -59,7 +59,7 @@ class Checks:
         self, connection: Connection, principal: Principal, terms: TransferTerms, preflight: Preflight | None
     ) -> TransferCheck | None:
         source = own_account(connection, principal, terms.account_id)
-        if must_look_again(source, preflight):
+        if must_read_again(source, preflight):
             return None
         policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
         key = key_totals.of_principal(principal)
@@ -67,7 +67,7 @@ class Checks:
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
-            refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_look=True)
+            refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_try=True)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message

@@ -1,7 +1,7 @@
 """Executes a new or approved transfer: authorizes it, then drives its signed transaction.
 
 `service.py` and `approvals.py` handle requests and responses, `intents.py` stores the decision, `settling.py`
-books the outcome.
+posts the outcome.
 """
 
 from agentpay_server.database.runner import DatabaseUnavailableError

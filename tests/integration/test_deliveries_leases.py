@@ -209,7 +209,7 @@ async def test_a_leased_delivery_cannot_be_claimed_again(real_time):
         assert await deliveries.claim(9) == [*first, *second]
 
 
-async def test_an_attempt_that_ends_after_its_lease_is_booked_once(real_time):
+async def test_an_attempt_that_ends_after_its_lease_is_posted_once(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
@@ -319,7 +319,7 @@ async def test_any_exception_of_an_attempt_is_a_failed_attempt(error, real_time)
         assert (receiver.posts, len(delivery.attempts)) == (5, 5)
 
 
-async def test_an_attempt_that_is_ended_with_its_server_is_not_booked():
+async def test_an_attempt_that_is_ended_with_its_server_is_not_posted():
     """It was not the receiver's fault: the next start makes the same attempt."""
     receiver, database = Hanging(), Kept()
     async with runtime_on(database, receiver) as runtime:

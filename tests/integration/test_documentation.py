@@ -426,5 +426,5 @@ def test_every_log_event_is_documented() -> None:
     ]
     events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
     page = (DOCS / "reference/metrics-and-logs.md").read_text("utf-8")
-    assert {"deposit.booked", "request.answered"} <= events
+    assert {"deposit.posted", "request.answered"} <= events
     assert {event for event in events if f"`{event}`" not in page} == set()

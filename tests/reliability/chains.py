@@ -24,14 +24,14 @@ from agentpay_server.chain.protocol import (
     Absence,
     AccountData,
     Blockhash,
-    Booked,
     ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
+    Posted,
     SignatureStatus,
     TokenAccount,
-    nothing_booked,
+    nothing_posted,
 )
 
 Proceed = Callable[[], Awaitable[Any]]
@@ -306,10 +306,10 @@ class FaultyChain:
         return await self._call("token_accounts", lambda: self.inner.token_accounts(addresses))
 
     async def deposits(
-        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         async def proceed() -> list[DepositBatch]:
-            return [batch async for batch in self.inner.deposits(token_account, after=after, booked=booked)]
+            return [batch async for batch in self.inner.deposits(token_account, after=after, posted=posted)]
 
         for batch in await self._call("deposits", proceed):
             yield batch

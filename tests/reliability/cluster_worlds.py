@@ -40,7 +40,7 @@ class ClusterWorld(World):
         return self.cluster.balance(party.token_account)
 
     async def account(self, amount: str = "0", name: str = "Payer") -> Party:
-        """Create an account, and let a third party fund it; the deposit is booked on return."""
+        """Create an account, and let a third party fund it; the deposit is posted on return."""
         party = await super().account(name=name)
         if micro(amount):
             await self.mint(party, amount)
@@ -49,11 +49,11 @@ class ClusterWorld(World):
                 if row["balance"] == micro(amount):
                     return party
                 await asyncio.sleep(1)
-            raise AssertionError("the deposit was not booked")
+            raise AssertionError("the deposit was not posted")
         return party
 
     async def mint(self, party: Party, amount: str) -> str:
-        """Let money come to an account from outside, which is booked later, and return the signature."""
+        """Let money come to an account from outside, which is posted later, and return the signature."""
         self._signed += 1
         cluster, context = self.cluster, self.runtime.context
         signed = transactions.mint(

@@ -309,11 +309,11 @@ class Survey:
 
         return self._call(read())
 
-    def assert_conserved(self, *, unbooked: int = 0) -> None:
+    def assert_conserved(self, *, unposted: int = 0) -> None:
         """Assert that no money was made or lost, and that the books say what the chain says.
 
         Args:
-            unbooked: micro-USDC that arrived on chain and is not booked yet.
+            unposted: micro-USDC that arrived on chain and is not posted yet.
         """
         balances = self.balances()
         assert sum(balances.values()) == self.minted()
@@ -321,8 +321,8 @@ class Survey:
         # Nothing half-made is ever listed.
         assert {row["usdc_token_account"] for row in accounts} <= balances.keys()
         on_chain = sum(balances[row["usdc_token_account"]] for row in accounts)
-        assert sum(row["balance"] for row in accounts) + unbooked == on_chain
-        if not unbooked:
+        assert sum(row["balance"] for row in accounts) + unposted == on_chain
+        if not unposted:
             assert all(row["balance"] == balances[row["usdc_token_account"]] for row in accounts)
 
     def assert_settled_once(

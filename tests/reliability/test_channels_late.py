@@ -1,4 +1,4 @@
-"""Openings of channels that land after their expiry: what they moved is booked, counted, and comes back.
+"""Openings of channels that land after their expiry: what they moved is posted, counted, and comes back.
 
 Blockhashes of this cluster live longer than it says, as in `test_late_landings`.
 """
@@ -127,7 +127,7 @@ async def judged(market: Market, payer: Party, transfer_id: str, taken: int) -> 
     assert not [each for each in types if each.startswith("session.")]
 
 
-async def test_a_late_opening_that_its_seller_settles_is_booked_with_what_it_took(market: Market) -> None:
+async def test_a_late_opening_that_its_seller_settles_is_posted_with_what_it_took(market: Market) -> None:
     payer = await market.world.account("10")
     transfer_id, raw = await market.expired(payer)
     market.world.cluster.submit(raw)

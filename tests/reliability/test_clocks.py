@@ -128,7 +128,7 @@ async def test_a_server_whose_clock_is_wrong_signs_nothing_until_it_is_corrected
     sent = len(server.chain.sent)
     machine.ahead_us = -11 * SECOND_US
     with machine.in_use():
-        await wrong.runtime.context.clock_check.look()
+        await wrong.runtime.context.clock_check.check()
         assert await not_ready(wrong) == ["clock"]
         refused = [
             await wrong.transfer("now", source, to, "0.5"),
@@ -149,7 +149,7 @@ async def test_a_server_whose_clock_is_wrong_signs_nothing_until_it_is_corrected
         await wrong.policy(source, paused=True)
         await wrong.policy(source, paused=False)
         machine.ahead_us = 0
-        await wrong.runtime.context.clock_check.look()
+        await wrong.runtime.context.clock_check.check()
         assert await not_ready(wrong) == []
         done = [
             await wrong.transfer("now", source, to, "0.5"),
@@ -176,7 +176,7 @@ async def test_a_clock_that_is_set_while_a_server_runs_is_noticed_at_once(
         assert await not_ready(other) == ["clock"]
 
 
-async def test_what_was_signed_before_a_clock_went_wrong_is_booked_once_it_is_right(
+async def test_what_was_signed_before_a_clock_went_wrong_is_posted_once_it_is_right(
     servers: tuple[World, World], machine: Machine
 ) -> None:
     server, other = servers
@@ -196,12 +196,12 @@ async def test_what_was_signed_before_a_clock_went_wrong_is_booked_once_it_is_ri
         with machine.in_use():
             paying = asyncio.ensure_future(other.transfer("second", source, to, "1.5"))
         await is_sent.wait()
-    # If the payment were booked tomorrow, the window would no longer contain the first.
+    # If the payment were posted tomorrow, the window would no longer contain the first.
     assert (await server.transfer("third", source, to, "3")).error == "policy_violation"
     assert not paying.done()
     machine.ahead_us = 0
     with machine.in_use():
-        await other.runtime.context.clock_check.look()
+        await other.runtime.context.clock_check.check()
     assert (await paying).status == 200
     assert server.balance(to) == 4_500_000
 
@@ -252,7 +252,7 @@ async def paid(server: World, seller: Seller, payer: Party) -> Answer:
     answer = await server.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", 1_000_000)})
     if answer.status == 201:
         await server.chain.send(seller.cosigned(answer.body["header"]))
-        await server.runtime.services.payment_watch.look()
+        await server.runtime.services.payment_watch.poll()
     return answer
 
 
@@ -466,7 +466,7 @@ class TestClockCheck:
         check, seen = ClockCheck(SystemClock(), database_now), []
         for seconds in (0, 1, 3, 9, 11, 9, 1):
             machine.ahead_us = sign * seconds * SECOND_US
-            await check.look()
+            await check.check()
             seen.append((seconds, check.agrees()))
         assert seen == [(0, True), (1, True), (3, True), (9, True), (11, False), (9, True), (1, True)]
         levels = [record.levelname for record in caplog.records]
@@ -494,7 +494,7 @@ class TestClockCheck:
             return SYSTEM_NOW_US()
 
         check = ClockCheck(SystemClock(), database_now)
-        await check.look()
+        await check.check()
         is_away = True
         assert not await check.run_due()
         assert check.agrees()
@@ -509,7 +509,7 @@ class TestClockCheck:
 
         manual = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         for check in (ClockCheck(manual, database_now), ClockCheck(SystemClock())):
-            await check.look()
+            await check.check()
             machine.ahead_us = DAY_US
             assert check.agrees()
             assert await check.next_due_us() is None

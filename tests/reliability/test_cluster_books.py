@@ -158,7 +158,7 @@ async def test_the_low_balance_event_fires_when_the_balance_crosses_the_threshol
     assert await low(world) == ["49.000000"]
 
 
-async def test_the_low_balance_event_waits_for_unbooked_deposits(
+async def test_the_low_balance_event_waits_for_unposted_deposits(
     world: ClusterWorld, threshold: None
 ) -> None:
     source, to = await world.account("100"), await world.account()
@@ -173,7 +173,7 @@ async def test_the_low_balance_event_waits_for_unbooked_deposits(
     assert await low(world) == ["49.000000"]
 
 
-async def test_the_low_balance_event_fires_after_pending_deposits_are_booked(
+async def test_the_low_balance_event_fires_after_pending_deposits_are_posted(
     world: ClusterWorld, threshold: None
 ) -> None:
     source, to = await world.account("100"), await world.account()

@@ -46,7 +46,7 @@ async def watched(world: World) -> list[str]:
 
 
 async def look(world: World) -> None:
-    await Confirmations(world.runtime.context, world.runtime.services.settlement).look()
+    await Confirmations(world.runtime.context, world.runtime.services.settlement).poll()
 
 
 async def test_watching_ends_when_a_transaction_is_irreversible(world: World) -> None:
@@ -126,7 +126,7 @@ async def test_an_account_whose_creation_may_vanish_is_watched(world: World) -> 
     assert await watched(world) == [account.account_id]
 
 
-async def test_a_funding_that_may_vanish_is_watched_and_booked_once(world: World) -> None:
+async def test_a_funding_that_may_vanish_is_watched_and_posted_once(world: World) -> None:
     account = await world.account()
     world.chain.next("signature_status", confirmed_only)
     await world.fund(account.account_id, "5")

@@ -79,7 +79,7 @@ def postgres_database() -> str:
         yield postgres_server.url_of(directory)
 
 
-def test_the_verdict_counts_double_payments_overspending_and_unbooked_payments() -> None:
+def test_the_verdict_counts_double_payments_overspending_and_unposted_payments() -> None:
     landed = LandedPayments([payment("a", "1"), payment("b", "2"), payment("b", "3")])
     modes = {"a": Mode.HONEST, "b": Mode.HONEST, "c": Mode.HOLD, "d": Mode.HOLD}
     honest, hold = lines_of(modes, {"a": ("served", 1), "c": ("refused", 2)}, landed)
@@ -128,7 +128,7 @@ OUTCOMES = {"a": "served", "b": "unserved", "c": "served", "d": "refused"}
 LANDED = [payment("a", "1"), payment("b", "2")]
 BOOKS = Books(
     token_account="ours",
-    booked_micro=70,
+    posted_micro=70,
     held_micro=70,
     spent_micro=2 * PRICE_MICRO,
     transfers=[
@@ -152,7 +152,7 @@ def test_books_that_agree_for_every_purchase_have_no_difference() -> None:
 
 
 def test_errors_that_cancel_out_in_the_totals_are_found() -> None:
-    """`b` was paid twice and `a` not at all: as many payments landed as are booked, for the same sum."""
+    """`b` was paid twice and `a` not at all: as many payments landed as are posted, for the same sum."""
     found = compared([payment("b", "1"), payment("b", "2")])
     assert [line.partition(":")[0] for line in found] == ["a", "a", "b", "b"]
     assert "b: it landed 2 times." in found

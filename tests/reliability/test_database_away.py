@@ -122,7 +122,7 @@ async def test_drivers_and_workers_continue_when_the_database_is_back() -> None:
         assert world.balance(to) == 7_000_000
         database.comes_back()
         await world.rest()
-        # No request was repeated: its driver has booked it, and the workers look for due work as before.
+        # No request was repeated: its driver has posted it, and the workers look for due work as before.
         (transfer,) = await world.rows(tables.transfers)
         assert (transfer["status"], transfer["transfer_id"]) == ("settled", away.transfer_id)
         assert world.runtime.services.schedule.lag_seconds() == 0

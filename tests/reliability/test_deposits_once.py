@@ -1,4 +1,4 @@
-"""Deposits are booked once, for any number of watchers, crashes and repeated reports of the chain (P3).
+"""Deposits are posted once, for any number of watchers, crashes and repeated reports of the chain (P3).
 
 The watcher is led through every order in which it and a settling transfer can come to the same money.
 """
@@ -46,7 +46,7 @@ async def stranger(world: World, number: int = 1) -> Wallet:
     return made
 
 
-async def assert_booked(world: World, account: Party, *expected: int) -> None:
+async def assert_posted(world: World, account: Party, *expected: int) -> None:
     """Assert that these micro-USDC are the deposits of an account, and its balance what the chain shows."""
     entries = [entry for entry in await world.entries(account) if entry["type"] == "deposit"]
     assert [entry["amount"] for entry in entries] == list(expected)
@@ -86,19 +86,19 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
         return [DepositBatch(deposits=(own,), cursor="2")]
 
     world.chain.next("deposits", tells)
-    await watcher(world).look(to.token_account)
+    await watcher(world).poll(to.token_account)
     assert await world.entries(to) == []
     world.chain.black_holes.clear()
     assert (await answer).status == 200
-    await assert_booked(world, to, 4_000_000)
+    await assert_posted(world, to, 4_000_000)
     world.chain.next("deposits", tells_again)
-    await watcher(world).look(to.token_account)
-    await assert_booked(world, to, 4_000_000)
+    await watcher(world).poll(to.token_account)
+    await assert_posted(world, to, 4_000_000)
     (row,) = await world.rows(tables.accounts, account_id=to.account_id)
     assert row["deposit_cursor"] == "2"
 
 
-async def test_a_transfer_in_flight_to_an_account_created_later_is_booked_as_a_deposit(world: World) -> None:
+async def test_a_transfer_in_flight_to_an_account_created_later_is_posted_as_a_deposit(world: World) -> None:
     """The token account that it pays was no account's yet when the transfer was accepted."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
@@ -113,7 +113,7 @@ async def test_a_transfer_in_flight_to_an_account_created_later_is_booked_as_a_d
     assert (await answer).status == 200
 
 
-async def test_a_transfer_driven_by_another_process_is_not_booked_as_a_deposit(world: World) -> None:
+async def test_a_transfer_driven_by_another_process_is_not_posted_as_a_deposit(world: World) -> None:
     """The journal reports a payment that a third party submitted for the service; it is not a deposit."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
@@ -125,12 +125,12 @@ async def test_a_transfer_driven_by_another_process_is_not_booked_as_a_deposit(w
     assert world.chain.calls.count("deposits") == 2  # One for the funding, one for the new report.
     world.chain.black_holes.clear()
     assert (await answer).status == 200
-    await assert_booked(world, to, 4_000_000)
+    await assert_posted(world, to, 4_000_000)
     await world.advance()
-    await assert_booked(world, to, 4_000_000)
+    await assert_posted(world, to, 4_000_000)
 
 
-async def test_many_deposits_to_one_account_are_booked_in_bounded_batches(
+async def test_many_deposits_to_one_account_are_posted_in_bounded_batches(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deposits_module, "_BATCHES_AT_ONCE", 2)
@@ -157,12 +157,12 @@ async def test_many_deposits_to_one_account_are_booked_in_bounded_batches(
     looking._arrivals.is_anywhere = False
     # What the chain holds is not compared: it has none of these deposits.
     looking._compared.add(account.token_account)
-    booked = []
+    posted = []
     for _ in range(4):
         world.chain.next("deposits", tells)
-        await looking.look(account.token_account)
-        booked.append((len(await world.entries(account)), looking.is_any_due))
-    assert booked == [(2, True), (4, True), (5, False), (5, False)]
+        await looking.poll(account.token_account)
+        posted.append((len(await world.entries(account)), looking.is_any_due))
+    assert posted == [(2, True), (4, True), (5, False), (5, False)]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -172,9 +172,9 @@ async def test_racing_watchers_and_transfers_book_everything_once(seed: int) -> 
         others = [watcher(world) for _ in range(3)]
         for _ in range(3):
             await wallet.pay((to.token_account, 5), (source.token_account, 7))
-        looks = [other.look(account.token_account) for other in others for account in (to, source)]
+        looks = [other.poll(account.token_account) for other in others for account in (to, source)]
         sends = [world.transfer(f"key{number}", source, to, "1") for number in range(3)]
-        found = await asyncio.gather(*looks, *sends, *(other.look_everywhere() for other in others))
+        found = await asyncio.gather(*looks, *sends, *(other.poll_everywhere() for other in others))
         assert [answer.status for answer in found if answer is not None] == [200, 200, 200]
         await world.advance()
         assert sorted(entry["amount"] for entry in await world.entries(to)) == [5, 5, 5, *[10**6] * 3]
@@ -196,10 +196,10 @@ async def test_watchers_of_two_servers_on_one_database_book_everything_once(
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
-            looks = (watch.look_everywhere() for watch in (world.runtime.services.deposits, other))
+            looks = (watch.poll_everywhere() for watch in (world.runtime.services.deposits, other))
             await asyncio.gather(*looks)
         for account in accounts:
-            await assert_booked(world, account, 1, 2, 3, 4, 5)
+            await assert_posted(world, account, 1, 2, 3, 4, 5)
         await database.close()
 
 
@@ -209,25 +209,25 @@ async def test_an_overtaken_watcher_continues_from_the_cursor_of_the_other(world
 
     async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
         found = await proceed()
-        await watcher(world).look(account.token_account)
+        await watcher(world).poll(account.token_account)
         await wallet.pay((account.token_account, 6))
         return found
 
     world.chain.next("deposits", overtaken)
-    await world.runtime.services.deposits.look(account.token_account)
-    await assert_booked(world, account, 5, 6)
+    await world.runtime.services.deposits.poll(account.token_account)
+    await assert_posted(world, account, 5, 6)
 
 
-async def test_a_funding_booked_by_another_watcher_is_still_audited(world: World) -> None:
+async def test_a_funding_posted_by_another_watcher_is_still_audited(world: World) -> None:
     account = await world.account()
 
     async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
-        await watcher(world).look(account.token_account)
+        await watcher(world).poll(account.token_account)
         return await proceed()
 
     world.chain.next("signature_status", overtaken)
     await world.fund(account.account_id, "5")
-    await assert_booked(world, account, 5_000_000)
+    await assert_posted(world, account, 5_000_000)
     assert len(await world.rows(tables.audit, action="sandbox.accounts.fund")) == 1
 
 
@@ -243,11 +243,11 @@ async def test_a_failed_look_is_retried(world: World, look: str) -> None:
     await world.advance()
     await assert_entries(world, account)
     await world.advance(RETRY_US / SECOND_US)
-    await assert_booked(world, account, 5)
+    await assert_posted(world, account, 5)
     assert not world.runtime.services.deposits.is_any_due
 
 
-async def test_spending_an_unbooked_deposit_never_reports_a_negative_balance(
+async def test_spending_an_unposted_deposit_never_reports_a_negative_balance(
     world: World,
 ) -> None:
     wallet, account, to = await stranger(world), await world.account("60"), await world.account()
@@ -287,7 +287,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
     with monkeypatch.context() as patch:
         patch.setattr(world.chain, "deposits", unreadable)
         await world.advance()
-        await assert_booked(world, second, 6)
+        await assert_posted(world, second, 6)
         await assert_entries(world, first, 1)
         await world.advance(RETRY_US / SECOND_US)
         (told_of,) = [record for record in caplog.records if "deposits.unread" in record.getMessage()]
@@ -305,16 +305,16 @@ async def assert_entries(world: World, account: Party, *amounts: int) -> None:
     assert [entry["amount"] for entry in await world.entries(account)] == list(amounts)
 
 
-async def test_an_unbooked_deposit_is_booked_by_the_next_server(lives: Lives) -> None:
+async def test_an_unposted_deposit_is_posted_by_the_next_server(lives: Lives) -> None:
     world = await lives.start()
     wallet, account, idle = await stranger(world), await world.account("3"), await world.account()
     await wallet.pay((account.token_account, 5))
     world = await lives.restart()
-    await assert_booked(world, account, 3_000_000, 5)
+    await assert_posted(world, account, 3_000_000, 5)
     # The last is the comparison with the books, once per start.
     assert world.chain.calls == ["token_accounts", "deposits", "token_accounts"]
     world = await lives.restart()
-    await assert_booked(world, account, 3_000_000, 5)
+    await assert_posted(world, account, 3_000_000, 5)
     # The books agree with the chain: no account is worth more than the one look at all.
     assert world.chain.calls == ["token_accounts"]
     await assert_entries(world, idle)
@@ -335,12 +335,12 @@ async def test_a_deposit_equal_to_a_transfer_in_flight_is_found(lives: Lives) ->
     world.chain.is_down = False
     await world.advance(RETRY_US / SECOND_US)
     await world.rest()
-    await assert_booked(world, source, 9_000_000, 4_000_000)
-    await assert_booked(world, to, 4_000_000)
+    await assert_posted(world, source, 9_000_000, 4_000_000)
+    await assert_posted(world, to, 4_000_000)
 
 
 @pytest.mark.parametrize("point", ["before", "after"])
-async def test_an_interrupted_funding_is_booked_if_it_was_executed(lives: Lives, point: str) -> None:
+async def test_an_interrupted_funding_is_posted_if_it_was_executed(lives: Lives, point: str) -> None:
     world = await lives.start()
     account = await world.account()
 
@@ -352,7 +352,7 @@ async def test_an_interrupted_funding_is_booked_if_it_was_executed(lives: Lives,
     world.chain.next("send", hangs)
     await lives.ended_in(world.fund(account.account_id, "5"))
     world = await lives.start()
-    await assert_booked(world, account, *([5_000_000] if point == "after" else []))
+    await assert_posted(world, account, *([5_000_000] if point == "after" else []))
     audited = [row["action"] for row in await world.rows(tables.audit)]
     # The caller died with the process; the deposit did not.
     assert audited.count("sandbox.accounts.fund") == 0
@@ -377,7 +377,7 @@ async def test_a_deposit_whose_write_reply_was_lost_is_found(
         await wallet.pay((account.token_account, 5))
     await world.chain.inner.block_height()
     await world.advance()
-    await assert_booked(world, account, 5)
+    await assert_posted(world, account, 5)
 
 
 async def test_an_unreadable_journal_is_read_again_later(
@@ -395,7 +395,7 @@ async def test_an_unreadable_journal_is_read_again_later(
         await world.advance()
         await assert_entries(world, account)
     await world.advance(RETRY_US / SECOND_US)
-    await assert_booked(world, account, 5)
+    await assert_posted(world, account, 5)
 
 
 # --- A chain that does not tell
@@ -411,7 +411,7 @@ async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: p
     deposits = Deposits(
         evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
     )
-    worker = DepositSchedule(deposits, clock=clock, look_every_seconds=5)
+    worker = DepositSchedule(deposits, clock=clock, poll_every_seconds=5)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
     assert await worker.next_due_us() == 5 * SECOND_US
@@ -424,7 +424,7 @@ async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: p
     assert not await worker.run_due()
     real_us += RETRY_US
     assert await worker.run_due()
-    await assert_booked(world, account, 5)
+    await assert_posted(world, account, 5)
     assert await worker.next_due_us() == real_us + 5 * SECOND_US
 
 
@@ -434,7 +434,7 @@ async def test_advancing_a_manual_clock_does_not_poll_earlier(
     real_us = 0
     monkeypatch.setattr(pace, "now_seconds", lambda: real_us / SECOND_US)
     clock = world.runtime.context.clock
-    worker = DepositSchedule(watcher(world), clock=clock, look_every_seconds=5)
+    worker = DepositSchedule(watcher(world), clock=clock, poll_every_seconds=5)
     assert await worker.next_due_us() == clock.now_us()
     assert await worker.run_due()
     assert await worker.next_due_us() is None

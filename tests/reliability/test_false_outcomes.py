@@ -204,7 +204,7 @@ async def test_a_landed_transfer_that_no_record_of_a_node_shows_is_not_repeated(
 
 @pytest.mark.parametrize("name", DEALS)
 @pytest.mark.parametrize("lie", ["status: succeeded", "status: failed"])
-async def test_a_false_outcome_of_a_transaction_that_never_lands_is_not_booked(
+async def test_a_false_outcome_of_a_transaction_that_never_lands_is_not_posted(
     monkeypatch: pytest.MonkeyPatch, name: str, lie: str
 ) -> None:
     await play(monkeypatch, name, lambda cluster: tell(cluster, lie, "for 15 s"), delay=NEVER)
@@ -263,13 +263,13 @@ async def test_one_false_method_never_books_an_outcome_of_a_payment(
 # --- What a false history hides
 
 
-async def test_a_deposit_that_a_history_left_out_is_booked_later(
+async def test_a_deposit_that_a_history_left_out_is_posted_later(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with cluster_worlds.serving(monkeypatch) as world:
         account = await world.account("10")
 
-        async def booked() -> list[int]:
+        async def posted() -> list[int]:
             return [entry["amount"] for entry in await world.entries(account)]
 
         hidden = await world.mint(account, "1")
@@ -277,17 +277,17 @@ async def test_a_deposit_that_a_history_left_out_is_booked_later(
         await world.mint(account, "2")
         await asyncio.sleep(30)
         # The node has shown what came after it, so the search goes on from there.
-        assert await booked() == [10 * MICRO, 2 * MICRO]
+        assert await posted() == [10 * MICRO, 2 * MICRO]
         world.cluster.unlisted.clear()
         await world.rest()
-        assert await booked() == [10 * MICRO, 2 * MICRO, 1 * MICRO]
+        assert await posted() == [10 * MICRO, 2 * MICRO, 1 * MICRO]
         (row,) = await world.rows(tables.accounts, account_id=account.account_id)
         assert row["balance"] == world.balance(account) == 13 * MICRO
         lines = [record.getMessage() for record in caplog.records]
         assert [account.account_id in line for line in lines if "deposits.read_again" in line] == [True]
 
 
-async def test_a_whole_history_is_read_again_without_the_transactions_that_are_booked(
+async def test_a_whole_history_is_read_again_without_the_transactions_that_are_posted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A history that takes several scans, of which the newest entries do not tell.

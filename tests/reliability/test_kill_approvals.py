@@ -126,7 +126,7 @@ def test_a_killed_approval_completes_without_another_request(escalated: Escalate
         Survey(server).assert_settled_once(escalated.it, answer, escalated.before, was_escalated=True)
 
 
-@pytest.mark.parametrize("point", ["approve.begun", "approve.booked"])
+@pytest.mark.parametrize("point", ["approve.begun", "approve.posted"])
 def test_an_approval_refused_by_policy_and_killed_is_refused_once(escalated: Escalated, point: str) -> None:
     with escalated.it.served() as server:
         server.client().policies.pause(escalated.it.payer)

@@ -164,7 +164,7 @@ def it(template: Prepared, tmp_path: Path) -> Prepared:
 
 
 def judged(survey: Survey, payer_id: str) -> int:
-    """Return how much left the payer, by the chain; assert that it is at most one payment, and is booked."""
+    """Return how much left the payer, by the chain; assert that it is at most one payment, and is posted."""
     (payer,) = survey.rows(tables.accounts, account_id=payer_id)
     spent = FUNDS - survey.balances()[payer["usdc_token_account"]]
     assert spent in (0, PRICE)

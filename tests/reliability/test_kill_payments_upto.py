@@ -34,9 +34,9 @@ PAID_BY_SELLER = {
     "payment.signed": {CHARGE},
     # The seller could not settle at the dead server, and served nothing: it settles with nothing, if at all.
     "channel_open.landed": {0, CHARGE},
-    "channel_open.booked": {0, CHARGE},
+    "channel_open.posted": {0, CHARGE},
     "channel_close.landed": {CHARGE},
-    "channel_close.booked": {CHARGE},
+    "channel_close.posted": {CHARGE},
 }
 FORCED = ("channel_close.signed", "channel_close.sent", "channel_close.expired")
 
@@ -97,7 +97,7 @@ def authorized(dying: Child, shop: Paywall, it: Prepared) -> str:
 
 
 def read_until_dead(dying: Child, it: Prepared) -> None:
-    """Read the payments, which books what the chain shows, until the server dies."""
+    """Read the payments, which posts what the chain shows, until the server dies."""
     listed = dying.request("GET", "/ext/v1/payments", it.key)
     for payment in [] if listed is None else listed.json()["data"]:
         dying.request("GET", f"/ext/v1/payments/{payment['transfer_id']}", it.key)

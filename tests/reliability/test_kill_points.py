@@ -31,7 +31,7 @@ PAIRS = [
     ("transfer.signed", "transfer.sent"),
     ("transfer.expired", "transfer.signed"),
     ("transfer.sent", "transfer.landed"),
-    ("transfer.landed", "transfer.booked"),
+    ("transfer.landed", "transfer.posted"),
     ("chain.executed@2", "chain.written@2"),
     ("chain.written@2", "transfer.landed"),
 ]
@@ -126,7 +126,7 @@ def test_an_account_creation_killed_at_any_point_is_complete_or_absent(it: Prepa
     with it.served() as server:
         client, survey = server.client(), Survey(server)
         listed = list(client.accounts.list())
-        assert len(listed) == (3 if point == "account.booked" else 2)
+        assert len(listed) == (3 if point == "account.posted" else 2)
         again = client.accounts.create(name="Third")
         assert again.chain_address not in {account.chain_address for account in listed}
         assert len(list(client.accounts.list())) == len(listed) + 1
@@ -136,7 +136,7 @@ def test_an_account_creation_killed_at_any_point_is_complete_or_absent(it: Prepa
 
 
 @pytest.mark.parametrize("point", [*FUND, *DEPOSIT])
-def test_a_funding_killed_at_any_point_is_booked_once_or_absent(it: Prepared, point: str) -> None:
+def test_a_funding_killed_at_any_point_is_posted_once_or_absent(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
         path = f"/ext/v1/sandbox/accounts/{it.payee}/fund"
@@ -146,7 +146,7 @@ def test_a_funding_killed_at_any_point_is_booked_once_or_absent(it: Prepared, po
         client, survey = server.client(), Survey(server)
         has_come = point not in ("fund.begun", "fund.signed", "fund.expired", "chain.executed@2")
         assert client.accounts.balance(it.payee).balance_usdc == (5 if has_come else 0)
-        # A transaction that landed and was not booked is a deposit, found at the start.
+        # A transaction that landed and was not posted is a deposit, found at the start.
         survey.assert_conserved()
         server.sandbox.fund(it.payee, "1")
         survey.assert_conserved()
@@ -156,7 +156,7 @@ def test_a_funding_killed_at_any_point_is_booked_once_or_absent(it: Prepared, po
 
 @pytest.mark.parametrize("second", DEPOSIT)
 @pytest.mark.parametrize("first", ["fund.landed", "chain.written@2"])
-def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
+def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_posted_once(
     it: Prepared, first: str, second: str
 ) -> None:
     with child(it, first) as dying:

@@ -113,7 +113,7 @@ def open_and_close(dying: Child, shop: Paywall, it: Prepared, point: str) -> Non
         http.get("/call", headers={header["name"]: header["value"]})
     expiring(it, dying, point)
     path = f"/ext/v1/sessions/{step['session_id']}/close"
-    # 503 until the opening is booked; None once the server is dead.
+    # 503 until the opening is posted; None once the server is dead.
     closed = dying.request("POST", path, it.key)
     while closed is not None and closed.status_code == 503:
         closed = dying.request("POST", path, it.key)

@@ -135,7 +135,7 @@ def test_a_charge_killed_at_any_point_is_made_once(it: Prepared, before: set[str
         assert charge(it, dying, session_id) is None
         dying.assert_killed()
     with it.served() as server:
-        is_made = point == "session_charge.booked"
+        is_made = point == "session_charge.posted"
         assert server.sessions.get(session_id).running_total_usdc == (4 if is_made else 0)
         finish(it, server, before)
 

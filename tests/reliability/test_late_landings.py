@@ -1,4 +1,4 @@
-"""A transaction that lands after its expiry is booked, counted, and blocks its account until reviewed.
+"""A transaction that lands after its expiry is posted, counted, and blocks its account until reviewed.
 
 All that is done about wrong numbers cannot keep a cluster from breaking its own promise: here blockhashes
 live longer than it says.
@@ -66,7 +66,7 @@ async def readiness(world: ClusterWorld) -> tuple[int, dict[str, Any]]:
 # --- Transfers
 
 
-async def test_a_transfer_that_lands_twice_is_booked_twice_and_blocks_its_account(
+async def test_a_transfer_that_lands_twice_is_posted_twice_and_blocks_its_account(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -132,7 +132,7 @@ async def test_a_transfer_settles_with_its_first_transaction_when_that_lands_bef
     assert (await books(world, source))["in_flight"] == 0
     sends = world.cluster.sent.copy()
     await world.rest()
-    # The second is never resent, and is booked as well once it lands.
+    # The second is never resent, and is posted as well once it lands.
     assert world.cluster.sent == sends
     assert len(world.cluster.payments(transfer_id)) == 2
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
@@ -180,7 +180,7 @@ async def test_a_transfer_is_settled_when_its_second_transaction_fails_because_t
     assert (await books(world, source))["balance"] == 0
 
 
-async def test_a_second_transaction_is_not_booked_as_failed_while_the_first_is_unknown(
+async def test_a_second_transaction_is_not_posted_as_failed_while_the_first_is_unknown(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("1"), await world.account()
@@ -211,7 +211,7 @@ def hidden(signature: str) -> Change:
     return change
 
 
-async def test_a_late_transfer_already_booked_as_a_deposit_is_not_booked_again(world: ClusterWorld) -> None:
+async def test_a_late_transfer_already_posted_as_a_deposit_is_not_posted_again(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
@@ -236,7 +236,7 @@ def unknown(reply: Any, _: Cluster) -> Any:
     return {**reply, "value": [None for _ in reply["value"]]}
 
 
-async def test_a_late_landing_seen_by_several_servers_is_booked_once(
+async def test_a_late_landing_seen_by_several_servers_is_posted_once(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -245,7 +245,7 @@ async def test_a_late_landing_seen_by_several_servers_is_booked_once(
     runtime = world.runtime
     others = [LateLandings(runtime.context, runtime.services.settlement) for _ in range(3)]
     while await watched(world) == [("transfer", "expired")]:
-        await asyncio.gather(*(other.look() for other in others))
+        await asyncio.gather(*(other.poll() for other in others))
         await asyncio.sleep(0.5)
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
     assert caplog.text.count("transaction.landed_after_expiry") == 1

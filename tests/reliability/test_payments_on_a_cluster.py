@@ -1,4 +1,4 @@
-"""Payments behind HTTP 402 on a public cluster: no expiry is booked while the payment may have landed.
+"""Payments behind HTTP 402 on a public cluster: no expiry is posted while the payment may have landed.
 
 A seller that pays the fee also names the transaction, so the service finds it in a node's index of the
 payer's transactions. That index may lag, or lack lines for hours.
@@ -208,7 +208,7 @@ async def test_an_error_in_one_check_ends_after_the_other_checks(
     for number in range(3):
         await market.paid(payer, f"order-{number}")
     waiting = await market.world.runtime.context.database.read(transactions.payments_of, payer.account_id)
-    look = settlement.look_at
+    look = settlement.poll_one
 
     async def failing_first(tx: StoredTransaction) -> Any:
         if tx == waiting[0]:
@@ -218,9 +218,9 @@ async def test_an_error_in_one_check_ends_after_the_other_checks(
         checked.append(tx.signature)
         return result
 
-    monkeypatch.setattr(settlement, "look_at", failing_first)
+    monkeypatch.setattr(settlement, "poll_one", failing_first)
     with pytest.raises(ConnectionResetError):
-        await settlement.look_at_payments(payer.account_id)
+        await settlement.poll_payments(payer.account_id)
     assert checked == [tx.signature for tx in waiting[1:]]
 
 

@@ -138,7 +138,7 @@ async def test_a_transfer_signed_but_not_sent_before_a_restart_pays_once(
     assert (again.status, again.transfer_id) == (200, first["transfer_id"])
 
 
-async def test_a_transfer_executed_but_not_booked_before_a_restart_is_booked_without_resending(
+async def test_a_transfer_executed_but_not_posted_before_a_restart_is_posted_without_resending(
     lives: Lives,
 ) -> None:
     world = await lives.start()
@@ -273,7 +273,7 @@ async def test_a_transfer_whose_driver_failed_is_driven_again(
         raise OSError("scripted: the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Settlement, "_booked", broken)
+        patch.setattr(Settlement, "_posted", broken)
         answer = await world.transfer("key", source, to, "7")
     assert (answer.status, answer.body["status"]) == (503, "submitted")
     assert (await one_transfer(world))["transfer_id"] == answer.transfer_id

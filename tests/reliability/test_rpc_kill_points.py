@@ -24,7 +24,7 @@ PAIRS = [
     ("transfer.signed", "transfer.sent"),
     ("transfer.signed", "transfer.expired"),
     ("transfer.sent", "transfer.landed"),
-    ("transfer.landed", "transfer.booked"),
+    ("transfer.landed", "transfer.posted"),
 ]
 
 
@@ -120,7 +120,7 @@ def test_an_account_creation_killed_at_any_point_is_complete_or_absent(
     with it.served() as server:
         client = server.client()
         listed = list(client.accounts.list())
-        assert len(listed) == (3 if point == "account.booked" else 2)
+        assert len(listed) == (3 if point == "account.posted" else 2)
         again = client.accounts.create(name="Third")
         assert again.chain_address not in {account.chain_address for account in listed}
         assert held(node, again.usdc_token_account) == 0

@@ -126,10 +126,10 @@ def test_a_separate_server_process_dies_at_the_armed_failpoint(tmp_path: Path) -
     with child(it) as living:
         put = [
             answered(living, "PUT", f"/ext/v1/sandbox/faults/crash_at:{point}", it.key)
-            for point in ("transfer.booked", "transfer.sent")
+            for point in ("transfer.posted", "transfer.sent")
         ]
         assert [answer.json() for answer in put] == [
-            {"name": "crash_at:transfer.booked", "times": 1, "effect": None, "delay_ms": None},
+            {"name": "crash_at:transfer.posted", "times": 1, "effect": None, "delay_ms": None},
             {"name": "crash_at:transfer.sent", "times": 1, "effect": None, "delay_ms": None},
         ]
         refused = living.request("PUT", "/ext/v1/sandbox/faults/crash_at:transfer.sent", it.key, {"times": 2})

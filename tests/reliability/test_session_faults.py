@@ -159,7 +159,7 @@ async def test_an_opening_refused_for_another_reason_fails_as_transfer_failed(wo
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_deposit_to_the_escrow_just_before_settlement_is_booked(world: World, times: int) -> None:
+async def test_a_deposit_to_the_escrow_just_before_settlement_is_posted(world: World, times: int) -> None:
     source, to = await pair(world)
     stranger = await world.account("1")
     session_id = await world.opened_session("s", source, to, "10")
@@ -344,7 +344,7 @@ async def test_a_transfer_resolves_an_unknown_opening_before_checking_the_balanc
     world.chain.next("send", chains.goes_down_after)
     assert (await world.open_session("s", source, to, "6")).status == 503
     world.chain.clear()
-    # The cap is gone from the balance and in flight as well, until the opening is booked.
+    # The cap is gone from the balance and in flight as well, until the opening is posted.
     assert (await world.transfer("t", source, to, "4")).status == 200
     assert (await world.get_session((await world.rows(tables.sessions))[0]["session_id"]))["status"] == "open"
 
@@ -458,13 +458,13 @@ async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery()
         assert 0 < charged < 20
 
 
-async def test_an_outcome_that_another_server_has_booked_changes_nothing(world: World) -> None:
+async def test_an_outcome_that_another_server_has_posted_changes_nothing(world: World) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     context = world.runtime.context
     (row,) = await world.rows(tables.chain_transactions, subject_id=session_id)
     tx = StoredTransaction(**row)
-    # As another server had read the session, before this one has booked its opening.
+    # As another server had read the session, before this one has posted its opening.
     subject = attrs.evolve(
         await context.database.read(session_store.SESSIONS.existing, session_id), status="opening"
     )

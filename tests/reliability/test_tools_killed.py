@@ -98,7 +98,7 @@ PAID_FETCHES = [
     ("payment.begun", Protocol.MPP),
     ("payment.signed", Protocol.X402_V1),
     ("payment.landed", Protocol.X402_V2),
-    ("payment.booked", Protocol.MPP),
+    ("payment.posted", Protocol.MPP),
     # Also pages that the chain writes for the seller itself.
     ("chain.executed@2", Protocol.X402_V2),
     ("chain.written@2", Protocol.X402_V1),

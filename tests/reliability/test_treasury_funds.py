@@ -45,7 +45,7 @@ async def promised(world: World, funding: TreasuryFunding, lamports: int) -> int
     looks = 0
     while True:
         looks += 1
-        funds = await funding.look()
+        funds = await funding.read()
         try:
             await world.runtime.context.database.run(funding.promise, funds, Cost(fees=lamports))
         except FundsChangedError:
@@ -103,7 +103,7 @@ async def test_a_refusal_reads_the_balance_again_before_it_is_given(world: World
 async def test_requests_share_a_read_that_fails(world: World) -> None:
     funding, balance = funding_of(world, 100 * SOL)
     balance.is_down = True
-    answers = await asyncio.gather(*(funding.look() for _ in range(20)), return_exceptions=True)
+    answers = await asyncio.gather(*(funding.read() for _ in range(20)), return_exceptions=True)
     assert {type(answer) for answer in answers} == {Problem}
     assert balance.reads == 1
     balance.is_down = False

@@ -97,7 +97,7 @@ async def comes_about(world: World, end: str, one: Begun) -> None:
         world.chain.inner.expire_blockhash()
 
 
-async def assert_booked_once(world: World, one: Begun, *, has_landed: bool) -> None:
+async def assert_posted_once(world: World, one: Begun, *, has_landed: bool) -> None:
     (account,) = await world.rows(tables.accounts, account_id=one.source.account_id)
     assert account["in_flight"] == 0
     if one.tx.kind is Kind.TRANSFER:
@@ -146,7 +146,7 @@ def test_two_engines_end_a_transaction_once_in_any_order(
             assert len(set(signatures)) == len(signatures)
             landed = set(signatures) & set(world.chain.landed())
             assert landed <= {signatures[-1]}
-            await assert_booked_once(world, one, has_landed=bool(landed))
+            await assert_posted_once(world, one, has_landed=bool(landed))
 
     worlds.run(test)
 

@@ -60,7 +60,7 @@ class Market:
 
         await asyncio.to_thread(settled)
 
-    async def booked(self, transfer_id: str) -> dict[str, Any]:
+    async def posted(self, transfer_id: str) -> dict[str, Any]:
         """Return a payment once both servers say that it is settled."""
         found: list[dict[str, Any]] = []
         for server in self.servers:
@@ -127,7 +127,7 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     assert (row["balance"], row["in_flight"], row["session_reserved"]) == (FUNDS, MAXIMUM, MAXIMUM)
 
     await market.settle(answers[0].body["header"], 12_000)
-    payment = await market.booked(answers[0].body["transfer_id"])
+    payment = await market.posted(answers[0].body["transfer_id"])
     assert (payment["status"], payment["amount_usdc"]) == ("settled", "0.012000")
     assert market.first.balance(payer) == FUNDS - 12_000
     again = await market.race(payer, ["answer-1"] * 4, market.seller.ask_upto(MAXIMUM))
@@ -149,7 +149,7 @@ async def test_racing_keys_for_one_challenge_stay_within_the_daily_limit(market:
     assert (await market.first.detail(payer))["reserved_usdc"] == "0.250000"
     for number, answer in enumerate(passed.values()):
         await market.settle(answer.body["header"], (number + 1) * 1_000)
-    settled = [await market.booked(transfer_id) for transfer_id in passed]
+    settled = [await market.posted(transfer_id) for transfer_id in passed]
     assert [each["status"] for each in settled] == ["settled"] * 5
     assert sum(worlds.micro(each["amount_usdc"]) for each in settled) == 15_000
     assert market.first.balance(payer) == FUNDS - 15_000

@@ -78,7 +78,7 @@ def _believe_a_missing_status(patch: Patch) -> None:
 
 @planted
 def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
-    send, look = Broadcaster._send, Broadcaster.look
+    send, look = Broadcaster._send, Broadcaster.poll
     lost: set[str] = set()
 
     async def noted(self, signed, operation):
@@ -94,12 +94,12 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
         return await look(self, signed, find)
 
     patch(Broadcaster, "_send", noted)
-    patch(Broadcaster, "look", given_up)
+    patch(Broadcaster, "poll", given_up)
 
 
 @planted
 def what_was_sent_has_settled(patch: Patch) -> None:
-    look = Broadcaster.look
+    look = Broadcaster.poll
     sent_once: set[str] = set()
 
     async def hopeful(self, signed, find=None):
@@ -113,7 +113,7 @@ def what_was_sent_has_settled(patch: Patch) -> None:
         sent_once.add(signed.signature)
         return end, must_send
 
-    patch(Broadcaster, "look", hopeful)
+    patch(Broadcaster, "poll", hopeful)
 
 
 @planted
@@ -128,7 +128,7 @@ def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
             return None, False
         return status.failure or Landed(status.is_irreversible, status.chain_signature), False
 
-    patch(Broadcaster, "look", look)
+    patch(Broadcaster, "poll", look)
     _believe_a_missing_status(patch)
 
 
@@ -161,7 +161,7 @@ def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
 @planted
 def expiry_goes_by_time(patch: Patch) -> None:
     """After ten seconds without a status a transaction is given up."""
-    look = Broadcaster.look
+    look = Broadcaster.poll
     seen: dict[str, float] = {}
 
     async def impatient(self, signed, find=None):
@@ -171,7 +171,7 @@ def expiry_goes_by_time(patch: Patch) -> None:
             return Expired.EXPIRED, False
         return end, must_send
 
-    patch(Broadcaster, "look", impatient)
+    patch(Broadcaster, "poll", impatient)
     _believe_a_missing_status(patch)
 
 
@@ -439,19 +439,19 @@ def own_payments_are_deposits_too(patch: Patch) -> None:
 
     patch(entries, "insert_entries", unsigned)
     patch(deposit_service, "_is_settled_here", lambda *_: False)
-    patch(entries, "is_deposit_booked", lambda *_: False)
+    patch(entries, "is_deposit_posted", lambda *_: False)
 
 
 @planted
 def a_batch_of_deposits_loses_its_last_one(patch: Patch) -> None:
-    book = deposit_service.Deposits._book
+    post = deposit_service.Deposits._post
 
     def lossy(self, connection, account_id, after, batch, beside):
-        return book(
+        return post(
             self, connection, account_id, after, attrs.evolve(batch, deposits=batch.deposits[:-1]), beside
         )
 
-    patch(deposit_service.Deposits, "_book", lossy)
+    patch(deposit_service.Deposits, "_post", lossy)
 
 
 # --- Events, responses, records

@@ -44,7 +44,7 @@ def debits_are_not_compared_with_the_books(patch: Patch) -> None:
 
 
 @planted
-def a_deposit_that_a_history_leaves_out_stays_unbooked(patch: Patch) -> None:
+def a_deposit_that_a_history_leaves_out_stays_unposted(patch: Patch) -> None:
     async def content(self, account, held_micro):
         """A balance above the books is nothing to look into."""
 

@@ -44,16 +44,16 @@ def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
 
 @planted
 def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
-    look_at = Settlement.look_at
+    poll_one = Settlement.poll_one
 
     async def impatient(self, tx):
         if self._context.clock.now_us() < tx.created_us + _IMPATIENT_US:
-            return await look_at(self, tx)
+            return await poll_one(self, tx)
         subject = await self._database.read(self._handlers[tx.kind].load, tx.subject_id)
-        booked = await self._database.run(self.outcomes.expire, tx, subject)
-        return booked.following.subject if isinstance(booked.following, Ended) else None
+        posted = await self._database.run(self.outcomes.expire, tx, subject)
+        return posted.following.subject if isinstance(posted.following, Ended) else None
 
-    patch(Settlement, "look_at", impatient)
+    patch(Settlement, "poll_one", impatient)
 
 
 @planted
@@ -97,7 +97,7 @@ def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
 
 @planted
 def nobody_looks_for_payments(patch: Patch) -> None:
-    async def look_at(self, tx):
+    async def poll_one(self, tx):
         return None
 
-    patch(Settlement, "look_at", look_at)
+    patch(Settlement, "poll_one", poll_one)

@@ -70,6 +70,6 @@ def test_point_names_are_operation_and_step() -> None:
     steps = [step for step in Step if step is not Step.CLAIMED]
     assert points_of(Operation.TRANSFER) == tuple(f"transfer.{step}" for step in steps)
     assert points_of(Operation.SESSION_CLOSE) == tuple(f"session_close.{step}" for step in Step)
-    assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.booked")
+    assert points_of(Operation.SESSION_CHARGE) == ("session_charge.begun", "session_charge.posted")
     of_operations = {point for operation in Operation for point in points_of(operation)}
     assert of_operations | set(ChainPoint) == POINTS

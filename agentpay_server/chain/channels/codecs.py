@@ -26,7 +26,7 @@ The payee closes with `close_instructions` in one transaction. Without the payee
 
 A closed channel's money is divided by `payouts`. A beneficiary whose associated token account is missing,
 frozen or of another owner loses its share to the treasury, **the payer's refund included**. The program may
-pay several beneficiaries with one token instruction: book by balances, not by the transfers inside.
+pay several beneficiaries with one token instruction: post by balances, not by the transfers inside.
 
 A channel's address never hosts two channels, so a voucher is good for one channel only. Vouchers are not
 bound to a cluster: a signer's key must not be used on mainnet and on a test chain.

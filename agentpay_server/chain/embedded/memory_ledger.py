@@ -92,7 +92,7 @@ class MemoryLedger:
             self._credits.add(credit)
 
     def acknowledge(self, token_account: str, slot: int) -> None:
-        """See `Ledger.acknowledge`: booked credits are forgotten."""
+        """See `Ledger.acknowledge`: posted credits are forgotten."""
         self._credits.forget(token_account, slot)
 
     def capture(self) -> Restore:

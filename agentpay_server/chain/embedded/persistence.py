@@ -132,7 +132,7 @@ class Ledger(Protocol):
         ...
 
     def acknowledge(self, token_account: str, slot: int) -> None:
-        """Note that the credits of a token account up to a slot are booked; a ledger may forget them."""
+        """Note that the credits of a token account up to a slot are posted; a ledger may forget them."""
         ...
 
     def capture(self) -> Restore:

@@ -32,15 +32,15 @@ from agentpay_server.chain.protocol import (
     Absence,
     AccountData,
     Blockhash,
-    Booked,
     ChainFailure,
     ChainUnreachableError,
     Cosigned,
     DepositBatch,
     Payout,
+    Posted,
     SignatureStatus,
     TokenAccount,
-    nothing_booked,
+    nothing_posted,
     reported_landing_heights,
 )
 from agentpay_server.chain.rpc import blocks, replies
@@ -194,7 +194,7 @@ class RpcChain:
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """See `Chain`."""
         tip = await self._head.tip()
-        # With the finality of settlements, so that everything booked is on chain.
+        # With the finality of settlements, so that everything posted is on chain.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", [token_account], options)
         if replies.read_position(reply) < tip.slot:
@@ -316,10 +316,10 @@ class RpcChain:
         return await self._rents.setdefault(size, Recent(fetch, _RENT_SECONDS)).get()
 
     def deposits(
-        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         """See `DepositSource`. The cursor is a signature."""
-        return self._history.deposits(token_account, after=after, booked=booked)
+        return self._history.deposits(token_account, after=after, posted=posted)
 
     async def close(self) -> None:
         """Close every connection. Waiting callers get an error."""

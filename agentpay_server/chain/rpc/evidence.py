@@ -8,7 +8,7 @@
 4. That a transaction never landed is proved by three methods together: its status, the transaction, and the
    history of the account that it debits, up to a height that the proof needs.
 
-So a method that reports something false, once or always, books nothing: another one contradicts it.
+So a method that reports something false, once or always, posts nothing: another one contradicts it.
 """
 
 from collections.abc import Awaitable, Callable

@@ -13,13 +13,13 @@ from typing import Final
 from attrs import frozen
 
 from agentpay_server.chain.protocol import (
-    Booked,
     ChainUnreachableError,
     Debit,
     Deposit,
     DepositBatch,
     Payout,
-    nothing_booked,
+    Posted,
+    nothing_posted,
 )
 from agentpay_server.chain.rpc import blocks
 from agentpay_server.chain.rpc.chain_head import ChainHead
@@ -164,11 +164,11 @@ class AccountHistory:
         return [line for line in lines if line.slot >= first_slot]
 
     async def deposits(
-        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         """See `DepositSource`. The cursor is a signature."""
         history = await self._irreversible(token_account, after)
-        known = await booked() if history else ()
+        known = await posted() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
             lines = history[start : start + _DEPOSIT_BATCH]
             found = [

@@ -46,7 +46,7 @@ class AccountRecord:
     # Running total of the account's spends, and the time of the newest (ledger/spending.py).
     spent_total: int
     last_spend_us: int
-    # The booked balance. Every settled movement changes it in its own commit.
+    # The posted balance. Every settled movement changes it in its own commit.
     balance: int
     # The amount that signed transfers and session openings that are not final may still debit.
     in_flight: int

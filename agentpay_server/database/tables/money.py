@@ -253,7 +253,7 @@ class ChainTransactionRecord:
     "entries",
     Index("ix_entries_account", "account_id", "seq"),
     Index("ix_entries_account_status", "account_id", "status", "seq"),
-    # A deposit is booked once, however often it is reported.
+    # A deposit is posted once, however often it is reported.
     index_where("type = 'deposit'", "ux_entries_deposit", "account_id", "tx_signature", unique=True),
 )
 @frozen(kw_only=True)

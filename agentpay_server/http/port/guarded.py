@@ -110,19 +110,19 @@ class Guarded(H11Protocol):
         """Discard data after a refusal."""
         if not self._is_refused:
             super().data_received(data)
-            self._look()
+            self._update_wait()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._look()
+        self._update_wait()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._look()
+        self._update_wait()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._look()
+        self._update_wait()
 
     def shutdown(self) -> None:
         """Close once the request in service, if any, has its response."""
@@ -130,7 +130,7 @@ class Guarded(H11Protocol):
             self.transport.abort()
         else:
             super().shutdown()
-            self._look()
+            self._update_wait()
 
     def drop(self) -> None:
         """Close at once, to make room for another connection."""
@@ -176,7 +176,7 @@ class Guarded(H11Protocol):
         served = self._served()
         return served is not None and not served.response_complete
 
-    def _look(self) -> None:
+    def _update_wait(self) -> None:
         if self._is_refused or self._is_websocket:
             return
         wait: Wait | None
@@ -218,7 +218,7 @@ class Guarded(H11Protocol):
             self._refuse(Problem(ErrorCode.REQUEST_TIMEOUT, message))
         elif wait in (Wait.HEAD, Wait.IDLE):
             self.transport.close()
-            self._look()
+            self._update_wait()
         else:
             self.transport.abort()
 

@@ -8,7 +8,7 @@ For a session it keeps the highest voucher of each channel, and what it has serv
 - A lower voucher, one above the deposit, and one that expires before a forced close could be answered are
   refused.
 
-It looks at each open channel several times within the grace period: if the payer closes by force, it settles
+It polls each open channel several times within the grace period: if the payer closes by force, it settles
 the highest voucher in time. A channel without requests for `idle_seconds` is settled as well.
 """
 
@@ -62,7 +62,7 @@ TREASURY: Final = codecs.TREASURIES["devnet"]
 EXPIRY_MARGIN_SECONDS: Final = 60
 RETRY_SECONDS: Final = 5
 LOOKS_PER_GRACE: Final = 3
-"""How often the seller looks at a channel within its grace period."""
+"""How often the seller polls a channel within its grace period."""
 
 
 @frozen(kw_only=True)
@@ -104,7 +104,7 @@ class _Account:
     opening: OnchainTerms
     at_us: int
     used_us: int
-    look_us: int
+    poll_us: int
     tx_signature: str
     idle_seconds: int | None = None
     accepted_micro: int = 0
@@ -150,7 +150,7 @@ class ChannelDesk:
     """Sells through channels. It belongs to the event loop of its seller.
 
     `recipient` is the payee of `upto`; sessions are paid to `keys.payee`, which must sign their settlements.
-    `on_work` is called when there is more to look after.
+    `on_work` is called when there is more to do.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class ChannelDesk:
         now_us = self._now_us()
         due = [account for account in self._watched() if self._due_us(account) <= now_us]
         for account in due:
-            # What could not be done is tried again at the next look.
+            # What could not be done is tried again at the next poll.
             with contextlib.suppress(
                 InvalidPaymentError, RpcError, NotConfirmedError, FailedOnChainError, SimulationFailedError
             ):
-                await self._look(account)
+                await self._poll(account)
         return bool(due)
 
     def _watched(self) -> list[_Account]:
@@ -230,15 +230,15 @@ class ChannelDesk:
 
     def _due_us(self, account: _Account) -> int:
         end_us = self._end_us(account)
-        # A settlement that failed is tried again with the next look.
-        return account.look_us if end_us is None or account.has_failed else min(account.look_us, end_us)
+        # A settlement that failed is tried again with the next poll.
+        return account.poll_us if end_us is None or account.has_failed else min(account.poll_us, end_us)
 
-    async def _look(self, account: _Account) -> None:
+    async def _poll(self, account: _Account) -> None:
         """Settle a channel that its payer closes by force, that is idle, or whose voucher expires soon."""
         name, now_us, end_us = str(account.opening.address), self._now_us(), self._end_us(account)
         # A payment by `upto` is settled at once, unless the chain did not respond then.
         is_over = account.protocol == "upto" or (end_us is not None and end_us <= now_us)
-        self._update(name, look_us=now_us + _pause_us(account.opening), has_failed=is_over)
+        self._update(name, poll_us=now_us + _pause_us(account.opening), has_failed=is_over)
         found = await self._channel(account.opening.address)
         if found is None or found.status in (OnchainStatus.SEALED, OnchainStatus.DISTRIBUTED):
             self._update(name, status="lost")
@@ -382,7 +382,7 @@ class ChannelDesk:
                 opening=opening,
                 at_us=now_us,
                 used_us=now_us,
-                look_us=now_us + _pause_us(opening),
+                poll_us=now_us + _pause_us(opening),
                 tx_signature=signature,
                 idle_seconds=product.idle_seconds,
             )
@@ -528,7 +528,7 @@ class ChannelDesk:
             opening=checked.opening,
             at_us=now_us,
             used_us=now_us,
-            look_us=now_us + RETRY_SECONDS * SECOND_US,
+            poll_us=now_us + RETRY_SECONDS * SECOND_US,
             tx_signature=signature,
         )
         self._on_work()
@@ -678,5 +678,5 @@ class ChannelDesk:
 
 
 def _pause_us(opening: OnchainTerms) -> int:
-    """Return how long after a look at a channel the next one is due."""
+    """Return how long after a poll of a channel the next one is due."""
     return opening.grace_seconds * SECOND_US // (LOOKS_PER_GRACE + 1)

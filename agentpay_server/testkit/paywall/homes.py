@@ -25,7 +25,7 @@ from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
 from agentpay_server.testkit.node.methods import Node
 
 _RPC_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.2
+_POLL_SECONDS: Final = 0.2
 
 
 class Work(Scheduled, Part, Protocol):
@@ -136,7 +136,7 @@ class NodeHome:
         self._keypairs: dict[str, Keypair] = {}
         self._ids = itertools.count(1)
         self._http: httpx.AsyncClient | None = None
-        self._looking: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
 
     @property
@@ -165,15 +165,15 @@ class NodeHome:
         return self._keypairs.setdefault(name, Keypair())
 
     def start(self, work: Work) -> None:
-        async def look() -> None:
+        async def poll() -> None:
             while True:
                 due_us = await work.next_due_us()
                 if due_us is not None and due_us <= self.clock.now_us():
                     await work.run_due()
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
         async def begin() -> None:
-            self._looking = asyncio.get_running_loop().create_task(look())
+            self._polling = asyncio.get_running_loop().create_task(poll())
 
         self.owner.call(begin())
 
@@ -189,8 +189,8 @@ class NodeHome:
         async def end() -> None:
             if self._listener is not None:
                 await self._listener.close()
-            if self._looking is not None:
-                self._looking.cancel()
+            if self._polling is not None:
+                self._polling.cancel()
             if self._http is not None:
                 await self._http.aclose()
 

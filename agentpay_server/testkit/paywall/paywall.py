@@ -358,9 +358,9 @@ class Paywall:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self._base_url} {self.mode}>"
 
-    def _read(self, look: Callable[[], T]) -> T:
+    def _read(self, read: Callable[[], T]) -> T:
         async def there() -> T:
-            return look()
+            return read()
 
         return self._home.owner.call(there())
 

@@ -135,8 +135,8 @@ class Seller:
             # The sale records the failure if the payment has expired or the node fails.
             with contextlib.suppress(InvalidPaymentError):
                 await self._settle_late(checked)
-        has_looked = await self.desk.run_due()
-        return bool(due) or has_looked
+        has_polled = await self.desk.run_due()
+        return bool(due) or has_polled
 
     # --- Requests
 

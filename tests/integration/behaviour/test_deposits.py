@@ -1,4 +1,4 @@
-"""Deposits: USDC from any sender, by any transaction, is booked once (interface H4)."""
+"""Deposits: USDC from any sender, by any transaction, is posted once (interface H4)."""
 
 import time
 from decimal import Decimal
@@ -49,7 +49,7 @@ def pay(server: AgentPayServer, wallet: Wallet, *payments: tuple[str, int], **mo
     return on_owner(server, work)
 
 
-def booked(server: AgentPayServer, account: Account) -> int:
+def posted(server: AgentPayServer, account: Account) -> int:
     """The micro-USDC that an account has by the books."""
     (row,) = rows(server, tables.accounts, account_id=account.account_id)
     return int(row["balance"])
@@ -85,10 +85,10 @@ def test_a_third_party_s_payment_is_in_the_history_once(
     }
     assert signature in entry["chain_explorer_url"]
     assert client.accounts.balance(account.account_id).balance_usdc == Decimal("7.25")
-    assert booked(server, account) == held(server, account.usdc_token_account) == 7_250_000
+    assert posted(server, account) == held(server, account.usdc_token_account) == 7_250_000
 
 
-def test_on_a_running_clock_deposits_are_booked_automatically():
+def test_on_a_running_clock_deposits_are_posted_automatically():
     with AgentPayServer(clock="system") as server:
         wallet, account = opened(server), server.client().accounts.create(name="a")
         signature = pay(server, wallet, (account.usdc_token_account, 3))
@@ -99,7 +99,7 @@ def test_on_a_running_clock_deposits_are_booked_automatically():
         assert (entry["tx_signature"], entry["amount_usdc"]) == (signature, Decimal("0.000003"))
 
 
-def test_several_deposits_are_booked_in_order(server: AgentPayServer, client: AgentPay, wallet: Wallet):
+def test_several_deposits_are_posted_in_order(server: AgentPayServer, client: AgentPay, wallet: Wallet):
     account = client.accounts.create(name="a")
     signatures = [pay(server, wallet, (account.usdc_token_account, micro)) for micro in (1, 2, 3)]
     looked(server)
@@ -170,7 +170,7 @@ def test_a_transfer_between_accounts_is_one_deposit_and_not_two(
     for payee, reader in zip(payees, (client, other), strict=True):
         (entry,) = reader.accounts.transactions(payee.account_id)
         assert (entry.type, entry.counterparty) == ("deposit", payer.account_id)
-        assert booked(server, payee) == 2_000_000
+        assert posted(server, payee) == 2_000_000
     assert len(entries(server, payer.account_id)) == 3
 
 
@@ -225,7 +225,7 @@ def test_transactions_without_incoming_usdc_are_no_deposits(
 
     assert deposits(server, account) == []
     assert len(deposits(server, frozen)) == 1
-    assert booked(server, account) == held(server, account.usdc_token_account) == 0
+    assert posted(server, account) == held(server, account.usdc_token_account) == 0
 
 
 def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet: Wallet):
@@ -257,7 +257,7 @@ def test_a_deposit_rearms_the_low_balance_event(
     looked(server)
     spend("55", "c")
     assert alarms() == [40, 45]
-    # Not even a look between: what has come is booked before it is spent.
+    # Not even a look between: what has come is posted before it is spent.
     pay(server, wallet, (payer.usdc_token_account, 10_000_000))
     spend("10", "d")
     assert alarms() == [40, 45, 45]

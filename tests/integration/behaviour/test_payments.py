@@ -318,7 +318,7 @@ def test_a_payment_that_is_broadcast_at_the_last_moment_settles(server, http, se
     assert get(http, payment)["status"] == "settled"
 
 
-def test_a_broadcast_payment_is_booked_automatically(server, seller, paid, client) -> None:
+def test_a_broadcast_payment_is_posted_automatically(server, seller, paid, client) -> None:
     validators.embedded_only("a cluster is asked in real time")
     payment = paid(seller.ask())
     seller.settle(payment["header"])

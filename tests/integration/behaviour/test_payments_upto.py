@@ -1,4 +1,4 @@
-"""Payments up to a maximum (x402 `upto`): the maximum is reserved, what the chain shows is booked."""
+"""Payments up to a maximum (x402 `upto`): the maximum is reserved, what the chain shows is posted."""
 
 import asyncio
 import base64

@@ -20,7 +20,7 @@ from agentpay_server.sessions.closing import Closing
 # --- Dust, and a payee who cannot be paid
 
 
-def test_third_party_payments_to_an_escrow_are_booked_once(desk: Desk) -> None:
+def test_third_party_payments_to_an_escrow_are_posted_once(desk: Desk) -> None:
     session_id = desk.open()
     escrow = desk.http.get(f"/ext/v1/sessions/{session_id}").json()["escrow_token_account"]
     sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))

@@ -161,7 +161,7 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         assert 0 < proxy.requests["simulateTransaction"] <= 12
 
 
-async def test_a_third_party_deposit_is_booked_when_it_is_irreversible(
+async def test_a_third_party_deposit_is_posted_when_it_is_irreversible(
     surfpool: Surfpool, service: Service
 ) -> None:
     account = await service.account()
@@ -171,10 +171,10 @@ async def test_a_third_party_deposit_is_booked_when_it_is_irreversible(
     async def entries() -> list[dict[str, Any]]:
         return (await service.http.get(f"/v1/accounts/{account.account_id}/transactions")).json()["data"]
 
-    async def is_booked() -> bool:
+    async def is_posted() -> bool:
         return len(await entries()) == 1
 
-    await rpc_service.eventually(is_booked)
+    await rpc_service.eventually(is_posted)
     (entry,) = await entries()
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
 
@@ -202,14 +202,14 @@ async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
         page = await service.until_read(f"/v1/accounts/{account.account_id}/transactions")
         return [(entry["type"], entry["amount_usdc"], entry["tx_signature"]) for entry in page["data"]]
 
-    async def is_booked() -> bool:
+    async def is_posted() -> bool:
         return bool(await history())
 
-    await rpc_service.eventually(is_booked)
+    await rpc_service.eventually(is_posted)
     assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
 
 
-async def test_payments_from_an_escrow_are_booked_only_by_its_settlement(
+async def test_payments_from_an_escrow_are_posted_only_by_its_settlement(
     surfpool: Surfpool, service: Service
 ) -> None:
     payer, payee = await service.account("10"), await service.account()
@@ -222,17 +222,17 @@ async def test_payments_from_an_escrow_are_booked_only_by_its_settlement(
         for party in (payer, payee):
             await world.mint(party.usdc_token_account, 7)
 
-    async def booked(party: Party) -> list[tuple[str, str]]:
+    async def posted(party: Party) -> list[tuple[str, str]]:
         page = await service.until_read(f"/v1/accounts/{party.account_id}/transactions")
         return [(entry["type"], entry["amount_usdc"]) for entry in page["data"]]
 
-    async def are_later_deposits_booked() -> bool:
-        return all([("deposit", "0.000007") in await booked(party) for party in (payer, payee)])
+    async def are_later_deposits_posted() -> bool:
+        return all([("deposit", "0.000007") in await posted(party) for party in (payer, payee)])
 
     # By then the watcher has passed the settlement, in the histories of both.
-    await rpc_service.eventually(are_later_deposits_booked)
-    assert sorted(await booked(payee)) == [("deposit", "0.000007"), ("deposit", "2.000000")]
-    assert sorted(await booked(payer)) == [
+    await rpc_service.eventually(are_later_deposits_posted)
+    assert sorted(await posted(payee)) == [("deposit", "0.000007"), ("deposit", "2.000000")]
+    assert sorted(await posted(payer)) == [
         ("deposit", "0.000007"),
         ("deposit", "10.000000"),
         ("session_settlement", "2.000000"),

@@ -456,12 +456,12 @@ def telling(*, before: list[Any], after: list[Any]) -> FakeNode:
     return node
 
 
-async def test_a_booked_transaction_is_not_read_again_and_advances_the_cursor() -> None:
-    async def booked() -> set[str]:
+async def test_a_posted_transaction_is_not_read_again_and_advances_the_cursor() -> None:
+    async def posted() -> set[str]:
         return {SIGNED.signature}
 
     node = FakeNode()
-    told = rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None, booked=booked)
+    told = rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None, posted=posted)
     (batch,) = [batch async for batch in told]
     assert (batch.deposits, batch.cursor) == ((), SIGNED.signature)
     assert node.calls["getTransaction"] == 0

@@ -1,6 +1,6 @@
 """Compares the purchases of a crash test one by one: what the agent asked for, the chain, and the books.
 
-Totals would hide two errors that cancel out, such as one purchase paid twice and another one booked but not
+Totals would hide two errors that cancel out, such as one purchase paid twice and another one posted but not
 paid.
 """
 
@@ -26,7 +26,7 @@ class Books:
 
     Attributes:
         token_account: the account's token account.
-        booked_micro: the account's balance by its history.
+        posted_micro: the account's balance by its history.
         held_micro: its balance on chain.
         spent_micro: the amount that counts toward the daily limit.
         transfers: its transfers of every status.
@@ -34,7 +34,7 @@ class Books:
     """
 
     token_account: str
-    booked_micro: int
+    posted_micro: int
     held_micro: int
     spent_micro: int
     transfers: Sequence[Transfer]
@@ -60,9 +60,9 @@ def differences(
     for entry in books.history:
         history[entry.transfer_id or ""].append(entry)
     for name, mode in orders.items():
-        payments, booked = landed.of(name), transfers.get(name, [])
-        found = [*_of_order(payments, booked, price_micro), *_of_outcome(outcomes.get(name), mode, payments)]
-        for transfer in booked:
+        payments, posted = landed.of(name), transfers.get(name, [])
+        found = [*_of_order(payments, posted, price_micro), *_of_outcome(outcomes.get(name), mode, payments)]
+        for transfer in posted:
             found += _of_history(transfer, history.get(transfer.transfer_id, []))
         for what in found:
             yield f"{name}: {what}."
@@ -82,29 +82,29 @@ def _of_account(orders: Mapping[str, Mode], landed: LandedPayments, books: Books
     if books.spent_micro != paid_micro:
         paid_usdc, spent_usdc = from_micro(paid_micro), from_micro(books.spent_micro)
         yield f"The chain shows {paid_usdc} USDC paid, and {spent_usdc} counts toward the limit."
-    if books.booked_micro != books.held_micro:
-        booked_usdc, held_usdc = from_micro(books.booked_micro), from_micro(books.held_micro)
-        yield f"The account holds {held_usdc} USDC on chain, and {booked_usdc} by its history."
+    if books.posted_micro != books.held_micro:
+        posted_usdc, held_usdc = from_micro(books.posted_micro), from_micro(books.held_micro)
+        yield f"The account holds {held_usdc} USDC on chain, and {posted_usdc} by its history."
 
 
 def _of_order(
-    payments: Sequence[LandedPayment], booked: Sequence[Transfer], price_micro: int
+    payments: Sequence[LandedPayment], posted: Sequence[Transfer], price_micro: int
 ) -> Iterator[str]:
     if len(payments) > 1:
         yield f"it landed {len(payments)} times"
     for payment in payments:
         if payment.amount_micro != price_micro:
             yield f"{from_micro(payment.amount_micro)} USDC landed, not {from_micro(price_micro)}"
-    if len(booked) > 1:
-        yield f"the books have {len(booked)} transfers"
-    settled = {str(each.tx_signature) for each in booked if each.status == "settled"}
+    if len(posted) > 1:
+        yield f"the books have {len(posted)} transfers"
+    settled = {str(each.tx_signature) for each in posted if each.status == "settled"}
     on_chain = {payment.signature for payment in payments}
     for signature in sorted(on_chain - settled):
-        said = ", ".join(each.status for each in booked) or "nothing"
+        said = ", ".join(each.status for each in posted) or "nothing"
         yield f"{signature} landed, and the books say {said}"
     for signature in sorted(settled - on_chain):
         yield f"the books say that {signature} has settled, and it did not land"
-    for transfer in booked:
+    for transfer in posted:
         if to_micro(transfer.amount_usdc) != price_micro:
             yield f"the books say {transfer.amount_usdc} USDC, not {from_micro(price_micro)}"
 

@@ -35,7 +35,7 @@ _LEAST_CAP_PURCHASES: Final = 5
 _START_USDC: Final = 1_000
 KILL_EVERY_SECONDS: Final = 3.0
 _SERVER_SHARE: Final = 0.4
-_LOOK_SECONDS: Final = 0.1
+_POLL_SECONDS: Final = 0.1
 _END_SECONDS: Final = 120.0
 _FUND_TRIES: Final = 50
 
@@ -207,11 +207,11 @@ class CrashTest:
             account_id = client.accounts.create(name="Crash test").account_id
             client.policies.update(account_id, max_daily_spend=cap_usdc)
             Sandbox(client).fund(account_id, _START_USDC)
-            # Deposits are booked with a delay.
+            # Deposits are posted with a delay.
             for _ in range(_FUND_TRIES):
                 if client.accounts.balance(account_id).balance_usdc == _START_USDC:
                     break
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
         return account_id
 
     def _agents(
@@ -250,7 +250,7 @@ class CrashTest:
             if time.monotonic() >= kills_at:
                 self._kill_one(servers, agents)
                 kills_at = self._next_kill()
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         for agent in agents:
             agent.kill()
         for server in servers:
@@ -296,7 +296,7 @@ class CrashTest:
             entries = list(client.accounts.transactions(account_id, limit=100, status="settled"))
             return Books(
                 token_account=detail.usdc_token_account,
-                booked_micro=sum(_signed_micro(entry) for entry in entries),
+                posted_micro=sum(_signed_micro(entry) for entry in entries),
                 held_micro=to_micro(client.accounts.balance(account_id).balance_usdc),
                 spent_micro=to_micro(detail.spent_usdc),
                 transfers=[client.transfers.get(payment.transfer_id) for payment in payments],

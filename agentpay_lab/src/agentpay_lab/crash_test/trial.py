@@ -41,7 +41,7 @@ NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
-_LOOK_SECONDS: Final = 0.002
+_POLL_SECONDS: Final = 0.002
 _LATEST_SECONDS: Final = 30.0
 """How long sellers may broadcast after the end, in real time: longer than they hold a payment."""
 
@@ -415,7 +415,7 @@ class Trial:
         """Wait for the payer's word, or kill it; note what the seller and the chain saw."""
         began, seen = time.monotonic(), _Seen(world, tried)
         while True:
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
             result = payer.result(tried.order.name)
             seen.look()
             if result is not None:

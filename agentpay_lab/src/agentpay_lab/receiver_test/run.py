@@ -20,7 +20,7 @@ from agentpay_lab.receiver_test.deliveries import DeliveryRequest, Events, Sampl
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 _TIMEOUT_SECONDS: Final = 10.0
 _START_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 _GRACE_SECONDS: Final = 0.5
 """How long after all expected events an unexpected one is awaited."""
 
@@ -207,7 +207,7 @@ class ReceiverTest:
             try:
                 await self._http.get(self._plan.url)
             except httpx.HTTPError:
-                await asyncio.sleep(_LOOK_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
             else:
                 return
         raise ReceiverError(f"nothing listens at {self._plan.url} after {_START_SECONDS:.0f} seconds")
@@ -244,7 +244,7 @@ class ReceiverTest:
             is_complete = all(acted[each.event.id] >= each.times for each in self._expected.values())
             if is_complete or time.monotonic() >= deadline:
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
         await asyncio.sleep(_GRACE_SECONDS)
         acted = await self._acted() - before
         for each in self._expected.values():

@@ -87,7 +87,7 @@ async def judge(world: "SimulatedWorld") -> None:
     await _close_sessions(world, client)
     await _judge_payments(world, client)
     await _spend_the_rest(world, client)
-    await asyncio.sleep(_DEPOSITS_SECONDS)  # Deposits are booked once they are finalized.
+    await asyncio.sleep(_DEPOSITS_SECONDS)  # Deposits are posted once they are finalized.
     if has_lied(world):
         await _await_left_out_deposits(world, client)
     for account in world.accounts:
@@ -301,9 +301,9 @@ async def _await_left_out_deposits(world: "SimulatedWorld", client: SimulatedCli
     while world.loop.time() < began + _READ_AGAIN_SECONDS:
         for account in world.accounts:
             entries = client.accounts.transactions(account.account_id, limit=100, status="settled")
-            booked = [to_micro(each.amount_usdc) * (1, -1)[each.direction == "out"] async for each in entries]
+            posted = [to_micro(each.amount_usdc) * (1, -1)[each.direction == "out"] async for each in entries]
             held = world.cluster.held_by([account.usdc_token_account])
-            if sum(booked) < held.get(account.usdc_token_account, 0):
+            if sum(posted) < held.get(account.usdc_token_account, 0):
                 break
         else:
             return
@@ -314,15 +314,15 @@ async def _judge_account(world: "SimulatedWorld", client: SimulatedClient, accou
     name, address = account.account_id, account.usdc_token_account
     held = world.cluster.held_by([address]).get(address, 0)
     told = to_micro((await client.accounts.balance(name)).balance_usdc)
-    booked, paid = 0, 0
+    posted, paid = 0, 0
     async for entry in client.accounts.transactions(name, limit=100, status="settled"):
         micro = to_micro(entry.amount_usdc)
-        booked += micro if entry.direction == "in" else -micro
+        posted += micro if entry.direction == "in" else -micro
         paid += micro if entry.direction == "out" else 0
         if entry.tx_signature is not None and entry.tx_signature not in world.cluster.landings:
             world.violate("in the history, and not on chain", entry.transaction_id, entry.type)
-    if not held == told == booked:
-        world.violate("chain, balance and history differ", name, held, told, booked)
+    if not held == told == posted:
+        world.violate("chain, balance and history differ", name, held, told, posted)
     spent = world.judges.total_spent[address]
     if paid != spent:
         world.violate("history and chain differ in what was paid", name, paid, spent)
