@@ -62,9 +62,11 @@ class SeenMessages:
 
     def refused(self, message_hash: Hash, height: int, signature: str) -> None:
         """Record that a message can never land, and the signature under which it was refused."""
-        known = self._seen.get(message_hash)
+        # Removed first, so that the order stays that of heights.
+        known = self._seen.pop(message_hash, None)
         signatures = _NO_SIGNATURES if known is None else known.refused
         self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
+        self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
 
     def load(self, seen: Iterable[SeenMessage]) -> None:
         """Replace all messages by those of a ledger, oldest first."""
