@@ -146,3 +146,21 @@ def test_the_page_reconnects_to_a_restarted_server(
         pay(second, "7")
         expect(tab.locator(".state")).to_have_text("Live")
         expect(tab.locator("[data-row]")).to_contain_text("7.00")
+
+
+def test_the_first_page_asks_for_everything_once(server: AgentPayServer, console: Console) -> None:
+    pay(server)
+    asked: list[str] = []
+    tab = console.open(
+        "overview", before=lambda tab: tab.on("request", lambda it: asked.append(it.url.partition(".1:")[2]))
+    )
+    expect(tab.locator("[data-row]")).to_have_count(2)
+    paths = [path.partition("/")[2].partition("?")[0] for path in asked]
+    data = [path for path in paths if path.startswith("ext/") and not path.endswith("/stream")]
+    once = {f"ext/v1/{path}" for path in ("whoami", "console/summary", "console/spend", "console/accounts")}
+    # Later it reads what has changed; these are the first.
+    assert sorted(data[: len(once)]) == sorted(once)
+    modules = [path for path in paths if path.endswith(".js")]
+    assert len(modules) == len(set(modules))
+    # All modules are asked for before any has run.
+    assert max(map(paths.index, modules)) < min(map(paths.index, data))

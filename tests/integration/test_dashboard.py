@@ -52,6 +52,13 @@ def test_the_page_has_the_status_that_each_type_of_event_leaves(served: httpx.Cl
     assert json.loads(html.unescape(events)) == {name: kind.status for name, kind in EVENTS.items()}
 
 
+def test_the_page_preloads_every_module(served: httpx.Client) -> None:
+    preloaded = re.findall(
+        r'<link rel="modulepreload" href="/dashboard/(\w+\.js)">', served.get("/dashboard").text
+    )
+    assert preloaded == [name for name in ASSETS if name.endswith(".js")]
+
+
 def test_an_unchanged_file_is_304(served: httpx.Client) -> None:
     etag = served.get("/dashboard").headers["etag"]
     again = served.get("/dashboard", headers={"If-None-Match": etag})
