@@ -53,7 +53,7 @@ def command_of(program: Path) -> list[str]:
     return ["node", str(plain)]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(tmp_path: Path, name: str) -> None:
     program, page = tmp_path / name, tmp_path / "report.html"
@@ -61,7 +61,7 @@ def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(tmp_path: Path,
     line, planted = PLANTED[name]
     assert line in text
     program.write_text(text.replace(line, planted), "utf-8")
-    code, told = run("--for", "60", "--seed", "2", "--html", str(page), "--", *command_of(program))
+    code, told = run("--for", "300", "--seed", "2", "--html", str(page), "--", *command_of(program))
     report = told["report"]
     assert (code, told["has_passed"]) == (1, False)
     wrong = next(each for each in report["orders"] if each["order"] == report["first_wrong"])
@@ -69,7 +69,7 @@ def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(tmp_path: Path,
     assert wrong["order"] in page.read_text("utf-8")
 
     program.write_text(text, "utf-8")
-    code, told = run("--for", "8", "--seed", "2", "--", *command_of(program))
+    code, told = run("--for", "300", "--purchases", "6", "--seed", "2", "--", *command_of(program))
     report = told["report"]
     assert (code, report["first_wrong"], report["stray_usdc"]) == (0, None, 0), report
     assert any(each["landed"] for each in report["orders"])
