@@ -441,13 +441,13 @@ def test_a_missing_driver_is_refused_with_the_install_command(
 def test_a_cluster_without_its_extra_is_refused_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("agentpay_server.chain.rpc.c")]:
+    on_cluster = ("agentpay_server.chain.rpc.c", "agentpay_server.chain.rpc.websocket")
+    for name in [name for name in sys.modules if name.startswith(on_cluster)]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "solana", None)
-    monkeypatch.setitem(sys.modules, "solana.rpc", None)
-    monkeypatch.setitem(sys.modules, "solana.rpc.jsonrpc", None)
+    for name in ("websockets", "websockets.asyncio", "websockets.asyncio.client", "websockets.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
     cluster = RpcSettings(url="http://127.0.0.1:9")
     with pytest.raises(
-        MissingExtraError, match=r"a Solana cluster needs solana, .*: pip install .*\[cluster\]"
+        MissingExtraError, match=r"a Solana cluster needs websockets, .*: pip install .*\[cluster\]"
     ):
         AgentPayServer(rpc=cluster).start()
