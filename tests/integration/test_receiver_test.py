@@ -113,6 +113,41 @@ def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None
         asyncio.run(ReceiverTest(plan, lambda _: None).run())
 
 
+BAD_RECEIVER = """
+import http.server, sys
+
+class Receiver(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        while True:
+            self.wfile.write(b"evt_" + b"x" * 10**6)
+
+    do_POST = do_GET
+
+print("noise on standard output", flush=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Receiver).serve_forever()
+"""
+
+
+def test_responses_without_end_are_not_read(tmp_path: Path) -> None:
+    program, port = tmp_path / "a receiver.py", steady_port()
+    program.write_text(BAD_RECEIVER, "utf-8")
+    url = f"http://127.0.0.1:{port}/"
+    command = [sys.executable, "-S", str(program), str(port)]
+    for acted in (url, str(tmp_path)):
+        result = CliRunner().invoke(main, ["receiver-test", url, "--acted", acted, "--", *command])
+        assert (result.exit_code, result.stdout) == (1, "")
+        assert len(result.stderr.splitlines()) == 1
+        assert f"Error: {acted} " in result.stderr
+
+
+def test_a_url_that_is_none_is_refused() -> None:
+    result = CliRunner().invoke(main, ["receiver-test", "localhost:80", "--acted", "x", "--secret", "s"])
+    assert result.exit_code == 2
+    assert "must begin with http" in result.output
+
+
 def test_without_a_secret_or_a_command_nothing_is_tested() -> None:
     result = CliRunner().invoke(main, ["receiver-test", "http://127.0.0.1:1/", "--acted", "x"])
     assert result.exit_code == 2

@@ -1,9 +1,12 @@
 """`crash-test -- COMMAND`: a payer in any language is tried, and counted on the chain."""
 
 import json
+import os
 import re
 import shutil
 import sys
+import time
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,15 @@ from click.testing import CliRunner
 from agentpay_lab.cli import main
 from agentpay_lab.crash_test import trial
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
-from agentpay_lab.crash_test.trial import Bought, Kill, TimelineEntry, TrialOrder, TrialReport
+from agentpay_lab.crash_test.trial import (
+    Bought,
+    Kill,
+    Payer,
+    PayerError,
+    TimelineEntry,
+    TrialOrder,
+    TrialReport,
+)
 from agentpay_server.paywall import Mode, Protocol
 
 ADAPTERS = Path(trial.__file__).with_name("adapters")
@@ -90,6 +101,101 @@ def test_a_payer_that_does_not_start_is_an_error() -> None:
     result = CliRunner().invoke(main, ["crash-test", "--", "/does/not/exist"])
     assert result.exit_code == 1
     assert "the payer cannot be started" in result.output
+
+
+BAD = {
+    "exits at once": ("", "ends with exit code 0 before it buys$"),
+    "cannot start": ("import sys; sys.exit('no file\\x1b[2J')", r"exit code 1 .*: no file\\x1b\[2J$"),
+    "writes errors without end": ("import os\nfor _ in range(99): os.write(2, b'x' * 10**6)", "exit code 0"),
+}
+
+
+@pytest.fixture
+def payer_of(tmp_path: Path) -> Iterator[Callable[[str], Payer]]:
+    disk = tmp_path / "a payer's disk"
+    disk.mkdir()
+    started: list[Payer] = []
+
+    def of(program: str) -> Payer:
+        path = disk / "payer with spaces.py"
+        path.write_text(program, "utf-8")
+        environment = {**os.environ, trial.DIRECTORY: str(disk)}
+        started.append(Payer([sys.executable, "-S", str(path)], environment, disk))
+        return started[-1]
+
+    yield of
+    for payer in started:
+        payer.kill()
+
+
+def awaited(look: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + 120
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+def ask_until_it_ends(payer: Payer) -> None:
+    for _ in range(trial.TRIES):
+        payer.ask("order-1", "http://127.0.0.1:1/")
+        awaited(lambda: payer.has_ended)
+        payer.end()
+
+
+@pytest.mark.parametrize("how", BAD)
+def test_a_payer_that_ends_at_once_is_reported_in_one_sentence(
+    payer_of: Callable[[str], Payer], how: str
+) -> None:
+    program, words = BAD[how]
+    payer = payer_of(program)
+    with pytest.raises(PayerError) as refused:
+        ask_until_it_ends(payer)
+    assert re.search(words, str(refused.value))
+    assert len(str(refused.value)) < 500
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_payer_writes_beside_its_results_is_ignored(payer_of: Callable[[str], Payer]) -> None:
+    payer = payer_of(
+        "import sys\nsys.stdin.readline()\nout = sys.stdout.buffer\n"
+        "for junk in (b'\\xff\\xfe', b'[' * 60_000, b'x' * 10**6, b'{\"order\": 5}', b'null'):\n"
+        "    out.write(junk + b'\\n')\n"
+        'out.write(b\'{"order": "order-1", "result": "served"}\\n\')\nout.flush()\nsys.stdin.readline()'
+    )
+    payer.ask("order-1", "http://127.0.0.1:1/")
+    assert awaited(lambda: payer.result("order-1")) == "served"
+
+
+def test_output_without_end_takes_no_memory_and_no_time(payer_of: Callable[[str], Payer]) -> None:
+    payer = payer_of('import sys\nwhile True: sys.stdout.write(\'{"order": "another"}\\n\' * 1000)')
+    payer.ask("order-1", "http://127.0.0.1:1/")
+    awaited(lambda: payer._lines.qsize() == trial._LINES)
+    for _ in range(3):
+        assert payer.result("order-1") is None
+        assert payer._lines.qsize() <= trial._LINES
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
+def test_children_of_a_payer_do_not_outlive_it(payer_of: Callable[[str], Payer], tmp_path: Path) -> None:
+    written = tmp_path / "child"
+    payer = payer_of(
+        "import pathlib, subprocess, sys\n"
+        "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
+        f"pathlib.Path({str(written)!r}).write_text(f'{{child.pid}}.')\nsys.stdin.read()"
+    )
+    payer.ask("order-1", "http://127.0.0.1:1/")
+    awaited(lambda: written.exists() and written.read_text().endswith("."))
+    status = Path("/proc", written.read_text()[:-1], "status")
+    payer.kill()
+    # A zombie waits only for its parent.
+    awaited(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+def test_the_page_needs_a_directory() -> None:
+    result = CliRunner().invoke(main, ["crash-test", "--html", "/does/not/exist/x.html", "--", "true"])
+    assert result.exit_code == 2
+    assert "is not a directory" in result.output
 
 
 @pytest.mark.parametrize("language", ["python", "shell", "typescript", "x402-python", "x402-fetch", "pympp"])

@@ -179,6 +179,8 @@ def _try_payer(
     from agentpay_lab.crash_test.trial import PayerError, Trial, TrialPlan  # noqa: PLC0415
     from agentpay_server.paywall import Protocol  # noqa: PLC0415 - as above
 
+    if html is not None and not html.absolute().parent.is_dir():
+        raise click.UsageError(f"--html: {html.parent} is not a directory.")
     plan = TrialPlan(
         command=command,
         seed=seed,
@@ -192,7 +194,10 @@ def _try_payer(
     except (CannotStartError, PayerError) as error:
         raise click.ClickException(str(error)) from None
     if html is not None:
-        html.write_text(page_of(report), "utf-8")
+        try:
+            html.write_text(page_of(report), "utf-8")
+        except OSError as error:
+            raise click.ClickException(f"cannot write {html}: {error.strerror or error}") from None
     if output.is_json:
         output.document({"seed": seed, "has_passed": report.has_passed, "report": report})
     else:

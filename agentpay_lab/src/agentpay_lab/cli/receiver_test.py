@@ -75,6 +75,8 @@ def receiver_test(
     output = Output(is_json=is_json)
     if secret is None and not command:
         raise click.UsageError("pass the receiver's --secret, or the COMMAND that starts it.")
+    if not url.startswith(("http://", "https://")):
+        raise click.UsageError(f"URL must begin with http:// or https://, not {url!r}.")
     # Imported late, as by the other commands.
     from agentpay_lab.receiver_test.run import ReceiverError, ReceiverTest, ReceiverTestPlan, shown_lines  # noqa: PLC0415
 

@@ -21,7 +21,8 @@ def verdict_of(report: TrialReport) -> str:
     if report.stray_usdc:
         return f"FAILED: {report.stray_usdc} USDC were paid for no order (seed {report.seed})."
     if not report.has_passed:
-        return f"FAILED: nothing was paid, so nothing was proved (seed {report.seed})."
+        silence = "" if any(each.result for each in report.orders) else " The payer wrote no result."
+        return f"FAILED: nothing was paid, so nothing was proved (seed {report.seed}).{silence}"
     return f"passed (seed {report.seed})"
 
 

@@ -7,6 +7,7 @@ misbehave and replies are lost. What counts is the chain: each order landed at m
 
 import contextlib
 import json
+import math
 import os
 import queue
 import random
@@ -17,11 +18,12 @@ import subprocess
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 from urllib.parse import quote
 
 import httpx
@@ -29,6 +31,7 @@ from attrs import define, evolve, field, frozen
 
 from agentpay import AgentPay
 from agentpay.contract.identity import KeyKind
+from agentpay.contract.printable import printable
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.crash_test.node import ChainNode
 from agentpay_lab.crash_test.run import PRICE_USDC, SPEED
@@ -39,6 +42,14 @@ from agentpay_server.platform.credentials import new_key
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
+RESULTS: Final = ("served", "refused", "failed")
+"""What a payer may say about an order."""
+
+DIRECTORY: Final = "TRIAL_DIRECTORY"
+_LINE_BYTES: Final = 65_536
+_LINES: Final = 1_000
+_ERROR_CHARACTERS: Final = 300
+_ERROR_SECONDS: Final = 1.0
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.002
@@ -171,12 +182,14 @@ class PayerError(Exception):
 
 
 class Payer:
-    """The payer's process, which is killed and started again."""
+    """The payer's process, which is killed and started again. Whatever it writes, little of it is kept."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], log: Path) -> None:
-        self._command, self._environment, self._log = command, environment, log
+    def __init__(self, command: Sequence[str], environment: dict[str, str], disk: Path) -> None:
+        self._command, self._environment, self._disk = command, environment, disk
         self._process: subprocess.Popen[bytes] | None = None
-        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        self._errors: deque[bytes] = deque(maxlen=1)
+        self._ends = 0
         self.kills = 0
 
     def ask(self, order: str, url: str) -> None:
@@ -189,18 +202,33 @@ class Payer:
                 process.stdin.write(line.encode())
                 process.stdin.flush()
             except BrokenPipeError:
-                self.kill(counts=False)
+                self.end()
             else:
                 return
-        raise PayerError(f"the payer ends before it reads an order: {self._log_end()}")
+
+    def end(self) -> None:
+        """Clean up after a process that ended by itself.
+
+        Raises:
+            PayerError: several have ended, and none has given a result.
+        """
+        assert self._process is not None  # noqa: S101 - one has ended
+        code = self._process.wait()
+        self.kill(counts=False)
+        self._ends += 1
+        if self._ends >= TRIES:
+            raise PayerError(f"the payer ends with exit code {code} before it buys{self._why()}")
 
     def result(self, order: str) -> str | None:
-        """Return the payer's word about an order, if it has come."""
-        while not self._lines.empty():
-            with contextlib.suppress(ValueError):
-                told = json.loads(self._lines.get())
+        """Return the payer's word about an order, if it has come; what is no result is ignored."""
+        # Not until it is empty: it may be written faster than it is read.
+        for _ in range(self._lines.qsize()):
+            # RecursionError: brackets in thousands.
+            with contextlib.suppress(ValueError, RecursionError):
+                told = json.loads(self._lines.get().decode("utf-8", "replace"))
                 if isinstance(told, dict) and told.get("order") == order:
-                    return str(told.get("result", ""))
+                    result, self._ends = told.get("result"), 0
+                    return result if result in RESULTS else "failed"
         return None
 
     @property
@@ -209,12 +237,13 @@ class Payer:
         return self._process is None or self._process.poll() is not None
 
     def kill(self, *, counts: bool = True) -> None:
-        """Kill the process and its children."""
+        """Kill the process and its children, those in other process groups too where /proc shows them."""
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        _kill_those_of(self._disk)
         if self._process.stdin is not None:
             # What was not written yet is lost with the process.
             with contextlib.suppress(BrokenPipeError):
@@ -225,31 +254,59 @@ class Payer:
     def _running(self) -> "subprocess.Popen[bytes]":
         if self._process is not None and self._process.poll() is None:
             return self._process
+        # Children of a payer that has ended by itself.
+        self.kill(counts=False)
         self._lines = queue.SimpleQueue()
         try:
-            with self._log.open("ab") as log:
-                self._process = subprocess.Popen(  # noqa: S603 - the caller's command
-                    self._command,
-                    env=self._environment,
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    start_new_session=True,
-                )
-        except OSError as error:
+            self._process = subprocess.Popen(  # noqa: S603 - the caller's command
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
+        except (OSError, ValueError) as error:
             raise PayerError(f"the payer cannot be started: {error}") from None
-        threading.Thread(target=_read, args=(self._process, self._lines), daemon=True).start()
+        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
+        threading.Thread(target=_keep_end, args=(self._process.stderr, self._errors), daemon=True).start()
         return self._process
 
-    def _log_end(self) -> str:
-        return self._log.read_text("utf-8", "replace")[-500:] if self._log.exists() else ""
+    def _why(self) -> str:
+        """Return the last line that it wrote on standard error, which may still be on its way."""
+        deadline = time.monotonic() + _ERROR_SECONDS
+        while not self._errors and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        lines = (self._errors[0] if self._errors else b"").decode("utf-8", "replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {printable(last)[:_ERROR_CHARACTERS]}" if last else ""
 
 
-def _read(process: "subprocess.Popen[bytes]", lines: "queue.SimpleQueue[str]") -> None:
-    assert process.stdout is not None  # noqa: S101 - it is a pipe
-    with process.stdout as stdout:
-        for line in stdout:
-            lines.put(line.decode("utf-8", "replace"))
+def _read(stdout: IO[bytes], lines: "queue.SimpleQueue[bytes]") -> None:
+    """Keep whole lines of a result's length, at most some at a time; read the rest away."""
+    with stdout:
+        is_rest = False
+        while chunk := stdout.readline(_LINE_BYTES):
+            is_whole = chunk.endswith(b"\n")
+            if is_whole and not is_rest and lines.qsize() < _LINES:
+                lines.put(chunk)
+            is_rest = not is_whole
+
+
+def _keep_end(stderr: IO[bytes], end: "deque[bytes]") -> None:
+    with stderr:
+        while chunk := os.read(stderr.fileno(), _LINE_BYTES):
+            kept = end[0] if end else b""
+            end.append((kept + chunk)[-_LINE_BYTES:])
+
+
+def _kill_those_of(disk: Path) -> None:
+    """Kill processes whose environment names a payer's directory: its children, wherever they went."""
+    mark = f"{DIRECTORY}={disk}".encode()
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark in environ.read_bytes().split(b"\0"):
+                os.kill(int(environ.parent.name), signal.SIGKILL)
 
 
 @define
@@ -257,6 +314,7 @@ class _Tried:
     order: TrialOrder
     asked: int = 0
     result: str = ""
+    is_silent: bool = False
     began: float = field(factory=time.monotonic)
     timeline: list[TimelineEntry] = field(factory=list)
 
@@ -359,8 +417,8 @@ class Trial:
     def _payer(self, world: _World, scratch: Path, name: str) -> Payer:
         disk = scratch / name
         disk.mkdir()
-        environment = {**os.environ, **world.environment, "TRIAL_DIRECTORY": str(disk)}
-        return Payer(self._plan.command, environment, scratch / f"{name}.log")
+        environment = {**os.environ, **world.environment, DIRECTORY: str(disk)}
+        return Payer(self._plan.command, environment, disk)
 
     # --- Orders
 
@@ -374,7 +432,7 @@ class Trial:
                 break
             order = self._order(f"order-{number}", modes[number % len(modes)])
             self._say(f"order {number + 1}: {order.story}")
-            tried.append(self._try(world, payer, order))
+            tried.append(self._try(world, payer, order, ends_at))
             if any(self._counted(world, each).is_wrong for each in tried):
                 # One is enough: the rest of the time finds a shorter run.
                 break
@@ -391,7 +449,7 @@ class Trial:
             loses_reply=chance.random() < 0.3,
         )
 
-    def _try(self, world: _World, payer: Payer, order: TrialOrder) -> _Tried:
+    def _try(self, world: _World, payer: Payer, order: TrialOrder, ends_at: float = math.inf) -> _Tried:
         tried = _Tried(order)
         protocols = [order.protocol]
         world.shop.sell(
@@ -406,6 +464,8 @@ class Trial:
             kill = order.kill if number == 0 else None
             tried.result = self._await(world, payer, tried, kill)
             if tried.result in ("served", "refused"):
+                break
+            if tried.is_silent and time.monotonic() >= ends_at:
                 break
         if order.loses_reply:
             _lose_no_reply(world)
@@ -427,12 +487,17 @@ class Trial:
                 tried.note("the payer is killed")
                 return ""
             if payer.has_ended:
-                payer.kill(counts=False)
+                if world.shop.requests:
+                    # It buys, so what it paid counts, however it ends.
+                    payer.kill(counts=False)
+                else:
+                    payer.end()
                 tried.note("the payer has ended")
                 return ""
             if waited >= _REPLY_SECONDS:
                 payer.kill()
-                tried.note(f"the payer is killed: it said nothing for {_REPLY_SECONDS:.0f} seconds")
+                tried.is_silent = True
+                tried.note(f"the payer is killed: no result came within {_REPLY_SECONDS:.0f} seconds")
                 return ""
 
     # --- The verdict

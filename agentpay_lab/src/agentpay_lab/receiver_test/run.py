@@ -1,6 +1,7 @@
 """Runs the checks against a receiver, kills it if told how to start it, and scores what it has acted on."""
 
 import asyncio
+import contextlib
 import os
 import re
 import subprocess
@@ -24,6 +25,8 @@ _POLL_SECONDS: Final = 0.05
 _GRACE_SECONDS: Final = 0.5
 """How long after all expected events an unexpected one is awaited."""
 
+_ACTED_BYTES: Final = 10_000_000
+_STANDARD_ERROR: Final = 2
 _EVENT: Final = re.compile(r"evt_[0-9a-z]{26}")
 
 KILLED: Final = "Acts once on an event if it is killed around its response."
@@ -151,10 +154,14 @@ class ReceiverTest:
             for name, value in sent.headers.items()
         ]
         try:
-            response = await self._http.post(self._plan.url, content=sent.body, headers=headers)
-        except httpx.HTTPError:
+            async with (
+                asyncio.timeout(_TIMEOUT_SECONDS),
+                # The body does not count, and may have no end.
+                self._http.stream("POST", self._plan.url, content=sent.body, headers=headers) as response,
+            ):
+                return response.status_code
+        except (httpx.HTTPError, TimeoutError):
             return None
-        return response.status_code
 
     def miss(self, sentence: str, sent: DeliveryRequest) -> None:
         """Note what the receiver did wrong, once for each sentence of a check."""
@@ -205,11 +212,10 @@ class ReceiverTest:
             if code is not None:
                 raise ReceiverError(f"the receiver ended with exit code {code} when it was started")
             try:
-                await self._http.get(self._plan.url)
-            except httpx.HTTPError:
+                async with asyncio.timeout(_TIMEOUT_SECONDS), self._http.stream("GET", self._plan.url):
+                    return
+            except (httpx.HTTPError, TimeoutError):
                 await asyncio.sleep(_POLL_SECONDS)
-            else:
-                return
         raise ReceiverError(f"nothing listens at {self._plan.url} after {_START_SECONDS:.0f} seconds")
 
     def _kill(self) -> None:
@@ -227,14 +233,28 @@ class ReceiverTest:
     async def _acted(self) -> Counter[str]:
         """Return how often the receiver has acted on each event."""
         source = self._plan.acted
-        if not source.startswith(("http://", "https://")):
-            return Counter(_EVENT.findall(_text_of(Path(source))))
         try:
-            response = await self._http.get(source)
+            if source.startswith(("http://", "https://")):
+                shown = await self._shown(source)
+            else:
+                shown = _content_of(Path(source))
+        except (httpx.HTTPError, OSError) as error:
+            # A TimeoutError has no text.
+            why = str(error) or f"no complete response within {_TIMEOUT_SECONDS:.0f} seconds"
+            raise ReceiverError(f"{source} does not show what was acted on: {why}") from None
+        if len(shown) > _ACTED_BYTES:
+            raise ReceiverError(f"{source} shows more than {_ACTED_BYTES} bytes: start with an empty one")
+        return Counter(_EVENT.findall(shown.decode("utf-8", "replace")))
+
+    async def _shown(self, url: str) -> bytes:
+        shown = b""
+        async with asyncio.timeout(_TIMEOUT_SECONDS), self._http.stream("GET", url) as response:
             response.raise_for_status()
-        except httpx.HTTPError as error:
-            raise ReceiverError(f"{source} does not show what was acted on: {error}") from None
-        return Counter(_EVENT.findall(response.text))
+            async for chunk in response.aiter_bytes():
+                shown += chunk
+                if len(shown) > _ACTED_BYTES:
+                    break
+        return shown
 
     async def _judge(self, before: Counter[str]) -> None:
         self._say("waiting for it to act")
@@ -262,25 +282,35 @@ def _sentence(expected: _Expectation, times: int) -> str:
     return f"It acted {times} times on {expected.cause}."
 
 
-def _text_of(path: Path) -> str:
-    return path.read_text("utf-8", "replace") if path.exists() else ""
+def _content_of(path: Path) -> bytes:
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        return file.read(_ACTED_BYTES + 1)
 
 
 def _started(command: Sequence[str], secret: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, SECRET_VARIABLE: secret}
     try:
-        return subprocess.Popen(command, env=environment, start_new_session=True)  # noqa: S603 - the caller's
-    except OSError as error:
+        return subprocess.Popen(  # noqa: S603 - the caller's command
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            # Standard output is the report's.
+            stdout=_STANDARD_ERROR,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
         raise ReceiverError(f"the receiver cannot be started: {error}") from None
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    if process.poll() is not None:
-        return
     if os.name == "posix":
         import signal  # noqa: PLC0415 - not everywhere
 
-        os.killpg(process.pid, signal.SIGKILL)
+        # Its children too, if it has ended and they have not.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
 
