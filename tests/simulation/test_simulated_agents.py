@@ -124,4 +124,4 @@ def test_the_marker_simulates_an_async_test(
     result = pytester.runpytest_subprocess("-p", "agentpay_lab.pytest_plugin", "-p", "no:cacheprovider")
     result.assert_outcomes(passed=passed, failed=1 - passed)
     if not passed:
-        result.stdout.fnmatch_lines(["*was paid 2 times*(seed *"])
+        result.stdout.fnmatch_lines(["*was paid * times*(seed *"])
