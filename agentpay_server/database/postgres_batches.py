@@ -273,7 +273,7 @@ class _Batch:
                 sets = [cast("Parameters", asked.parameters) for asked in asked_by_all]
                 answers = connection.execute_each(statement, sets)
             for member, answer in zip(group, answers, strict=True):
-                self._proceed(connection, member, answer)
+                self._proceed(connection, member, _for(member, answer))
         if sending:
             connection.send_held()
             for member in sending:
@@ -283,8 +283,12 @@ class _Batch:
         """Let a unit run until it waits for PostgreSQL."""
         member.proceed(answer)
         while isinstance(asked := member.asked, _Asked) and asked.kind is _Kind.INSERT:
-            result = connection.execute(asked.statement, asked.parameters)
-            member.proceed(HeldResult(member, result.held) if isinstance(result, HeldResult) else result)
+            member.proceed(_for(member, connection.execute(asked.statement, asked.parameters)))
+
+
+def _for(member: _Member, result: Result) -> Result:
+    """Return a result whose held rows the batch sends, because a unit cannot wait for PostgreSQL itself."""
+    return HeldResult(member, result.held) if isinstance(result, HeldResult) else result
 
 
 def _apart(members: Iterable[_Member]) -> tuple[list[_Member], list[_Member]]:

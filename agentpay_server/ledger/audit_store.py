@@ -45,4 +45,7 @@ def insert_entry(connection: Connection, *, only_if_alive: bool = False, **value
     With `only_if_alive`, only if its key is alive at `created_us`. In one statement with the entry, so that
     the check costs no round trip.
     """
-    return connection.execute(_INSERT_IF_ALIVE if only_if_alive else _INSERT, values).rowcount == 1
+    if only_if_alive:
+        return connection.execute(_INSERT_IF_ALIVE, values).rowcount == 1
+    connection.execute(_INSERT, values)
+    return True

@@ -10,13 +10,16 @@ from attrs import evolve
 from postgres_rows import KILL_OTHERS, new_transfer, put_account, until_waiting
 from sqlalchemy import BigInteger, bindparam, cast, func, insert, select, update
 
+from agentpay.contract.errors import ErrorCode
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
-from agentpay_server.database.tables import counters
-from agentpay_server.ledger import accounts
+from agentpay_server.database.tables import KeyRecord, counters
+from agentpay_server.ledger import accounts, audit, audit_store
+from agentpay_server.operators import store as operators
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfers
 
 pytestmark = pytest.mark.anyio
@@ -24,6 +27,19 @@ pytestmark = pytest.mark.anyio
 COUNT = 8
 IDS = [f"acct_{number}" for number in range(1, COUNT + 1)]
 INSERT = insert(counters)
+KEY = KeyRecord(
+    seq=0,
+    key_id="key_1",
+    operator_id="op_1",
+    account_id=None,
+    name=None,
+    digest="digest",
+    created_us=0,
+    revoked_us=None,
+    kind="operator",
+    expires_us=None,
+)
+REVOKED = {"key_id": "key_2", "digest": "other", "revoked_us": 0}
 TRANSACTION = select(cast(func.txid_current(), BigInteger))
 LOCK_FIRST = "BEGIN; UPDATE accounts SET name = 'locked' WHERE account_id = 'acct_1'"
 
@@ -219,6 +235,48 @@ async def test_a_value_that_cannot_be_sent_fails_its_unit_only(database):
     assert [result is None for result in results] == [True, False, False] + [True] * (COUNT - 3)
     found = await database.read(lambda c: [accounts.ACCOUNTS.existing(c, each).balance for each in IDS])
     assert found == [1, 0, 0, *range(3, COUNT)]
+
+
+@pytest.mark.parametrize("number", [1, 2, COUNT])
+@pytest.mark.parametrize("key_id", [None, "key_1"])
+async def test_units_that_record_who_asked_share_a_transaction(database, sent, number, key_id):
+    await database.run(lambda c: operators.KEYS.insert(c, KEY))
+    sent.clear()
+
+    def recorded(connection, account_id):
+        if account_id in IDS[:number]:
+            actor = (
+                audit.ServerActor("op_1") if key_id is None else Principal(operator_id="op_1", key_id=key_id)
+            )
+            audit.record(connection, actor, action="test", subject=account_id, now_us=1)
+        return spend(connection, account_id)
+
+    results = await asyncio.gather(*(database.run(of_account(each, recorded), each) for each in IDS))
+    assert [total for total, _ in results] == [1] * COUNT
+    assert ("ROLLBACK", 1) not in sent
+    assert [statement for statement, _ in sent].count("COMMIT") == 1
+    rows = await database.read(lambda c: list(c.execute(select(audit_store.ENTRIES.c.subject))))
+    assert sorted(row[0] for row in rows) == IDS[:number]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_unit_whose_key_is_revoked_is_refused_and_the_others_are_committed(database, number):
+    await database.run(lambda c: operators.KEYS.insert(c, KEY, evolve(KEY, **REVOKED)))
+
+    def recorded(connection, account_id, key_id):
+        if key_id is not None:
+            actor = Principal(operator_id="op_1", key_id=key_id)
+            audit.record(connection, actor, action="test", subject=account_id, now_us=1)
+        return spend(connection, account_id)
+
+    keys = ["key_2", "key_1"][:number] + [None] * (COUNT - number)
+    results = await asyncio.gather(
+        *(database.run(of_account(each, recorded), each, key) for each, key in zip(IDS, keys, strict=True)),
+        return_exceptions=True,
+    )
+    assert results[0].code == ErrorCode.UNAUTHORIZED
+    assert [total for total, _ in results[1:]] == [1] * (COUNT - 1)
+    assert await spent(database) == {each: int(each != IDS[0]) for each in IDS}
 
 
 async def test_a_unit_whose_account_is_locked_waits_without_the_others(database, holder, sent):
