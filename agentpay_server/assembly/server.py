@@ -1,6 +1,7 @@
 """Assembles a server from its parts, services and scheduled work; starts and stops it."""
 
-from contextlib import AsyncExitStack, suppress
+import asyncio
+from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, WatchedChain
+from agentpay_server.chain.protocol import Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
@@ -79,6 +80,10 @@ HANDLERS: Final = (
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
+
+
+_CHANNELS_SECONDS: Final = 5.0
+"""How long a start waits for what happened to channels while no server ran."""
 
 
 class Services:
@@ -195,9 +200,9 @@ class Services:
         await self._recovery_schedule.resume()
         # Record payments that sellers broadcast while no server ran.
         await self.payment_watch.poll()
-        # The schedule repeats it if the chain does not respond.
-        with suppress(ChainUnreachableError):
-            await self.channel_watch.poll()
+        # On a cluster, a transaction that closes a channel may take minutes: the rest is done meanwhile.
+        poll = self.tasks.start(self.channel_watch.poll_once())
+        await asyncio.wait({poll}, timeout=_CHANNELS_SECONDS)
 
     async def post_arrivals(self) -> None:
         """Post deposits that arrived while no server ran."""

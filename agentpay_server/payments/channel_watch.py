@@ -39,7 +39,7 @@ class ChannelWatch:
     def executed(self, transaction: VersionedTransaction) -> None:
         """Check the channels after a transaction of the embedded chain, if it may change one."""
         if PROGRAM in transaction.message.account_keys:
-            self._context.tasks.start(self._poll_once())
+            self._context.tasks.start(self.poll_once())
 
     async def poll(self) -> bool:
         """Check every unsettled channel; return whether any has changed."""
@@ -68,7 +68,8 @@ class ChannelWatch:
         finally:
             self._every.restart()
 
-    async def _poll_once(self) -> None:
+    async def poll_once(self) -> None:
+        """Check every unsettled channel, unless the chain does not respond; the schedule repeats it."""
         with suppress(ChainUnreachableError):
             await self.poll()
 

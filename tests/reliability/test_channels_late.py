@@ -161,3 +161,14 @@ async def test_a_late_opening_and_its_key_lead_to_no_second_payment(market: Mark
     again = await market.authorize(payer)
     assert (again["transfer_id"], again["status"]) == (transfer_id, "settled")
     assert len(await market.world.rows(tables.sessions)) == 1
+
+
+async def test_a_start_does_not_wait_for_transactions_that_close_channels(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services, is_included = market.world.runtime.services, asyncio.Event()
+    monkeypatch.setattr(services.channel_watch, "poll", is_included.wait)
+    begun = asyncio.get_running_loop().time()
+    await services.recover(is_alone=False)
+    assert asyncio.get_running_loop().time() - begun < 10
+    is_included.set()
