@@ -11,8 +11,9 @@ Why this is as if the units ran one after another:
   do not join it: they run as they do without batches.
 - The batch locks its accounts before any unit begins, in one order and without waiting. A unit leaves the
   batch if another transaction has locked its account. So batches of two servers never wait for each other.
-- No unit in a batch locks any other row to decide on it. What units of different accounts share, such as an
-  operator's idempotency key, is decided by one statement or by a constraint.
+- No unit in a batch locks any other row to decide on it, except by the one statement that records who asked,
+  whose lock of the API key units share. What else units of different accounts share, such as an operator's
+  idempotency key, is decided by one statement or by a constraint.
 - All are committed, or none. A unit that fails after it has written undoes the batch, and so does any error
   of the database. Each unit then runs in a transaction of its own, as it does without batches.
 

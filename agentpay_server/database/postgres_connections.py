@@ -261,7 +261,7 @@ class HeldResult:
 
     def __init__(self, connection: _Holder, held: HeldRows) -> None:
         self._connection = connection
-        self.held = held
+        self.held: HeldRows = held
 
     @property
     def rowcount(self) -> int:

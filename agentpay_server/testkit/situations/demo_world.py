@@ -84,7 +84,7 @@ class DemoWorld:
         self._calls = 0
         self._left: list[str] = []
         self.accounts: dict[str, str] = {}
-        self.paid_api_url = ""
+        self.paid_api_url: str = ""
 
     def begin(self, say: Callable[[str], None]) -> None:
         """Create the agents and shops, and perform one step of each kind without showing it."""
