@@ -45,7 +45,7 @@ def test_the_quickstart_shows_settlement_replay_and_refusals(capsys: pytest.Capt
         assert step in pictured, "the picture is of another quickstart: nox -s picture"
 
 
-@pytest.mark.parametrize("name", ["quickstart", "demo", "listen", "timeline"])
+@pytest.mark.parametrize("name", ["quickstart", "demo", "listen"])
 def test_the_images_load_nothing_from_the_network(name: str) -> None:
     picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
     addresses = set(re.findall(r"[a-z]+://[^\s\"&<:]+", picture))

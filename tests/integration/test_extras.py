@@ -55,6 +55,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.http.exposition": frozenset({"test", "ops"}),
     "agentpay_server.database.postgres": frozenset({"test", "postgres"}),
     "agentpay_server.database.postgres_connections": frozenset({"test", "postgres"}),
+    "agentpay_server.database.postgres_batches": frozenset({"test", "postgres"}),
 }
 """Allowed imports besides the client's dependencies; the entry nearest above a module applies."""
 
