@@ -143,6 +143,11 @@ def ask_until_it_ends(payer: Payer) -> None:
         payer.end()
 
 
+def ask_for_ever(payer: Payer) -> None:
+    while True:
+        payer.ask("order-1", "http://127.0.0.1:1/")
+
+
 @pytest.mark.parametrize("how", BAD)
 def test_a_payer_that_ends_at_once_is_reported_in_one_sentence(
     payer_of: Callable[[str], Payer], how: str
@@ -154,6 +159,17 @@ def test_a_payer_that_ends_at_once_is_reported_in_one_sentence(
     assert re.search(words, str(refused.value))
     assert len(str(refused.value)) < 500
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("program", "how"), [("", "ends with exit code 0"), ("time.sleep(600)", "closes its standard input")]
+)
+def test_a_payer_that_reads_no_orders_is_reported(
+    payer_of: Callable[[str], Payer], program: str, how: str
+) -> None:
+    payer = payer_of(f"import os, time; os.close(0); {program}")
+    with pytest.raises(PayerError, match=f"{how} before it buys"):
+        ask_for_ever(payer)
 
 
 def test_what_a_payer_writes_beside_its_results_is_ignored(payer_of: Callable[[str], Payer]) -> None:

@@ -49,6 +49,9 @@ DIRECTORY: Final = "TRIAL_DIRECTORY"
 _LINE_BYTES: Final = 65_536
 _LINES: Final = 1_000
 _ERROR_CHARACTERS: Final = 300
+_END_SECONDS: Final = 1.0
+"""A process that reads no more gets this long to end."""
+
 _ERROR_SECONDS: Final = 1.0
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
@@ -193,9 +196,13 @@ class Payer:
         self.kills = 0
 
     def ask(self, order: str, url: str) -> None:
-        """Send an order, to a new process if there is none."""
+        """Send an order, to a new process if there is none.
+
+        Raises:
+            PayerError: see `end`.
+        """
         line = json.dumps({"order": order, "url": url, "price_usdc": f"{PRICE_USDC:.6f}"}) + "\n"
-        for _ in range(2):
+        while True:
             process = self._running()
             assert process.stdin is not None  # noqa: S101 - it is a pipe
             try:
@@ -207,17 +214,21 @@ class Payer:
                 return
 
     def end(self) -> None:
-        """Clean up after a process that ended by itself.
+        """Clean up after a process that ended by itself, or reads no more orders.
 
         Raises:
             PayerError: several have ended, and none has given a result.
         """
-        assert self._process is not None  # noqa: S101 - one has ended
-        code = self._process.wait()
+        process = self._process
+        assert process is not None  # noqa: S101 - one has ended
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_SECONDS)
+        has_ended = process.returncode is not None
         self.kill(counts=False)
         self._ends += 1
         if self._ends >= TRIES:
-            raise PayerError(f"the payer ends with exit code {code} before it buys{self._why()}")
+            how = f"ends with exit code {process.returncode}" if has_ended else "closes its standard input"
+            raise PayerError(f"the payer {how} before it buys{self._why()}")
 
     def result(self, order: str) -> str | None:
         """Return the payer's word about an order, if it has come; what is no result is ignored."""
