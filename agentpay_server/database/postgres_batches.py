@@ -1,9 +1,9 @@
 """Units of work that wait together share a transaction, and a round trip for each statement of several.
 
-A unit of accounts (`runner.OfAccounts`) that comes while others run waits for them, and so do those that
-come after it. Then all that wait are one transaction. Each runs in a greenlet of its own until it executes a
-statement. A statement that several units execute is sent once, with the parameters of all: PostgreSQL
-executes it for one after the other, so it does what it does in a transaction of the unit's own.
+A unit of accounts (`runner.OfAccounts`) that comes while two batches run waits, and so do later units. Then
+all waiting units are one transaction. Each runs in a separate greenlet until it executes a statement. A
+statement that several units execute is sent once, with the parameters of all: PostgreSQL executes it for one
+unit after the other, as it would in separate transactions.
 
 Why this is as if the units ran one after another:
 
@@ -15,7 +15,7 @@ Why this is as if the units ran one after another:
   whose lock of the API key units share. What else units of different accounts share, such as an operator's
   idempotency key, is decided by one statement or by a constraint.
 - All are committed, or none. A unit that fails after it has written undoes the batch, and so does any error
-  of the database. Each unit then runs in a transaction of its own, as it does without batches.
+  of the database. Each unit then runs in a separate transaction, as it does without batches.
 
 A unit that fails before it writes has changed nothing, and the others continue. Reads that wait together, of
 one SELECT each, are sent together too, outside of any transaction.

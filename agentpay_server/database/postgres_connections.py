@@ -123,7 +123,7 @@ class PreparedConnection:
         return await greenlet_spawn(unit, _SingleStatementConnection(self))
 
     async def without_transaction(self, unit: Callable[[Connection], T]) -> T:
-        """Run `unit`, which only reads, without a transaction. Each statement sees a state of its own."""
+        """Run `unit`, which only reads, without a transaction. Each statement may see another state."""
         return await greenlet_spawn(unit, PostgresConnection(self))
 
     async def execute(self, text: str) -> str:

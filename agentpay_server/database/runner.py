@@ -61,8 +61,8 @@ class OlderSchemaError(StartRefusedError):
 class OfAccounts(Generic[P, T]):
     """A unit of work on the rows of a few accounts and subjects. An engine may commit several units together.
 
-    What it decides on, locks or changes belongs to them, apart from what one statement or a constraint
-    decides by itself, such as taking an idempotency key or adding to a counter.
+    It decides on, locks and changes only their rows. One statement or a constraint decides the rest, such as
+    taking an idempotency key or adding to a counter.
 
     Attributes:
         account_ids: the accounts.

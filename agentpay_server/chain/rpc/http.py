@@ -107,7 +107,7 @@ class HttpEndpoint:
             self._idle.pop().abort()
 
     def _kept(self) -> "_Connection | None":
-        """Return the connection that was used last; close those that were not used for long."""
+        """Return the connection that was used last; close connections that were idle for long."""
         oldest = asyncio.get_running_loop().time() - _IDLE_SECONDS
         while self._idle and self._idle[0].idle_since < oldest:
             self._idle.pop(0).abort()

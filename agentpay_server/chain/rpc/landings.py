@@ -1,4 +1,4 @@
-"""How long transactions take to land, learned from those that landed. Only for pauses: it proves nothing.
+"""How long transactions take to land, learned from landings. Only for pauses: it proves nothing.
 
 The status of a transaction is first requested when most would have landed. Earlier requests cost a commit,
 because the caller is then told that the transaction was sent; later ones make callers wait.
