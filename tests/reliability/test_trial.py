@@ -17,17 +17,11 @@ from attrs import evolve
 from click.testing import CliRunner
 
 from agentpay_lab.cli import main
+from agentpay_lab.crash_test import payer as payers
 from agentpay_lab.crash_test import trial
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
-from agentpay_lab.crash_test.trial import (
-    Bought,
-    Kill,
-    Payer,
-    PayerError,
-    TimelineEntry,
-    TrialOrder,
-    TrialReport,
-)
+from agentpay_lab.crash_test.payer import Payer, PayerError
+from agentpay_lab.crash_test.trial import Bought, Kill, TimelineEntry, TrialOrder, TrialReport
 from agentpay_server.paywall import Mode, Protocol
 
 ADAPTERS = Path(trial.__file__).with_name("adapters")
@@ -103,6 +97,7 @@ def test_a_payer_that_does_not_start_is_an_error() -> None:
     assert "the payer cannot be started" in result.output
 
 
+ORDER = {"order": "order-1", "url": "http://127.0.0.1:1/"}
 BAD = {
     "exits at once": ("", "ends with exit code 0 before it buys$"),
     "cannot start": ("import sys; sys.exit('no file\\x1b[2J')", r"exit code 1 .*: no file\\x1b\[2J$"),
@@ -119,7 +114,7 @@ def payer_of(tmp_path: Path) -> Iterator[Callable[[str], Payer]]:
     def of(program: str) -> Payer:
         path = disk / "payer with spaces.py"
         path.write_text(program, "utf-8")
-        environment = {**os.environ, trial.DIRECTORY: str(disk)}
+        environment = {**os.environ, payers.DIRECTORY: str(disk)}
         started.append(Payer([sys.executable, "-S", str(path)], environment, disk))
         return started[-1]
 
@@ -137,15 +132,15 @@ def awaited(look: Callable[[], Any]) -> Any:
 
 
 def ask_until_it_ends(payer: Payer) -> None:
-    for _ in range(trial.TRIES):
-        payer.ask("order-1", "http://127.0.0.1:1/")
+    for _ in range(payers.MAX_ENDS):
+        payer.ask(ORDER)
         awaited(lambda: payer.has_ended)
         payer.end()
 
 
 def ask_for_ever(payer: Payer) -> None:
     while True:
-        payer.ask("order-1", "http://127.0.0.1:1/")
+        payer.ask(ORDER)
 
 
 @pytest.mark.parametrize("how", BAD)
@@ -179,17 +174,17 @@ def test_what_a_payer_writes_beside_its_results_is_ignored(payer_of: Callable[[s
         "    out.write(junk + b'\\n')\n"
         'out.write(b\'{"order": "order-1", "result": "served"}\\n\')\nout.flush()\nsys.stdin.readline()'
     )
-    payer.ask("order-1", "http://127.0.0.1:1/")
+    payer.ask(ORDER)
     assert awaited(lambda: payer.result("order-1")) == "served"
 
 
 def test_output_without_end_takes_no_memory_and_no_time(payer_of: Callable[[str], Payer]) -> None:
     payer = payer_of('import sys\nwhile True: sys.stdout.write(\'{"order": "another"}\\n\' * 1000)')
-    payer.ask("order-1", "http://127.0.0.1:1/")
-    awaited(lambda: payer._lines.qsize() == trial._LINES)
+    payer.ask(ORDER)
+    awaited(lambda: payer._lines.qsize() == payers._LINES)
     for _ in range(3):
         assert payer.result("order-1") is None
-        assert payer._lines.qsize() <= trial._LINES
+        assert payer._lines.qsize() <= payers._LINES
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
@@ -200,7 +195,7 @@ def test_children_of_a_payer_do_not_outlive_it(payer_of: Callable[[str], Payer],
         "child = subprocess.Popen(['sleep', '1000'], start_new_session=True)\n"
         f"pathlib.Path({str(written)!r}).write_text(f'{{child.pid}}.')\nsys.stdin.read()"
     )
-    payer.ask("order-1", "http://127.0.0.1:1/")
+    payer.ask(ORDER)
     awaited(lambda: written.exists() and written.read_text().endswith("."))
     status = Path("/proc", written.read_text()[:-1], "status")
     payer.kill()

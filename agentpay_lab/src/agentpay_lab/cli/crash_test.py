@@ -175,8 +175,9 @@ def _try_payer(
     html: Path | None,
 ) -> None:
     from agentpay_lab.crash_test.pages import lines_of_trial, page_of  # noqa: PLC0415 - as above
+    from agentpay_lab.crash_test.payer import PayerError  # noqa: PLC0415
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
-    from agentpay_lab.crash_test.trial import PayerError, Trial, TrialPlan  # noqa: PLC0415
+    from agentpay_lab.crash_test.trial import Trial, TrialPlan  # noqa: PLC0415
     from agentpay_server.paywall import Protocol  # noqa: PLC0415 - as above
 
     if html is not None and not html.absolute().parent.is_dir():

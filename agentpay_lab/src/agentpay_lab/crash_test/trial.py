@@ -9,21 +9,16 @@ import contextlib
 import json
 import math
 import os
-import queue
 import random
 import secrets
 import shutil
-import signal
-import subprocess
 import tempfile
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 from urllib.parse import quote
 
 import httpx
@@ -31,9 +26,9 @@ from attrs import define, evolve, field, frozen
 
 from agentpay import AgentPay
 from agentpay.contract.identity import KeyKind
-from agentpay.contract.printable import printable
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.crash_test.node import ChainNode
+from agentpay_lab.crash_test.payer import DIRECTORY, POLL_SECONDS, Payer
 from agentpay_lab.crash_test.run import PRICE_USDC, SPEED
 from agentpay_lab.crash_test.servers import ServerProcess
 from agentpay_server.clients import Sandbox
@@ -42,20 +37,8 @@ from agentpay_server.platform.credentials import new_key
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
-RESULTS: Final = ("served", "refused", "failed")
-"""What a payer may say about an order."""
-
-DIRECTORY: Final = "TRIAL_DIRECTORY"
-_LINE_BYTES: Final = 65_536
-_LINES: Final = 1_000
-_ERROR_CHARACTERS: Final = 300
-_END_SECONDS: Final = 1.0
-"""A process that reads no more gets this long to end."""
-
-_ERROR_SECONDS: Final = 1.0
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
-_POLL_SECONDS: Final = 0.002
 _LATEST_SECONDS: Final = 30.0
 """How long sellers may broadcast after the end, in real time: longer than they hold a payment."""
 
@@ -178,146 +161,6 @@ class TrialPlan:
     seconds: float
     orders: int
     protocols: tuple[Protocol, ...] = (Protocol.X402_V2, Protocol.MPP)
-
-
-class PayerError(Exception):
-    """The payer cannot be tried; the message says why."""
-
-
-class Payer:
-    """The payer's process, which is killed and started again. Whatever it writes, little of it is kept."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str], disk: Path) -> None:
-        self._command, self._environment, self._disk = command, environment, disk
-        self._process: subprocess.Popen[bytes] | None = None
-        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self._errors: deque[bytes] = deque(maxlen=1)
-        self._ends = 0
-        self.kills = 0
-
-    def ask(self, order: str, url: str) -> None:
-        """Send an order, to a new process if there is none.
-
-        Raises:
-            PayerError: see `end`.
-        """
-        line = json.dumps({"order": order, "url": url, "price_usdc": f"{PRICE_USDC:.6f}"}) + "\n"
-        while True:
-            process = self._running()
-            assert process.stdin is not None  # noqa: S101 - it is a pipe
-            try:
-                process.stdin.write(line.encode())
-                process.stdin.flush()
-            except BrokenPipeError:
-                self.end()
-            else:
-                return
-
-    def end(self) -> None:
-        """Clean up after a process that ended by itself, or reads no more orders.
-
-        Raises:
-            PayerError: several have ended, and none has given a result.
-        """
-        process = self._process
-        assert process is not None  # noqa: S101 - one has ended
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_END_SECONDS)
-        has_ended = process.returncode is not None
-        self.kill(counts=False)
-        self._ends += 1
-        if self._ends >= TRIES:
-            how = f"ends with exit code {process.returncode}" if has_ended else "closes its standard input"
-            raise PayerError(f"the payer {how} before it buys{self._why()}")
-
-    def result(self, order: str) -> str | None:
-        """Return the payer's word about an order, if it has come; what is no result is ignored."""
-        # Not until it is empty: it may be written faster than it is read.
-        for _ in range(self._lines.qsize()):
-            # RecursionError: brackets in thousands.
-            with contextlib.suppress(ValueError, RecursionError):
-                told = json.loads(self._lines.get().decode("utf-8", "replace"))
-                if isinstance(told, dict) and told.get("order") == order:
-                    result, self._ends = told.get("result"), 0
-                    return result if result in RESULTS else "failed"
-        return None
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the process is gone."""
-        return self._process is None or self._process.poll() is not None
-
-    def kill(self, *, counts: bool = True) -> None:
-        """Kill the process and its children, those in other process groups too where /proc shows them."""
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-        _kill_those_of(self._disk)
-        if self._process.stdin is not None:
-            # What was not written yet is lost with the process.
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.close()
-        self._process, self._lines = None, queue.SimpleQueue()
-        self.kills += counts
-
-    def _running(self) -> "subprocess.Popen[bytes]":
-        if self._process is not None and self._process.poll() is None:
-            return self._process
-        # Children of a payer that has ended by itself.
-        self.kill(counts=False)
-        self._lines = queue.SimpleQueue()
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - the caller's command
-                self._command,
-                env=self._environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-        except (OSError, ValueError) as error:
-            raise PayerError(f"the payer cannot be started: {error}") from None
-        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
-        threading.Thread(target=_keep_end, args=(self._process.stderr, self._errors), daemon=True).start()
-        return self._process
-
-    def _why(self) -> str:
-        """Return the last line that it wrote on standard error, which may still be on its way."""
-        deadline = time.monotonic() + _ERROR_SECONDS
-        while not self._errors and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        lines = (self._errors[0] if self._errors else b"").decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {printable(last)[:_ERROR_CHARACTERS]}" if last else ""
-
-
-def _read(stdout: IO[bytes], lines: "queue.SimpleQueue[bytes]") -> None:
-    """Keep whole lines of a result's length, at most some at a time; read the rest away."""
-    with stdout:
-        is_rest = False
-        while chunk := stdout.readline(_LINE_BYTES):
-            is_whole = chunk.endswith(b"\n")
-            if is_whole and not is_rest and lines.qsize() < _LINES:
-                lines.put(chunk)
-            is_rest = not is_whole
-
-
-def _keep_end(stderr: IO[bytes], end: "deque[bytes]") -> None:
-    with stderr:
-        while chunk := os.read(stderr.fileno(), _LINE_BYTES):
-            kept = end[0] if end else b""
-            end.append((kept + chunk)[-_LINE_BYTES:])
-
-
-def _kill_those_of(disk: Path) -> None:
-    """Kill processes whose environment names a payer's directory: its children, wherever they went."""
-    mark = f"{DIRECTORY}={disk}".encode()
-    for environ in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if mark in environ.read_bytes().split(b"\0"):
-                os.kill(int(environ.parent.name), signal.SIGKILL)
 
 
 @define
@@ -471,7 +314,8 @@ class Trial:
         for number in range(TRIES):
             tried.asked += 1
             tried.note("asked")
-            payer.ask(order.name, f"{world.shop.base_url}/{order.name}")
+            url = f"{world.shop.base_url}/{order.name}"
+            payer.ask({"order": order.name, "url": url, "price_usdc": f"{PRICE_USDC:.6f}"})
             kill = order.kill if number == 0 else None
             tried.result = self._await(world, payer, tried, kill)
             if tried.result in ("served", "refused"):
@@ -486,7 +330,7 @@ class Trial:
         """Wait for the payer's word, or kill it; note what the seller and the chain saw."""
         began, seen = time.monotonic(), _Seen(world, tried)
         while True:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
             result = payer.result(tried.order.name)
             seen.look()
             if result is not None:
