@@ -17,11 +17,10 @@ from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
 from agentpay.contract.events import EVENTS
 from agentpay.contract.requests import Request
 from agentpay.contract.schemas import field_words, summary_of
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, WebhookInbox
 from agentpay_server.cli import main
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.http.app import DOCUMENTS, document_text
-from agentpay_server.testkit.embedded.inbox import WebhookInbox
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 ROOT = Path(__file__).parents[2]

@@ -454,15 +454,15 @@ def test_every_mutating_operation_writes_one_entry_or_is_rolled_back_with_it(
             assert stage.request(endpoint).status_code == 500
         assert state_of(stage.server) == state
 
-    before = len(rows(stage.server, tables.audit))
+    before = len(rows(stage.server, "audit"))
     answer = stage.request(endpoint)
     assert answer.status_code in endpoint.responses, answer.text
     assert answer.status_code < 400, answer.text
     if endpoint.name in ("sandbox.snapshots.restore", "sandbox.reset"):
         # Entries since the snapshot are gone, and the restore is audited.
-        newest = rows(stage.server, tables.audit)[-1]
+        newest = rows(stage.server, "audit")[-1]
     else:
-        *_, newest = made = rows(stage.server, tables.audit)[before:]
+        *_, newest = made = rows(stage.server, "audit")[before:]
         assert len(made) == 1
     assert newest["action"] == endpoint.name
     assert newest["key_id"] == stage.server._running.server.operator.key_id
@@ -505,7 +505,7 @@ def test_every_action_is_an_operation_or_a_server_action(stage: Stage) -> None:
         if endpoint.name not in ("sandbox.snapshots.restore", "sandbox.reset"):
             stage.request(endpoint)
     stage.server.sandbox.clock.advance(2 * DAY)
-    actions = {row["action"] for row in rows(stage.server, tables.audit)}
+    actions = {row["action"] for row in rows(stage.server, "audit")}
     names = {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.method != "GET"}
     assert actions <= names | UNPROMPTED
     assert not names & UNPROMPTED
@@ -525,7 +525,7 @@ def test_the_audit_trail_contains_no_secret() -> None:
             server.operator_keys.create(name="ops").key,
             server.sandbox.create_operator("second").key,
         ]
-        trail = str(rows(server, tables.audit))
+        trail = str(rows(server, "audit"))
     assert len(rows_of(trail)) >= 7
     for secret in secrets:
         assert secret[-20:] not in trail

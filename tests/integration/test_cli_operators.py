@@ -20,7 +20,7 @@ from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.assembly.storage import open_database
 from agentpay_server.cli import main
-from agentpay_server.database import migrations, tables
+from agentpay_server.database import migrations
 from agentpay_server.database.connection import Connection
 
 SETTINGS = Settings(encryption_key=stores.KEY)
@@ -117,13 +117,13 @@ def test_creating_an_operator_stores_only_a_digest_and_is_audited(place: Place) 
     with place.server():
         pass
     operator = made("Second", *place.options)
-    (entry,) = (row for row in place.rows(tables.audit) if row[4] == operator["operator_id"])
+    (entry,) = (row for row in place.rows("audit") if row[4] == operator["operator_id"])
     assert (entry[1], entry[3], entry[4]) == (
         operator["operator_id"],
         "operators.create",
         operator["operator_id"],
     )
-    assert operator["key"] not in str(place.rows(tables.api_keys))
+    assert operator["key"] not in str(place.rows("api_keys"))
 
 
 def test_the_terminal_says_that_the_key_is_shown_once(place: Place) -> None:

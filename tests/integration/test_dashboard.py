@@ -11,8 +11,7 @@ import httpx
 import pytest
 
 from agentpay.contract.events import EVENTS
-from agentpay_server import AgentPayServer
-from agentpay_server.platform.settings import Settings
+from agentpay_server import AgentPayServer, Settings
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

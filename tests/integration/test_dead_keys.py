@@ -13,7 +13,6 @@ from server_world import Funded, raw_client, refused
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.operators.keys import Keys
 from agentpay_server.platform.principals import Principal
 
@@ -75,7 +74,7 @@ def test_a_transfer_whose_key_is_revoked_before_its_last_byte_moves_nothing(
     server.agent_keys.revoke(agent.key_id)
 
     assert {request.finish() for request in requests} == {(401, "unauthorized")}
-    assert rows(server, tables.transfers) == []
+    assert rows(server, "transfers") == []
     assert alive.finish() == (200, None)
     assert client.accounts.balance(payer.account_id).balance_usdc == 4
 
@@ -91,7 +90,7 @@ def test_a_revoked_operator_key_makes_no_key(server: AgentPayServer, hold: Calla
     server.operator_keys.revoke(stolen.key_id)
 
     assert {request.finish() for request in requests} == {(401, "unauthorized")}
-    assert len(rows(server, tables.api_keys)) == 2
+    assert len(rows(server, "api_keys")) == 2
 
 
 def test_a_replay_with_a_revoked_key_is_refused(

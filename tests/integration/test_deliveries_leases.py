@@ -15,6 +15,7 @@ from agentpay.contract.accounts import CreateAccount
 from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
+from agentpay_server import Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
@@ -25,7 +26,6 @@ from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger.delivery_rules import LEASE_US
 from agentpay_server.platform.clock import SystemClock, manual_clock, to_us
 from agentpay_server.platform.principals import Principal
-from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.tasks import Tasks
 from agentpay_server.platform.vault import Vault
 from agentpay_server.webhooks import sender as service

@@ -39,9 +39,8 @@ from agentpay.contract.responses import RawResponse
 from agentpay.integrations import WebhookRouter
 from agentpay.mcp.__main__ import parser as tools_parser
 from agentpay_lab import cli as laboratory
-from agentpay_server import AgentPayServer, WebhookInbox, cli
+from agentpay_server import AgentPayServer, Settings, WebhookInbox, cli
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
-from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.situations.scenarios import Scenario
 
 pytestmark = pytest.mark.unmeasured

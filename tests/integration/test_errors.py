@@ -17,10 +17,9 @@ from server_world import (
     state_of,
 )
 
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.platform.credentials import KeyKind, new_key
-from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.unmeasured
 

@@ -23,7 +23,6 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine import fees
 from agentpay_server.ledger import accounts
@@ -124,7 +123,7 @@ def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Des
         assert before - treasury_lamports(server) == 4 * CYCLE
         assert refused(agent.ask(idempotency_key="attack 11")) == DAY_SECONDS
     # Nothing is stored, and the attack of one account stops no other.
-    assert len(money.rows(server, tables.sessions)) == 4
+    assert len(money.rows(server, "sessions")) == 4
     paid = client.transfers.create(from_=other.account_id, to=desk.payee.account_id, amount=1)
     assert paid.status == "settled"
 
@@ -201,7 +200,7 @@ def test_a_budget_of_one_lamport_less_refuses_a_transfer_and_its_check() -> None
         # It can never be allowed, and the longest wait is a day.
         assert refused(http.post("/v1/transfers", json={**body, "idempotency_key": "t"})) == DAY_SECONDS
         refused(http.post("/ext/v1/transfers/check", json=body))
-        assert money.rows(server, tables.transfers) == []
+        assert money.rows(server, "transfers") == []
         # What the policy refuses costs nothing: its reason comes first.
         server.client().policies.update(desk.payer.account_id, max_single_transfer="0.5")
         assert http.post("/v1/transfers", json={**body, "idempotency_key": "t"}).status_code == 402
@@ -292,13 +291,13 @@ def test_a_treasury_at_its_reserve_signs_no_new_work_and_closes_sessions(poor: D
     """It signed and sent openings that failed, 15,000 lamports each, until nothing could be paid."""
     opened = [poor.open(idempotency_key=f"{number}", cap_usdc="1") for number in range(3)]
     assert poor.charge(opened[0], "0.5").status_code == 200
-    signed = len(money.rows(poor.server, tables.chain_transactions))
+    signed = len(money.rows(poor.server, "chain_transactions"))
     holds(poor.server, RESERVE + TRANSFER - 1)
     body = {"from": poor.payer.account_id, "to": poor.payee.account_id, "amount": "1"}
     unfunded(poor, poor.ask(idempotency_key="more"))
     unfunded(poor, poor.http.post("/v1/transfers", json={**body, "idempotency_key": "t"}))
     unfunded(poor, poor.http.post("/v1/accounts", json={"name": "Another"}))
-    assert len(money.rows(poor.server, tables.chain_transactions)) == signed
+    assert len(money.rows(poor.server, "chain_transactions")) == signed
     assert treasury_lamports(poor.server) == RESERVE + TRANSFER - 1
     # Closes may spend the reserve, and return the rent of their escrows.
     holds(poor.server, 890_880 + CLOSE)
@@ -324,7 +323,7 @@ def test_a_policy_is_in_force_and_its_record_waits_while_the_treasury_is_empty(p
     holds(poor.server, RESERVE)
     client = poor.server.client()
     assert client.policies.pause(poor.payer.account_id).paused
-    assert money.rows(poor.server, tables.chain_transactions) == []
+    assert money.rows(poor.server, "chain_transactions") == []
     holds(poor.server, 10**9)
     poor.server.sandbox.clock.advance(minutes=10)
     assert client.accounts.details(poor.payer.account_id).policy_record is not None

@@ -13,13 +13,12 @@ from server_world import START
 from sqlalchemy import select, update
 
 from agentpay.contract.deliveries import Delivery
-from agentpay_server import AgentPayServer, RpcSettings
+from agentpay_server import AgentPayServer, RpcSettings, Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.identity import WrongKeyError
 from agentpay_server.assembly.storage import open_storage
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.vault import Place as PlaceOfSecret
 from agentpay_server.platform.vault import Vault
 

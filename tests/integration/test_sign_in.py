@@ -13,7 +13,6 @@ from server_world import START, raw_client, refused
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database import tables
 from agentpay_server.platform.credentials import new_code
 
 SIGN_IN, KEYS = "/ext/v1/console/sign-in", "/ext/v1/console/operator-keys"
@@ -99,7 +98,7 @@ def test_a_code_expires_after_ten_minutes(server: AgentPayServer, link: httpx.UR
     with pytest.raises(AuthenticationError):
         signed_in(server, late)
     server.operator_keys.create_sign_in_code()
-    assert len(rows(server, tables.sign_in_codes)) == 1, "the expired code is forgotten"
+    assert len(rows(server, "sign_in_codes")) == 1, "the expired code is forgotten"
 
 
 def test_a_console_key_expires_after_twelve_hours(server: AgentPayServer, link: httpx.URL) -> None:
@@ -177,7 +176,7 @@ def test_a_sign_in_and_its_code_are_audited(server: AgentPayServer, browser: htt
         "operator_keys.create_sign_in_code",
         server.client().whoami().key_id,
     )
-    trail = str(rows(server, tables.audit))
+    trail = str(rows(server, "audit"))
     assert made.code[-20:] not in trail
     assert answer.json()["key"][-20:] not in trail
 
@@ -190,7 +189,7 @@ def test_codes_and_keys_are_in_no_log_no_record_and_no_repr(
         fresh = server.operator_keys.create_sign_in_code()
         made = server.operator_keys.sign_in(fresh.code)
     texts = [caplog.text, str(server.requests), server.timeline(), repr(fresh), repr(made), repr(server)]
-    texts.append(str(rows(server, tables.sign_in_codes)) + str(rows(server, tables.api_keys)))
+    texts.append(str(rows(server, "sign_in_codes")) + str(rows(server, "api_keys")))
     for secret in (code_of(link), key, fresh.code, made.key):
         for text in texts:
             assert secret[-20:] not in text

@@ -513,12 +513,12 @@ def test_callers_of_cancelled_work_get_no_response(server: AgentPayServer):
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    while not money.rows(server, tables.transfers):
+    while not money.rows(server, "transfers"):
         pass
     server.sandbox.restore(snapshot)
     waiting.join(timeout=120)
     assert [type(failure) for failure in failures] == [httpx.RemoteProtocolError]
-    assert money.rows(server, tables.transfers) == []
+    assert money.rows(server, "transfers") == []
 
 
 def test_an_incomplete_request_whose_key_a_restore_removed_is_not_processed(
@@ -553,7 +553,7 @@ def test_an_incomplete_request_whose_key_a_restore_removed_is_not_processed(
     restored.set()
     late.join(timeout=120)
     assert len(failures) == 1
-    assert money.rows(server, tables.accounts) == []
+    assert money.rows(server, "accounts") == []
 
 
 def _until_authenticated(server: AgentPayServer) -> None:
@@ -658,4 +658,4 @@ def test_a_restore_is_refused_while_work_does_not_end(
 
     money.on_owner(server, end)
     server.sandbox.restore(snapshot)
-    assert money.rows(server, tables.accounts) == []
+    assert money.rows(server, "accounts") == []

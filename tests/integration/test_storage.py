@@ -19,7 +19,7 @@ import stores
 from attrs import frozen
 
 from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
-from agentpay_server import AgentPayServer, RpcSettings
+from agentpay_server import AgentPayServer, RpcSettings, Settings
 from agentpay_server.assembly.identity import ForeignChainError, WrongKeyError, custody_seed
 from agentpay_server.assembly.storage import (
     KEY_VARIABLE,
@@ -37,7 +37,6 @@ from agentpay_server.database.runner import (
 from agentpay_server.ledger import webhooks
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.logs import LogFormat, logging_to
-from agentpay_server.platform.settings import Settings
 from agentpay_server.webhooks.service import secret_place
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

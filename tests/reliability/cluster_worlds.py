@@ -21,7 +21,6 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database import tables
 from agentpay_server.platform import clock
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
@@ -45,7 +44,7 @@ class ClusterWorld(World):
         if micro(amount):
             await self.mint(party, amount)
             for _ in range(100):
-                (row,) = await self.rows(tables.accounts, account_id=party.account_id)
+                (row,) = await self.rows("accounts", account_id=party.account_id)
                 if row["balance"] == micro(amount):
                     return party
                 await asyncio.sleep(1)

@@ -18,6 +18,7 @@ from pathlib import Path
 from select import select as readable
 from typing import Any
 
+import books
 import httpx
 import rpc_world
 import signed
@@ -27,7 +28,6 @@ from attrs import evolve, frozen
 from loaded_python import LoadedPython
 from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
-from sqlalchemy import select
 from surfpool import Surfpool
 
 from agentpay._http import shared_ssl_context
@@ -37,24 +37,12 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
-from agentpay_server.database import tables
-from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import (
-    chain_accounts,
-    chain_credits,
-    chain_history,
-    chain_signatures,
-    chain_state,
-)
 from agentpay_server.platform.settings import Settings
 
 WAIT_SECONDS = 120
 
 # A busy machine takes long: a request that finishes a killed one's work must not end before it.
 PATIENT: Any = {"settlement_wait_seconds": 60}
-
-# The ledger of the embedded chain, in a separate database.
-_LEDGER = (chain_accounts, chain_credits, chain_history, chain_signatures, chain_state)
 
 
 @frozen
@@ -242,7 +230,7 @@ def catch_up(server: AgentPayServer) -> None:
     """Let a server that has just started end all transactions in flight, however slow the machine is."""
     deadline = time.monotonic() + WAIT_SECONDS
     server.sandbox.clock.advance(0)
-    while Survey(server).rows(tables.chain_transactions, state="pending") and time.monotonic() < deadline:
+    while Survey(server).rows("chain_transactions", state="pending") and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -252,7 +240,7 @@ def close_sessions(server: AgentPayServer) -> None:
     It does not wait for them at its start, and an advance of the clock waits only for those that it begins.
     """
     deadline = time.monotonic() + WAIT_SECONDS
-    while Survey(server).rows(tables.sessions, status="closing") and time.monotonic() < deadline:
+    while Survey(server).rows("sessions", status="closing") and time.monotonic() < deadline:
         time.sleep(0.05)
 
 
@@ -272,19 +260,13 @@ class Survey:
             chain = chain.inner
         return chain._svm
 
-    def rows(self, table: Any, **where: object) -> list[dict[str, Any]]:
-        statement = select(table).order_by(*table.primary_key)
-
-        def unit(connection: Connection) -> list[dict[str, Any]]:
-            names = table.columns.keys()
-            return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
-
-        database = self._ledger if table in _LEDGER else self._context.database
-        return [row for row in self._call(database.read(unit)) if where.items() <= row.items()]
+    def rows(self, table: str, **where: object) -> list[dict[str, Any]]:
+        database = self._ledger if table in books.LEDGER else self._context.database
+        return self._call(books.rows(database, table, **where))
 
     def landed(self) -> set[str]:
         """Return the signatures of all transactions that the chain executed with success."""
-        return {row["signature"] for row in self.rows(chain_signatures, failure_reason=None)}
+        return {row["signature"] for row in self.rows("chain_signatures", failure_reason=None)}
 
     def balances(self) -> dict[str, int]:
         """Return what every USDC token account on chain holds, in micro-USDC."""
@@ -317,7 +299,7 @@ class Survey:
         """
         balances = self.balances()
         assert sum(balances.values()) == self.minted()
-        accounts = self.rows(tables.accounts)
+        accounts = self.rows("accounts")
         # Nothing half-made is ever listed.
         assert {row["usdc_token_account"] for row in accounts} <= balances.keys()
         on_chain = sum(balances[row["usdc_token_account"]] for row in accounts)
@@ -329,22 +311,22 @@ class Survey:
         self, it: Prepared, answer: Any, landed_before: set[str], *, was_escalated: bool = False
     ) -> None:
         """Assert that one transfer of 7 USDC happened, on chain and in every table: the one of `answer`."""
-        (transfer,) = self.rows(tables.transfers)
+        (transfer,) = self.rows("transfers")
         assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
         assert self.landed() - landed_before == {transfer["tx_signature"]} == {answer.tx_signature}
         assert transfer["held_key"] == "key"
-        (tx,) = signed.of_kind(self.rows(tables.chain_transactions), "transfer")[-1:]
+        (tx,) = signed.of_kind(self.rows("chain_transactions"), "transfer")[-1:]
         assert (tx["state"], tx["raw"], tx["leased_until_us"]) == ("finalized", None, 0)
-        accounts = {row["account_id"]: row for row in self.rows(tables.accounts)}
+        accounts = {row["account_id"]: row for row in self.rows("accounts")}
         payer, payee = accounts[it.payer], accounts[it.payee]
         assert (payer["in_flight"], payee["in_flight"]) == (0, 0)
         assert (payer["balance"], payee["balance"]) == (93_000_000, 7_000_000)
         assert payer["spent_total"] == 7_000_000
-        assert len(signed.spends(self.rows(tables.chain_transactions))) == 1
-        assert signed.releases(self.rows(tables.chain_transactions)) == []
-        entries = Counter((row["account_id"], row["type"]) for row in self.rows(tables.entries))
+        assert len(signed.spends(self.rows("chain_transactions"))) == 1
+        assert signed.releases(self.rows("chain_transactions")) == []
+        entries = Counter((row["account_id"], row["type"]) for row in self.rows("entries"))
         assert entries == {(it.payer, "deposit"): 1, (it.payer, "transfer"): 1, (it.payee, "deposit"): 1}
-        types = [row["type"] for row in self.rows(tables.events)]
+        types = [row["type"] for row in self.rows("events")]
         escalation = ["escalation.required"] if was_escalated else []
         assert types == [*escalation, "transfer.initiated", "transfer.settled"]
         self.assert_conserved()

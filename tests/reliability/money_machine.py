@@ -18,8 +18,6 @@ from outsiders import Wallet
 from virtual_time import VirtualTimeLoop
 from worlds import Answer, Party, World
 
-from agentpay_server.database import tables
-
 DAY_US = 24 * 3600 * 10**6
 WEALTH = 10**9
 HOUR_US = DAY_US // 24
@@ -443,7 +441,7 @@ class Money(RuleBasedStateMachine):
             ledger = sum(
                 entry["amount"] if entry["direction"] == "in" else -entry["amount"] for entry in settled
             )
-            (row,) = await self.world.rows(tables.accounts, account_id=account.party.account_id)
+            (row,) = await self.world.rows("accounts", account_id=account.party.account_id)
             # Money in an escrow belongs to the account by its history, and is no longer in its balance.
             assert ledger == row["balance"] + self.set_aside(account)
             # A scan books all of it; transfers from the account scan too.

@@ -16,8 +16,6 @@ from money_machine import (
 )
 from worlds import Answer, Party
 
-from agentpay_server.database import tables
-
 SHOP = 4
 payees = st.integers(0, SHOP)
 caps = st.integers(1, 60)
@@ -401,7 +399,7 @@ class MoneyWithSessions(Money):
 
     async def check_books(self) -> None:
         await super().check_books()
-        rows = {row["account_id"]: row for row in await self.world.rows(tables.accounts)}
+        rows = {row["account_id"]: row for row in await self.world.rows("accounts")}
         for account in self.accounts:
             row = rows[account.party.account_id]
             # Third-party payments since the last scan may or may not be reported.
@@ -422,7 +420,7 @@ class MoneyWithSessions(Money):
             assert types == expected
             landed = self.world.attempts(session.session_id).count("landed")
             assert landed == was_opened + (session.status == "settled")
-            charges = await self.world.rows(tables.session_charges, session_id=session.session_id)
+            charges = await self.world.rows("session_charges", session_id=session.session_id)
             assert {row["idempotency_key"]: row["amount"] for row in charges} == session.charges
 
     # --- Small words --------------------------------------------------------------------------------------

@@ -17,14 +17,13 @@ import stores
 import worlds
 from worlds import START, Answer, InterruptedDatabase, Party, World
 
+from agentpay_server import Settings
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.platform.clock import manual_clock
-from agentpay_server.platform.settings import Settings
 
 SEEDS = range(6)
 DAY_SECONDS = 24 * 3600
@@ -50,7 +49,7 @@ async def assert_one_end(world: World, source: Party, to: Party, transfer_id: st
     """Assert that a transfer of 7 USDC is settled once or rejected once, everywhere; return which."""
     await world.rest()
     shown = await world.get_transfer(transfer_id)
-    (row,) = await world.rows(tables.transfers, transfer_id=transfer_id)
+    (row,) = await world.rows("transfers", transfer_id=transfer_id)
     is_settled = shown["status"] == "settled"
     assert world.balance(to) == (7_000_000 if is_settled else 0)
     assert world.attempts(transfer_id).count("landed") == is_settled
@@ -62,9 +61,9 @@ async def assert_one_end(world: World, source: Party, to: Party, transfer_id: st
     assert detail["reserved_usdc"] == "0.000000"
     assert detail["spent_usdc"] == ("7.000000" if is_settled else "0.000000")
     assert row["key_expires_us"] is not None
-    assert signed.in_state(await world.rows(tables.chain_transactions), "pending") == []
+    assert signed.in_state(await world.rows("chain_transactions"), "pending") == []
     assert is_settled or row["tx_signature"] is None
-    decisions = [row["action"] for row in await world.rows(tables.audit, subject=transfer_id)]
+    decisions = [row["action"] for row in await world.rows("audit", subject=transfer_id)]
     assert len(decisions) <= 2
     return str(shown["error"] if shown["status"] == "rejected" else shown["status"])
 
@@ -128,9 +127,9 @@ async def test_an_approval_after_a_policy_change_returned_obeys_the_new_policy(
         for _ in range(turns):
             await asyncio.sleep(0)
         await world.policy(source, **change)
-        was_spent = bool(signed.spends(await world.rows(tables.chain_transactions)))
+        was_spent = bool(signed.spends(await world.rows("chain_transactions")))
         answer = await approval
-        assert bool(signed.spends(await world.rows(tables.chain_transactions))) == was_spent
+        assert bool(signed.spends(await world.rows("chain_transactions"))) == was_spent
         end = await assert_one_end(world, source, to, transfer_id)
         assert end == ("settled" if was_spent else error)
         assert (answer.status, answer.error) == ((200, None) if was_spent else (402, error))
@@ -239,7 +238,7 @@ async def test_disconnecting_during_an_approval_does_not_cancel_it(world: World)
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.lagging)
     caller = asyncio.ensure_future(world.approve(transfer_id))
-    while not signed.spends(await world.rows(tables.chain_transactions)):  # noqa: ASYNC110 - as soon as it is committed
+    while not signed.spends(await world.rows("chain_transactions")):  # noqa: ASYNC110 - as soon as it is committed
         await asyncio.sleep(0)
     caller.cancel()
     assert await assert_one_end(world, source, to, transfer_id) == "settled"

@@ -7,14 +7,12 @@ import chains
 import pytest
 from worlds import World
 
-from agentpay_server.database import tables
-
 pytestmark = pytest.mark.anyio
 
 
 async def told(world: World, subject: str) -> list[dict[str, Any]]:
     """Return what the trail says of one subject, oldest first."""
-    found = await world.rows(tables.audit, subject=subject)
+    found = await world.rows("audit", subject=subject)
     return [
         {**row, "before": json.loads(row["before"] or "null"), "after": json.loads(row["after"] or "null")}
         for row in found

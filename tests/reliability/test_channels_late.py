@@ -21,7 +21,6 @@ from worlds import Party, micro
 
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 
@@ -83,7 +82,7 @@ class Market:
 
     async def books(self, payer: Party) -> tuple[int, int, int]:
         """Return balance, holds of transfers, and reserved caps of an account."""
-        (row,) = await self.world.rows(tables.accounts, account_id=payer.account_id)
+        (row,) = await self.world.rows("accounts", account_id=payer.account_id)
         return row["balance"], row["in_flight"], row["session_reserved"]
 
     async def expired(self, payer: Party) -> tuple[str, bytes]:
@@ -114,7 +113,7 @@ async def judged(market: Market, payer: Party, transfer_id: str, taken: int) -> 
     assert (payment["status"], micro(payment["amount_usdc"])) == ("settled", taken)
     assert market.world.balance(payer) == FUNDS - taken
     assert await market.books(payer) == (FUNDS - taken, 0, 0)
-    (channel,) = await market.world.rows(tables.sessions)
+    (channel,) = await market.world.rows("sessions")
     assert (channel["status"], channel["settled"]) == ("settled", taken)
     shown = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body["data"]
     moved = [(row["type"], micro(row["amount_usdc"])) for row in shown if row["status"] == "settled"]
@@ -160,7 +159,7 @@ async def test_a_late_opening_and_its_key_lead_to_no_second_payment(market: Mark
     assert (await market.world.request("POST", allowed)).status == 200
     again = await market.authorize(payer)
     assert (again["transfer_id"], again["status"]) == (transfer_id, "settled")
-    assert len(await market.world.rows(tables.sessions)) == 1
+    assert len(await market.world.rows("sessions")) == 1
 
 
 async def test_a_start_does_not_wait_for_transactions_that_close_channels(

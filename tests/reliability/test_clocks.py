@@ -15,7 +15,6 @@ from two_servers import started
 from worlds import Answer, Party, World, drive
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import tables
 from agentpay_server.database.clock_check import ClockCheck, _Reading
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.platform.clock import (
@@ -403,7 +402,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
     await asyncio.to_thread(seller.open_channel, paid.body["header"])
     path = f"/ext/v1/payments/{paid.body['transfer_id']}"
     assert (await server.request("GET", path)).body["status"] == "submitted"
-    (before,) = await server.rows(tables.sessions)
+    (before,) = await server.rows("sessions")
     assert before["status"] == "open"
 
     machine.ahead_us = 25 * HOUR_US
@@ -411,7 +410,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
         await wrong.runtime.services._session_schedule.run_due()
     with machine.in_use():
         assert (await wrong.request("GET", path)).body["status"] == "submitted"
-    assert await server.rows(tables.sessions) == [before]
+    assert await server.rows("sessions") == [before]
 
 
 async def test_requests_with_one_wrong_reading_of_the_clock_are_done_or_can_be_repeated(
@@ -435,7 +434,7 @@ async def test_requests_with_one_wrong_reading_of_the_clock_are_done_or_can_be_r
         numbers = itertools.count()
         async for _ in at_each_reading(lambda request=request, numbers=numbers: request(next(numbers))):
             done[place] += 1
-    for row in await server.rows(tables.sessions):
+    for row in await server.rows("sessions"):
         # No other server has to wait for tomorrow.
         assert (row["closes_us"] or 0) < SYSTEM_NOW_US() + 2 * HOUR_US, row
     for count, request in zip(done, requests, strict=True):

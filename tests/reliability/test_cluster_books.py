@@ -10,8 +10,6 @@ from cluster_worlds import ClusterWorld
 from clusters import shifted
 from worlds import Party
 
-from agentpay_server.database import tables
-
 pytestmark = pytest.mark.anyio
 
 
@@ -44,7 +42,7 @@ async def test_one_slot_that_is_too_high_delays_no_resend(
     world.cluster.drops = 2
     world.cluster.tell("getEpochInfo", shifted("absoluteSlot", by))
     assert await seconds_until_settled(world, source, to) < 10
-    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 0
+    assert len(signed.expired(await world.rows("chain_transactions"))) == 0
 
 
 @pytest.mark.parametrize("slot_seconds", [0.4, 0.25, 0.1])
@@ -94,9 +92,9 @@ async def test_a_vanished_transfer_stays_reserved_until_it_is_final_again(world:
     await world.rest()
     assert world.balance(source) == 0
     assert await reserved(world, source) == "0.000000"
-    (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (account,) = await world.rows("accounts", account_id=source.account_id)
     assert (account["balance"], account["in_flight"]) == (0, 0)
-    assert signed.in_state(await world.rows(tables.chain_transactions), "confirmed") == []
+    assert signed.in_state(await world.rows("chain_transactions"), "confirmed") == []
 
 
 @pytest.mark.unmeasured
@@ -111,7 +109,7 @@ async def test_a_vanished_session_opening_reserves_its_cap_once(world: ClusterWo
     assert (await world.transfer("too much", source, to, "4")).error == "insufficient_balance"
     await world.rest()
     assert await reserved(world, source) == "7.000000"
-    (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (account,) = await world.rows("accounts", account_id=source.account_id)
     assert (account["balance"], account["in_flight"]) == (3_000_000, 0)
 
 
@@ -164,7 +162,7 @@ async def test_the_low_balance_event_waits_for_unposted_deposits(
     source, to = await world.account("100"), await world.account()
     await world.mint(source, "50")
     await world.settled("a", source, to, "60")
-    (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (account,) = await world.rows("accounts", account_id=source.account_id)
     assert (account["balance"], world.balance(source)) == (40_000_000, 90_000_000)
     await world.rest()
     assert await low(world) == []
@@ -183,7 +181,7 @@ async def test_the_low_balance_event_fires_after_pending_deposits_are_posted(
     assert await low(world) == []
     await world.rest()
     assert await low(world) == ["40.000000"]
-    (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (account,) = await world.rows("accounts", account_id=source.account_id)
     assert account["unjudged_spend"] == 0
 
 

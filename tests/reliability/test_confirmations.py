@@ -12,7 +12,6 @@ from chains import FaultyChain, Proceed
 from worlds import Party, World
 
 from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.database import tables
 from agentpay_server.engine.reorg_watch import Confirmations
 from agentpay_server.ledger import transactions as chain_transactions
 
@@ -219,7 +218,7 @@ async def test_a_chain_without_the_blocks_cannot_prove_expiry(
     world.chain.inner.expire_blockhash()
     await world.rest()
     assert world.attempts(answer.transfer_id) == ["lost"]
-    (row,) = await world.rows(tables.transfers)
+    (row,) = await world.rows("transfers")
     assert row["status"] == "submitted"
     # One with a longer memory tells.
     monkeypatch.undo()

@@ -12,12 +12,11 @@ from away import SECRET, world_on
 from worlds import START, InterruptedDatabase, Party, World
 
 from agentpay import OutcomeUnknownError, TransferOutcomeUnknownError
+from agentpay_server import Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.database import tables
 from agentpay_server.platform.clock import SystemClock, manual_clock
-from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 
@@ -29,7 +28,7 @@ async def assert_paid_once(world: World, source: Party, to: Party, key: str) -> 
     """Send the key again, and judge."""
     answer = await world.transfer(key, source, to, "7")
     assert (answer.status, answer.body["status"]) == (200, "settled"), answer
-    assert [row["status"] for row in await world.rows(tables.transfers)] == ["settled"]
+    assert [row["status"] for row in await world.rows("transfers")] == ["settled"]
     assert world.balance(to) == 7_000_000
     assert world.attempts(answer.transfer_id).count("landed") == 1
     detail = await world.detail(source)
@@ -123,7 +122,7 @@ async def test_drivers_and_workers_continue_when_the_database_is_back() -> None:
         database.comes_back()
         await world.rest()
         # No request was repeated: its driver has posted it, and the workers look for due work as before.
-        (transfer,) = await world.rows(tables.transfers)
+        (transfer,) = await world.rows("transfers")
         assert (transfer["status"], transfer["transfer_id"]) == ("settled", away.transfer_id)
         assert world.runtime.services.schedule.lag_seconds() == 0
         assert (await world.http.get("/readyz")).status_code == 200

@@ -23,7 +23,6 @@ from agentpay_server.accounts import deposits as deposits_module
 from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, DepositBatch
-from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.platform import pace
@@ -51,7 +50,7 @@ async def assert_posted(world: World, account: Party, *expected: int) -> None:
     entries = [entry for entry in await world.entries(account) if entry["type"] == "deposit"]
     assert [entry["amount"] for entry in entries] == list(expected)
     assert len({entry["tx_signature"] for entry in entries}) == len(entries)
-    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    (row,) = await world.rows("accounts", account_id=account.account_id)
     (held,) = await world.chain.inner.token_accounts([account.token_account])
     assert held is not None
     assert row["balance"] == held.amount_micro
@@ -94,7 +93,7 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
     world.chain.next("deposits", tells_again)
     await watcher(world).poll(to.token_account)
     await assert_posted(world, to, 4_000_000)
-    (row,) = await world.rows(tables.accounts, account_id=to.account_id)
+    (row,) = await world.rows("accounts", account_id=to.account_id)
     assert row["deposit_cursor"] == "2"
 
 
@@ -151,7 +150,7 @@ async def test_many_deposits_to_one_account_are_posted_in_bounded_batches(
     ]
 
     async def tells(chain: FaultyChain, proceed: Proceed) -> list[DepositBatch]:
-        (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+        (row,) = await world.rows("accounts", account_id=account.account_id)
         return flood[int(row["deposit_cursor"] or 0) :]
 
     looking._arrivals.is_anywhere = False
@@ -178,9 +177,9 @@ async def test_racing_watchers_and_transfers_book_everything_once(seed: int) -> 
         assert [answer.status for answer in found if answer is not None] == [200, 200, 200]
         await world.advance()
         assert sorted(entry["amount"] for entry in await world.entries(to)) == [5, 5, 5, *[10**6] * 3]
-        (row,) = await world.rows(tables.accounts, account_id=to.account_id)
+        (row,) = await world.rows("accounts", account_id=to.account_id)
         assert row["balance"] == world.balance(to) == 3 * 10**6 + 15
-        (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+        (row,) = await world.rows("accounts", account_id=source.account_id)
         assert row["balance"] == world.balance(source) == 7 * 10**6 + 21
 
 
@@ -228,7 +227,7 @@ async def test_a_funding_posted_by_another_watcher_is_still_audited(world: World
     world.chain.next("signature_status", overtaken)
     await world.fund(account.account_id, "5")
     await assert_posted(world, account, 5_000_000)
-    assert len(await world.rows(tables.audit, action="sandbox.accounts.fund")) == 1
+    assert len(await world.rows("audit", action="sandbox.accounts.fund")) == 1
 
 
 # --- What ends in the middle
@@ -260,7 +259,7 @@ async def test_spending_an_unposted_deposit_never_reports_a_negative_balance(
     world.chain.inner._listener = None
     await wallet.pay((account.token_account, 100_000_000))
     assert (await world.transfer("key", account, to, "120")).status == 200
-    (event,) = await world.rows(tables.events, type="balance.low_threshold")
+    (event,) = await world.rows("events", type="balance.low_threshold")
     data = codec.parse_json(event["body"].encode())["data"]
     assert codec.structure(data, BalanceLowThresholdData).balance_usdc == 0
 
@@ -296,7 +295,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
         opened = await world.open_session("key", first, second, "0.000001")
         assert opened.status == 201, opened
     await world.advance(RETRY_US / SECOND_US)
-    (row,) = await world.rows(tables.accounts, account_id=first.account_id)
+    (row,) = await world.rows("accounts", account_id=first.account_id)
     assert row["balance"] == world.balance(first) == 1
     assert not world.runtime.services.deposits.is_any_due
 
@@ -329,7 +328,7 @@ async def test_a_deposit_equal_to_a_transfer_in_flight_is_found(lives: Lives) ->
     wallet = Wallet(world.chain.inner, world.runtime.context.signer)
     await wallet.pay((source.token_account, 4_000_000))
     world = await lives.start(is_down=True)
-    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (row,) = await world.rows("accounts", account_id=source.account_id)
     assert (row["balance"], row["in_flight"]) == (9_000_000, 4_000_000)
     assert world.balance(source) == 9_000_000
     world.chain.is_down = False
@@ -353,7 +352,7 @@ async def test_an_interrupted_funding_is_posted_if_it_was_executed(lives: Lives,
     await lives.ended_in(world.fund(account.account_id, "5"))
     world = await lives.start()
     await assert_posted(world, account, *([5_000_000] if point == "after" else []))
-    audited = [row["action"] for row in await world.rows(tables.audit)]
+    audited = [row["action"] for row in await world.rows("audit")]
     # The caller died with the process; the deposit did not.
     assert audited.count("sandbox.accounts.fund") == 0
 

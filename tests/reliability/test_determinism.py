@@ -3,26 +3,22 @@
 from datetime import UTC, datetime
 from typing import Any
 
+import books
+import money
 import pytest
-from sqlalchemy import select
-from worlds import Connection
 
 from agentpay.errors import PolicyViolationError
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.unmeasured
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
-TABLES = [table for name, table in tables.metadata.tables.items() if name != "alembic_version"]
-WHOLE = {table.name: select(table).order_by(*table.primary_key) for table in TABLES}
 
-
-def everything(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
-    found = {name: [tuple(row) for row in connection.execute(whole)] for name, whole in WHOLE.items()}
+def everything(server: AgentPayServer) -> dict[str, list[dict[str, Any]]]:
+    found = {name: money.rows(server, name) for name in books.NAMES}
     # Sealed with a nonce that is never the same; what is derived from it shows everywhere else.
-    found["server_state"] = [row for row in found["server_state"] if row[0] != "custody_seed"]
+    found["server_state"] = [row for row in found["server_state"] if row["name"] != "custody_seed"]
     return found
 
 
@@ -46,8 +42,7 @@ def run(seed: int) -> tuple[object, ...]:
             )
         except PolicyViolationError as error:
             refusal = (error.transfer_id, error.request_id)
-        world = server._running
-        rows = world._owner.call(world.server.context.database.read(everything))
+        rows = everything(server)
         return (server.operator_key, agent_key.key, payer, payee, outside, funding, transfers, refusal, rows)
 
 

@@ -19,7 +19,6 @@ from worlds import Answer, Party
 
 from agentpay_server.accounts import deposits
 from agentpay_server.chain.rpc import history
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 
@@ -119,7 +118,7 @@ async def use_session(world: ClusterWorld, source: Party, to: Party) -> None:
 
 
 async def close_session(world: ClusterWorld, source: Party, to: Party) -> Answer:
-    (session,) = await world.rows(tables.sessions)
+    (session,) = await world.rows("sessions")
     return await until_done(lambda: world.close_session(session["session_id"]))
 
 
@@ -145,9 +144,9 @@ class Scene:
         assert len(landed) == deal.landings
         left = (10 - deal.charged) * MICRO
         assert world.balance(self.source) == left
-        (account,) = await world.rows(tables.accounts, account_id=self.source.account_id)
+        (account,) = await world.rows("accounts", account_id=self.source.account_id)
         assert (account["balance"], account["in_flight"], account["stopped_us"]) == (left, 0, None)
-        for table in (tables.transfers, tables.sessions):
+        for table in ("transfers", "sessions"):
             assert {row["status"] for row in await world.rows(table)} <= {"settled", "open"}
         assert (await world.http.get("/readyz")).status_code == 200
 
@@ -253,9 +252,9 @@ async def test_one_false_method_never_books_an_outcome_of_a_payment(
         assert (refused.status, refused.error) == (402, "policy_violation")
         world.cluster.tell_the_truth()
         await world.rest()
-        (transfer,) = await world.rows(tables.transfers, idempotency_key="first")
+        (transfer,) = await world.rows("transfers", idempotency_key="first")
         assert transfer["status"] == "settled"
-        (account,) = await world.rows(tables.accounts, account_id=payer.account_id)
+        (account,) = await world.rows("accounts", account_id=payer.account_id)
         assert account["balance"] == world.balance(payer) == 10 * MICRO - price
         assert (account["in_flight"], account["stopped_us"]) == (0, None)
 
@@ -281,7 +280,7 @@ async def test_a_deposit_that_a_history_left_out_is_posted_later(
         world.cluster.unlisted.clear()
         await world.rest()
         assert await posted() == [10 * MICRO, 2 * MICRO, 1 * MICRO]
-        (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+        (row,) = await world.rows("accounts", account_id=account.account_id)
         assert row["balance"] == world.balance(account) == 13 * MICRO
         lines = [record.getMessage() for record in caplog.records]
         assert [account.account_id in line for line in lines if "deposits.read_again" in line] == [True]
@@ -305,7 +304,7 @@ async def test_a_whole_history_is_read_again_without_the_transactions_that_are_p
         world.cluster.calls.clear()
         await world.rest()
         await world.rest()
-        (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+        (row,) = await world.rows("accounts", account_id=account.account_id)
         assert row["balance"] == world.balance(account) == 25 * MICRO
         # The hidden one; and the last, because the balance is right again by then.
         assert world.cluster.calls["getTransaction"] <= 2
@@ -330,15 +329,15 @@ async def test_a_payment_ends_although_a_node_invented_where_its_search_begins(
         body = {"account_id": payer.account_id, "idempotency_key": "key", "origin": ORIGIN}
         bought = await world.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", price)})
         assert bought.status == 201, bought
-        (row,) = await world.rows(tables.chain_transactions, kind="payment")
+        (row,) = await world.rows("chain_transactions", kind="payment")
         assert invented in row["detail"]
         world.cluster.tell_the_truth()
         if is_landing:
             world.cluster.submit(seller.cosigned(bought.body["header"]))
         await world.rest()
         await world.rest()
-        (transfer,) = await world.rows(tables.transfers, idempotency_key="key")
+        (transfer,) = await world.rows("transfers", idempotency_key="key")
         assert transfer["status"] == ("settled" if is_landing else "failed")
-        (account,) = await world.rows(tables.accounts, account_id=payer.account_id)
+        (account,) = await world.rows("accounts", account_id=payer.account_id)
         assert account["balance"] == world.balance(payer) == 10 * MICRO - (price if is_landing else 0)
         assert (account["in_flight"], account["stopped_us"]) == (0, None)

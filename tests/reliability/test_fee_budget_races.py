@@ -13,7 +13,6 @@ from outsiders import Wallet
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine import fees
 from agentpay_server.ledger import accounts as account_store
@@ -101,7 +100,7 @@ async def test_failed_transfers_burn_their_fees_until_the_budget_is_used_up() ->
         assert int(refused.headers["retry-after"]) == 24 * 3600
         # The key of a failed transfer makes a new attempt, which needs the budget as well.
         assert over(await world.transfer("first", source, to, "1"))
-        assert len(await world.rows(tables.transfers)) == 2
+        assert len(await world.rows("transfers")) == 2
         await world.advance(24 * 3600)
         assert (await world.transfer("first", source, to, "1")).status == 200
         assert await counted(world, source) == (0, 0)
@@ -119,8 +118,8 @@ async def test_what_expires_without_landing_is_given_back(world: World) -> None:
     await world.policy(source, paused=True)
     world.chain.inner.expire_blockhash()
     await world.rest()
-    assert {row["status"] for row in await world.rows(tables.sessions)} == {"failed"}
-    assert {row["status"] for row in await world.rows(tables.transfers)} == {"failed"}
+    assert {row["status"] for row in await world.rows("sessions")} == {"failed"}
+    assert {row["status"] for row in await world.rows("transfers")} == {"failed"}
     assert await counted(world, source) == (0, 0)
     assert before == await treasury(world)
 
@@ -214,7 +213,7 @@ async def test_accounts_created_together_stop_at_the_limit_of_their_operator(see
             (201, None): 7,
             (429, "rate_limited"): 13,
         }
-        assert len(await world.rows(tables.accounts)) == 7
+        assert len(await world.rows("accounts")) == 7
 
 
 # --- Deaths
@@ -243,7 +242,7 @@ async def test_a_server_that_dies_counts_what_the_treasury_lost(tmp_path: Path, 
         assert (await second.close_session(opened.body["session_id"])).status == 200
         assert await counted(second, source) == (CYCLE, 0)
         assert before - await treasury(second) == CYCLE
-        assert signed.in_state(await second.rows(tables.chain_transactions), "pending") == []
+        assert signed.in_state(await second.rows("chain_transactions"), "pending") == []
         assert over(await second.open_session("another", source, to, "10"))
     finally:
         await second.stop()

@@ -11,7 +11,6 @@ import worlds
 from worlds import Party, World
 
 from agentpay.errors import TransferOutcomeUnknownError
-from agentpay_server.database import tables
 from agentpay_server.http.app import Application
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport
 
@@ -39,10 +38,10 @@ async def hung_up_after(steps: int, call: Coroutine[Any, Any, object]) -> bool:
 async def assert_key_makes_one_transfer(world: World, key: str, source: Party, to: Party) -> None:
     """Send the key again, and find that one transfer of 1 USDC was made under it in all."""
     before = world.balance(to)
-    stored = await world.rows(tables.transfers, idempotency_key=key)
+    stored = await world.rows("transfers", idempotency_key=key)
     answer = await world.transfer(key, source, to, "1")
     assert (answer.status, answer.body["status"]) == (200, "settled")
-    (row,) = await world.rows(tables.transfers, idempotency_key=key)
+    (row,) = await world.rows("transfers", idempotency_key=key)
     assert row["transfer_id"] == answer.transfer_id
     # Work decided before the caller disconnected has been carried out.
     assert [row["status"] for row in stored] == ["settled"] * len(stored)
@@ -97,7 +96,7 @@ async def test_a_cancelled_sdk_call_reports_its_generated_key(world: World) -> N
     call.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await call
-    (row,) = await world.rows(tables.transfers)
+    (row,) = await world.rows("transfers")
     assert row["idempotency_key"] in "".join(caught.value.__notes__)
     world.chain.clear()
     await world.rest()
@@ -145,7 +144,7 @@ async def test_a_transport_timeout_reports_a_key_that_resumes_the_transfer(world
     )
     assert transfer.status == "settled"
     assert world.balance(to) == 1_000_000
-    assert len(await world.rows(tables.transfers)) == 1
+    assert len(await world.rows("transfers")) == 1
 
 
 async def test_the_sdk_retries_through_an_outage_under_one_key(world: World) -> None:
@@ -158,7 +157,7 @@ async def test_the_sdk_retries_through_an_outage_under_one_key(world: World) -> 
     transfer = await call
     assert transfer.status == "settled"
     assert world.balance(to) == 1_000_000
-    assert len(await world.rows(tables.transfers)) == 1
+    assert len(await world.rows("transfers")) == 1
 
 
 async def test_a_transfer_with_unknown_outcome_has_its_signed_bytes_stored() -> None:
@@ -166,9 +165,9 @@ async def test_a_transfer_with_unknown_outcome_has_its_signed_bytes_stored() -> 
         source, to = await world.account("10"), await world.account()
         world.chain.next("send", chains.goes_down)
         unknown = await world.transfer("key", source, to, "1")
-        (row,) = await world.rows(tables.transfers)
+        (row,) = await world.rows("transfers")
         assert (row["status"], row["transfer_id"]) == ("submitted", unknown.transfer_id)
-        (tx,) = await world.rows(tables.chain_transactions, state="pending")
+        (tx,) = await world.rows("chain_transactions", state="pending")
         assert world.chain.sent[-1] == (row["tx_signature"], tx["raw"]) == (tx["signature"], tx["raw"])
 
 
@@ -177,9 +176,9 @@ async def test_signed_bytes_are_stored_before_they_are_sent(world: World) -> Non
     stored: list[bool] = []
 
     async def looks(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
-        rows = await world.rows(tables.chain_transactions, state="pending")
+        rows = await world.rows("chain_transactions", state="pending")
         stored.append(chain.sent[-1] in {(row["signature"], row["raw"]) for row in rows})
-        (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+        (account,) = await world.rows("accounts", account_id=source.account_id)
         stored.append(account["in_flight"] == 1_000_000)
         return await proceed()
 

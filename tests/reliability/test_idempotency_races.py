@@ -12,8 +12,6 @@ import signed
 import worlds
 from worlds import Answer, Party, World
 
-from agentpay_server.database import tables
-
 SEEDS = range(4)
 DAY_SECONDS = 24 * 3600
 
@@ -35,7 +33,7 @@ async def test_200_concurrent_requests_with_one_key_make_one_transaction(seed: i
         assert len({str(answer.body) for answer in answers}) == 1
         assert world.balance(to) == 500_000
         assert world.attempts(answers[0].transfer_id) == ["landed"]
-        assert len(await world.rows(tables.transfers)) == 1
+        assert len(await world.rows("transfers")) == 1
         assert await world.event_types(answers[0].body["transfer_id"]) == [
             "transfer.initiated",
             "transfer.settled",
@@ -138,9 +136,9 @@ async def test_no_transfer_is_accepted_after_a_pause_returned(seed: int) -> None
         source, to = await world.account("100"), await world.account()
         racing = [asyncio.ensure_future(world.transfer(f"key-{n}", source, to, "1")) for n in range(40)]
         await world.policy(source, paused=True)
-        sent = len(signed.spends(await world.rows(tables.chain_transactions)))
+        sent = len(signed.spends(await world.rows("chain_transactions")))
         answers = await asyncio.gather(*racing)
-        assert len(signed.spends(await world.rows(tables.chain_transactions))) == sent
+        assert len(signed.spends(await world.rows("chain_transactions"))) == sent
         assert Counter(answer.error for answer in answers) == Counter(
             {None: sent, "account_paused": 40 - sent}
         )

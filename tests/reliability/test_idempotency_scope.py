@@ -21,7 +21,6 @@ from two_servers import started
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import tables
 
 DAY_SECONDS = 24 * 3600
 STORES = ["file", "postgres"]
@@ -256,7 +255,7 @@ async def open_at_once(scene: Scene, key: str, count: int) -> None:
     for number in range(2):
         assert outcomes[Ask(None, number, "10")] <= {*opened[number], (409, "idempotency_conflict")}
     for source in scene.sources:
-        rows = await scene.first.rows(tables.sessions, account_id=source.account_id, held_key=key)
+        rows = await scene.first.rows("sessions", account_id=source.account_id, held_key=key)
         assert len(rows) == 1
         assert scene.first.attempts(rows[0]["session_id"]) == ["landed"]
 
@@ -268,7 +267,7 @@ async def test_an_operator_opening_sessions_for_two_accounts_with_one_key_opens_
         asks = [Ask(None, number % 2, "10") for number in range(20)]
         answers = await asyncio.gather(*(scene.open_session(n, ask, "key") for n, ask in enumerate(asks)))
         assert Counter(answer.status for answer in answers) == {201: 10, 409: 10}
-        assert len(await world.rows(tables.sessions)) == 1
+        assert len(await world.rows("sessions")) == 1
 
 
 @pytest.mark.parametrize("units", range(1, 9))
@@ -290,7 +289,7 @@ async def test_an_operator_finds_the_transfer_that_an_agent_started_before_a_kil
     assert [answer.status for answer in answers] == [200, 200]
     assert answers[0].body == answers[1].body
     assert (second.balance(source), second.balance(to)) == (99_000_000, 1_000_000)
-    assert len(await second.rows(tables.transfers)) == 1
+    assert len(await second.rows("transfers")) == 1
     await second.stop()
 
 

@@ -15,7 +15,6 @@ from killing import Directory, Postgres, Prepared, Survey, catch_up, child, expi
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
@@ -94,7 +93,7 @@ def settled_after_restart(escalated: Escalated, *, still_waits: bool | None = No
         assert client.transfers.create(**terms(escalated.it)) == answer
         assert answer.transfer_id == escalated.transfer_id
         survey.assert_settled_once(escalated.it, answer, escalated.before, was_escalated=True)
-        decisions = survey.rows(tables.audit, action="approvals.approve")
+        decisions = survey.rows("audit", action="approvals.approve")
         assert [row["subject"] for row in decisions] == [escalated.transfer_id]
 
 
@@ -139,9 +138,9 @@ def test_an_approval_refused_by_policy_and_killed_is_refused_once(escalated: Esc
         with pytest.raises(AccountPausedError) as raised:
             client.transfers.create(**terms(escalated.it))
         assert raised.value.transfer_id == escalated.transfer_id
-        types = [row["type"] for row in survey.rows(tables.events)]
+        types = [row["type"] for row in survey.rows("events")]
         assert types == ["escalation.required", "transfer.rejected"]
-        assert len(survey.rows(tables.entries, type="rejection")) == 1
+        assert len(survey.rows("entries", type="rejection")) == 1
         survey.assert_conserved()
 
 

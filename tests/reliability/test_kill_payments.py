@@ -21,7 +21,6 @@ from killing import WAIT_SECONDS, Child, Directory, Postgres, Prepared, Survey, 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.platform.clock import SECOND_US, SystemClock
@@ -165,12 +164,12 @@ def it(template: Prepared, tmp_path: Path) -> Prepared:
 
 def judged(survey: Survey, payer_id: str) -> int:
     """Return how much left the payer, by the chain; assert that it is at most one payment, and is posted."""
-    (payer,) = survey.rows(tables.accounts, account_id=payer_id)
+    (payer,) = survey.rows("accounts", account_id=payer_id)
     spent = FUNDS - survey.balances()[payer["usdc_token_account"]]
     assert spent in (0, PRICE)
-    transfers = survey.rows(tables.transfers)
-    payments = survey.rows(tables.payments)
-    signed = survey.rows(tables.chain_transactions, kind="payment")
+    transfers = survey.rows("transfers")
+    payments = survey.rows("payments")
+    signed = survey.rows("chain_transactions", kind="payment")
     assert len(transfers) == len(payments) == len(signed) <= 1
     statuses = [row["status"] for row in transfers]
     if spent:
@@ -180,7 +179,7 @@ def judged(survey: Survey, payer_id: str) -> int:
         assert tx["chain_signature"] == transfers[0]["tx_signature"]
     reserved = PRICE if statuses == ["submitted"] else 0
     assert (payer["balance"], payer["in_flight"]) == (FUNDS - spent, reserved)
-    types = [row["type"] for row in survey.rows(tables.events)]
+    types = [row["type"] for row in survey.rows("events")]
     ends = {"settled": ["transfer.settled"], "failed": ["transfer.rejected"], "submitted": []}
     assert types == [each for status in statuses for each in ("transfer.initiated", *ends[status])]
     survey.assert_conserved()
@@ -255,12 +254,12 @@ def buy_and_judge(server: AgentPayServer, shop: Shop, payer: str, expected_micro
 
 def assert_expired(survey: Survey, it: Prepared) -> None:
     """Assert that the purchase has failed by expiry and that no money moved."""
-    (payment,) = survey.rows(tables.payments)
-    (row,) = survey.rows(tables.transfers, transfer_id=payment["transfer_id"])
+    (payment,) = survey.rows("payments")
+    (row,) = survey.rows("transfers", transfer_id=payment["transfer_id"])
     assert (row["status"], row["error"]) == ("failed", "payment_expired")
-    landed = survey.rows(tables.chain_transactions, kind="payment")
+    landed = survey.rows("chain_transactions", kind="payment")
     assert [tx["chain_signature"] for tx in landed] in ([None], [row["tx_signature"]])
-    (payer,) = survey.rows(tables.accounts, account_id=it.payer)
+    (payer,) = survey.rows("accounts", account_id=it.payer)
     spent = FUNDS - survey.balances()[payer["usdc_token_account"]]
     # The other transfer of 1 USDC is all that may have left.
     assert spent in (0, 1_000_000)

@@ -17,7 +17,6 @@ from killing import Child, Directory, Postgres, Prepared, Survey, child, expirin
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.paywall import Paywall, UptoMode
 from agentpay_server.testkit.facilitator.fee_payer import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
@@ -130,18 +129,18 @@ def finished(server: AgentPayServer, shop: Paywall, it: Prepared) -> Survey:
 
 def judged(survey: Survey, it: Prepared) -> dict[str, Any]:
     """Assert that every unit is accounted for; return the row of the only payment."""
-    (transfer,) = survey.rows(tables.transfers)
-    (channel,) = survey.rows(tables.sessions)
+    (transfer,) = survey.rows("transfers")
+    (channel,) = survey.rows("sessions")
     assert (transfer["status"], channel["status"]) == ("settled", "settled")
     assert transfer["transfer_id"] == channel["session_id"]
-    (payer,) = survey.rows(tables.accounts, account_id=it.payer)
+    (payer,) = survey.rows("accounts", account_id=it.payer)
     assert (payer["in_flight"], payer["session_reserved"]) == (0, 0)
     taken = FUNDS - survey.balances()[payer["usdc_token_account"]]
     assert transfer["amount"] == channel["settled"] == taken == FUNDS - payer["balance"]
     assert transfer["tx_signature"] in survey.landed()
-    entries = [row for row in survey.rows(tables.entries, account_id=it.payer) if row["type"] == "transfer"]
+    entries = [row for row in survey.rows("entries", account_id=it.payer) if row["type"] == "transfer"]
     assert [(row["amount"], row["transfer_id"]) for row in entries] == [(taken, transfer["transfer_id"])]
-    types = [row["type"] for row in survey.rows(tables.events)]
+    types = [row["type"] for row in survey.rows("events")]
     assert types == ["transfer.initiated", "transfer.settled"]
     survey.assert_conserved()
     return transfer
@@ -194,9 +193,9 @@ def test_an_opening_that_nobody_uses_expires_and_returns_everything(it: Prepared
             newest = next(iter(client.payments.list()))
             assert client.payments.get(newest.transfer_id).status == "settled"
             survey = Survey(server)
-            (payer,) = survey.rows(tables.accounts, account_id=it.payer)
+            (payer,) = survey.rows("accounts", account_id=it.payer)
             assert (payer["in_flight"], payer["session_reserved"]) == (0, 0)
             # The other transfer of 1 USDC may have left as well.
             assert FUNDS - payer["balance"] in (CHARGE, CHARGE + 1_000_000)
-            assert [row["status"] for row in survey.rows(tables.sessions)] == ["failed", "settled"]
+            assert [row["status"] for row in survey.rows("sessions")] == ["failed", "settled"]
             survey.assert_conserved()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
-from agentpay_server.database import tables
 from agentpay_server.platform.failpoints import POINTS, ChainPoint, Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
@@ -112,7 +111,7 @@ def test_a_killed_transfer_completes_without_another_request(
     with it.served() as server:
         catch_up(server)
         survey = Survey(server)
-        (transfer,) = survey.rows(tables.transfers)
+        (transfer,) = survey.rows("transfers")
         answer = server.client().transfers.get(transfer["transfer_id"])
         survey.assert_settled_once(it, answer, before)
 
@@ -150,7 +149,7 @@ def test_a_funding_killed_at_any_point_is_posted_once_or_absent(it: Prepared, po
         survey.assert_conserved()
         server.sandbox.fund(it.payee, "1")
         survey.assert_conserved()
-        deposits = survey.rows(tables.entries, account_id=it.payee, type="deposit")
+        deposits = survey.rows("entries", account_id=it.payee, type="deposit")
         assert [entry["amount"] for entry in deposits] == [*([5_000_000] if has_come else []), 1_000_000]
 
 
@@ -168,7 +167,7 @@ def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_posted_once(
     with it.served() as server:
         survey = Survey(server)
         survey.assert_conserved()
-        (deposit,) = survey.rows(tables.entries, account_id=it.payee)
+        (deposit,) = survey.rows("entries", account_id=it.payee)
         assert (deposit["type"], deposit["amount"]) == ("deposit", 5_000_000)
 
 
@@ -198,7 +197,7 @@ def test_a_policy_update_killed_at_any_point_is_in_force_and_on_chain(it: Prepar
         catch_up(server)
         survey = Survey(server)
         assert server.client().policies.get(it.payer).max_single_transfer == 3
-        (record,) = survey.rows(tables.policy_records)
+        (record,) = survey.rows("policy_records")
         assert (record["written_version"], record["due_us"]) == (2, None)
         assert record["tx_signature"] in survey.landed()
         survey.assert_conserved()

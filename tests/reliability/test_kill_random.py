@@ -17,7 +17,6 @@ import pytest
 from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
 
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.unmeasured
 
@@ -60,7 +59,7 @@ class Transfers:
     def judge(self, server: AgentPayServer) -> None:
         """Compare all that is known of them, now that all have come to their end."""
         it, survey = self._it, Survey(server)
-        transfers = survey.rows(tables.transfers)
+        transfers = survey.rows("transfers")
         assert {(row["status"], row["error"]) for row in transfers} <= {("settled", None)}
         by_key = {row["idempotency_key"]: row for row in transfers}
         assert len(by_key) == len(transfers)
@@ -68,13 +67,13 @@ class Transfers:
         assert {key: by_key[key]["transfer_id"] for key in self._answered} == self._answered
         assert {row["tx_signature"] for row in transfers} <= survey.landed()
         paid = len(transfers)
-        accounts = {row["account_id"]: row for row in survey.rows(tables.accounts)}
+        accounts = {row["account_id"]: row for row in survey.rows("accounts")}
         assert accounts[it.payer]["balance"] == 100_000_000 - paid
         assert accounts[it.payee]["balance"] == paid
         assert accounts[it.payer]["in_flight"] == 0
-        entries = survey.rows(tables.entries)
+        entries = survey.rows("entries")
         assert len(entries) == 1 + 2 * len(transfers)
-        events = [row["type"] for row in survey.rows(tables.events)]
+        events = [row["type"] for row in survey.rows("events")]
         assert events.count("transfer.settled") == events.count("transfer.initiated") == len(transfers)
         survey.assert_conserved()
 
@@ -134,16 +133,16 @@ class Sessions:
     def judge(self, server: AgentPayServer) -> None:
         """Close what is open, and compare all that is known of them."""
         it, survey = self._it, Survey(server)
-        for row in survey.rows(tables.sessions, status="open"):
+        for row in survey.rows("sessions", status="open"):
             server.sessions.close(row["session_id"])
-        sessions = {row["session_id"]: row for row in survey.rows(tables.sessions)}
+        sessions = {row["session_id"]: row for row in survey.rows("sessions")}
         assert {row["status"] for row in sessions.values()} <= {"settled"}
         # No response reported a session that does not exist, and no key has two.
         by_key = {row["idempotency_key"]: row["session_id"] for row in sessions.values()}
         assert len(by_key) == len(sessions)
         assert {key: by_key[key] for key in self._opened} == self._opened
         made: dict[str, set[str]] = defaultdict(set)
-        for charge in survey.rows(tables.session_charges):
+        for charge in survey.rows("session_charges"):
             made[charge["session_id"]].add(charge["idempotency_key"])
         for session_id, row in sessions.items():
             # Every charge that was answered is settled, and no more than is written down.
@@ -157,13 +156,13 @@ class Sessions:
         assert {*used} <= survey.landed()
         assert not {row["escrow_token_account"] for row in sessions.values()} & survey.balances().keys()
         paid = sum(row["running_total"] for row in sessions.values())
-        accounts = {row["account_id"]: row for row in survey.rows(tables.accounts)}
+        accounts = {row["account_id"]: row for row in survey.rows("accounts")}
         payer, payee = accounts[it.payer], accounts[it.payee]
         assert (payer["balance"], payee["balance"]) == (100_000_000 - paid, paid)
         assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, paid)
-        entries = [row["amount"] for row in survey.rows(tables.entries, type="session_settlement")]
+        entries = [row["amount"] for row in survey.rows("entries", type="session_settlement")]
         assert (len(entries), sum(entries)) == (len(sessions), paid)
-        events = [row["type"] for row in survey.rows(tables.events)]
+        events = [row["type"] for row in survey.rows("events")]
         assert events.count("session.opened") == events.count("session.settled") == len(sessions)
         full = [row for row in sessions.values() if row["running_total"] == self.cap_micro]
         assert events.count("session.cap_reached") == len(full)

@@ -15,7 +15,6 @@ from killing import Child, Directory, Postgres, Prepared, Survey, child, expirin
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
-from agentpay_server.database import tables
 from agentpay_server.paywall import Paywall
 from agentpay_server.platform.failpoints import Operation, points_of
 from agentpay_server.testkit.facilitator.fee_payer import keypair_of
@@ -141,7 +140,7 @@ def test_each_request_is_paid_once_and_every_channel_ends(it: Prepared, point: s
                 with suppress(AgentPayError):
                     client.sessions.close(session.session_id)
             survey = Survey(server)
-            vouchers = survey.rows(tables.vouchers)
+            vouchers = survey.rows("vouchers")
             assert sorted(row["idempotency_key"] for row in vouchers) == sorted(CALLS)
             by_session: dict[str, list[int]] = {}
             for row in vouchers:

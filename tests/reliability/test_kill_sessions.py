@@ -23,7 +23,6 @@ from killing import (
 )
 
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = pytest.mark.unmeasured
@@ -81,23 +80,23 @@ def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
     assert sessions.close(session_id) == sessions.open(**arguments) == closed
     assert (closed.status, closed.settled_usdc, closed.returned_usdc) == ("settled", 4, 6)
 
-    (row,) = survey.rows(tables.sessions)
+    (row,) = survey.rows("sessions")
     assert survey.landed() - before == {closed.tx_signature, closed.settlement_tx_signature}
     assert (row["closes_us"], row["running_total"]) == (None, 4_000_000)
-    assert signed.in_state(survey.rows(tables.chain_transactions), "pending") == []
-    assert len(survey.rows(tables.session_charges)) == 1
-    accounts = {account["account_id"]: account for account in survey.rows(tables.accounts)}
+    assert signed.in_state(survey.rows("chain_transactions"), "pending") == []
+    assert len(survey.rows("session_charges")) == 1
+    accounts = {account["account_id"]: account for account in survey.rows("accounts")}
     payer, payee = accounts[it.payer], accounts[it.payee]
     assert (payer["balance"], payee["balance"]) == (96_000_000, 4_000_000)
     assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
-    assert len(signed.spends(survey.rows(tables.chain_transactions))) == 1
-    entries = Counter((entry["account_id"], entry["type"]) for entry in survey.rows(tables.entries))
+    assert len(signed.spends(survey.rows("chain_transactions"))) == 1
+    entries = Counter((entry["account_id"], entry["type"]) for entry in survey.rows("entries"))
     assert entries == {
         (it.payer, "deposit"): 1,
         (it.payer, "session_settlement"): 1,
         (it.payee, "deposit"): 1,
     }
-    assert [event["type"] for event in survey.rows(tables.events)] == ["session.opened", "session.settled"]
+    assert [event["type"] for event in survey.rows("events")] == ["session.opened", "session.settled"]
     assert row["escrow_token_account"] not in survey.balances()
     survey.assert_conserved()
 

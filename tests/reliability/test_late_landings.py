@@ -17,7 +17,6 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
 
-from agentpay_server.database import tables
 from agentpay_server.engine.late_landings import LateLandings
 
 pytestmark = pytest.mark.anyio
@@ -35,9 +34,7 @@ async def world(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterWorld]:
 
 
 async def watched(world: ClusterWorld) -> list[tuple[str, str]]:
-    return [
-        (row["kind"], row["state"]) for row in signed.expired(await world.rows(tables.chain_transactions))
-    ]
+    return [(row["kind"], row["state"]) for row in signed.expired(await world.rows("chain_transactions"))]
 
 
 async def until_settled(world: ClusterWorld, key: str, source: Party, to: Party, amount: str = "1") -> str:
@@ -45,7 +42,7 @@ async def until_settled(world: ClusterWorld, key: str, source: Party, to: Party,
 
 
 async def books(world: ClusterWorld, account: Party) -> dict[str, Any]:
-    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    (row,) = await world.rows("accounts", account_id=account.account_id)
     return row
 
 
@@ -106,7 +103,7 @@ async def test_a_transfer_that_lands_twice_is_posted_twice_and_blocks_its_accoun
     assert (await world.transfer("key", source, to, "1")).status == 200
     assert (await world.transfer("back", to, source, "1")).status == 200
     assert len(world.cluster.sent) == handed_over + 1
-    assert len(await world.rows(tables.transfers)) == 2
+    assert len(await world.rows("transfers")) == 2
     # An operator has looked.
     assert (await world.detail(source))["signing_stopped_at"] is not None
     for _ in range(2):
@@ -150,11 +147,11 @@ async def test_a_failed_transfer_whose_transaction_lands_late_settles_and_its_ke
     await world.policy(source, paused=True)
     await asked
     await world.rest()
-    (transfer,) = await world.rows(tables.transfers)
+    (transfer,) = await world.rows("transfers")
     assert (transfer["status"], transfer["error"]) == ("failed", "account_paused")
     assert (await books(world, source))["in_flight"] == 0
     await world.rest()
-    (transfer,) = await world.rows(tables.transfers)
+    (transfer,) = await world.rows("transfers")
     assert (transfer["status"], transfer["error"], transfer["message"]) == ("settled", None, None)
     assert [transfer["tx_signature"]] == world.cluster.payments(transfer["transfer_id"])
     assert (await books(world, source))["balance"] == world.balance(source) == 9_000_000
@@ -187,11 +184,11 @@ async def test_a_second_transaction_is_not_posted_as_failed_while_the_first_is_u
     world.cluster.delays.extend([LATE, LATE - 70])
     asked = asyncio.ensure_future(until_settled(world, "key", source, to))
     await asyncio.sleep(LATE)
-    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
+    (expired,) = signed.expired(await world.rows("chain_transactions"))
     # Nodes lag for queries about it, while its successor fails permanently.
     world.cluster.tell("getSignatureStatuses", hidden(expired["signature"]), seconds=30)
     await asyncio.sleep(28)
-    assert [row["status"] for row in await world.rows(tables.transfers)] == ["submitted"]
+    assert [row["status"] for row in await world.rows("transfers")] == ["submitted"]
     transfer_id = await asked
     assert (await world.get_transfer(transfer_id))["tx_signature"] == expired["signature"]
     assert (world.balance(source), world.balance(to)) == (0, 1_000_000)
@@ -215,7 +212,7 @@ async def test_a_late_transfer_already_posted_as_a_deposit_is_not_posted_again(w
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
-    (expired,) = signed.expired(await world.rows(tables.chain_transactions))
+    (expired,) = signed.expired(await world.rows("chain_transactions"))
     # For a while no node tells what became of it, and the history of the recipient is read meanwhile.
     await asyncio.sleep(LATE - 90)
     world.cluster.tell("getSignatureStatuses", unknown, seconds=50)
@@ -307,14 +304,14 @@ async def test_a_failed_session_whose_funding_lands_late_returns_its_cap(
     await world.policy(source, paused=True)
     await asked
     await world.rest()
-    (session,) = await world.rows(tables.sessions)
+    (session,) = await world.rows("sessions")
     assert session["status"] == "failed"
     await world.rest()
     assert (world.balance(source), (await books(world, source))["balance"]) == (5_000_000, 5_000_000)
     assert (await books(world, source))["session_reserved"] == 5_000_000
     await allow_signing(world, source)
     await world.rest()
-    (session,) = await world.rows(tables.sessions)
+    (session,) = await world.rows("sessions")
     assert session["status"] == "settled"
     assert (world.balance(source), world.balance(to)) == (10_000_000, 0)
     account = await books(world, source)
@@ -350,8 +347,8 @@ async def test_an_older_policy_record_that_lands_late_is_overwritten_by_the_newe
     await world.policy(source, max_single_transfer=3)
     for _ in range(3):
         await world.rest()
-    (record,) = await world.rows(tables.policy_records)
-    (account,) = await world.rows(tables.accounts)
+    (record,) = await world.rows("policy_records")
+    (account,) = await world.rows("accounts")
     assert (record["written_version"], record["due_us"]) == (account["policy_version"], None)
     writes = [
         signature
@@ -378,13 +375,13 @@ async def test_watching_ends_when_the_history_proves_that_a_transaction_never_la
         source, to = await world.account("10"), await world.account()
         cluster.delays.append(NEVER)
         await until_settled(world, "key", source, to)
-        (row,) = signed.expired(await world.rows(tables.chain_transactions))
+        (row,) = signed.expired(await world.rows("chain_transactions"))
         assert row["state"] == "expired"
         # Longer than twice as long as a blockhash lives.
         await world.rest()
         assert await watched(world) == [("transfer", "expired")]
         await world.rest()
-        (row,) = signed.expired(await world.rows(tables.chain_transactions))
+        (row,) = signed.expired(await world.rows("chain_transactions"))
         assert (row["state"], row["account_id"]) == ("ruled_out", source.account_id)
         assert row["ended_us"] > row["created_us"]
         calls = cluster.calls["getSignatureStatuses"]

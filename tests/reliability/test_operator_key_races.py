@@ -10,8 +10,6 @@ import worlds
 from two_servers import started
 from worlds import Answer, World
 
-from agentpay_server.database import tables
-
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 PATH = "/ext/v1/console/operator-keys"
@@ -32,7 +30,7 @@ async def revoke_all_at_once(*servers: World) -> None:
     ids = [*bearer]
     pairs = [(revoked, by) for revoked in [*ids, own] for by in ids]
     answers = await asyncio.gather(*(revoke(number, *pair) for number, pair in enumerate(pairs)))
-    left = [row for row in await first.rows(tables.api_keys, revoked_us=None) if row["account_id"] is None]
+    left = [row for row in await first.rows("api_keys", revoked_us=None) if row["account_id"] is None]
     assert len(left) >= 1
     counted = Counter(answer.status for answer in answers)
     assert counted[204] == len(keys) + 1 - len(left)
@@ -49,7 +47,7 @@ async def revoke_all_at_once(*servers: World) -> None:
 async def only_key(world: World, others: set[str]) -> str:
     (own,) = (
         row["key_id"]
-        for row in await world.rows(tables.api_keys, revoked_us=None)
+        for row in await world.rows("api_keys", revoked_us=None)
         if row["account_id"] is None and row["key_id"] not in others
     )
     return str(own)

@@ -17,7 +17,6 @@ from sellers import ORIGIN, Seller
 from solders.transaction import VersionedTransaction
 from worlds import Answer, Party
 
-from agentpay_server.database import tables
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import StoredTransaction
 
@@ -49,11 +48,11 @@ class Market:
 
     async def status(self, transfer_id: str) -> tuple[str, str | None]:
         """Return the stored status and error; a request for the payment would look at the chain."""
-        (row,) = await self.world.rows(tables.transfers, transfer_id=transfer_id)
+        (row,) = await self.world.rows("transfers", transfer_id=transfer_id)
         return row["status"], row["error"]
 
     async def reserved(self, payer: Party) -> int:
-        (row,) = await self.world.rows(tables.accounts, account_id=payer.account_id)
+        (row,) = await self.world.rows("accounts", account_id=payer.account_id)
         reserved: int = row["in_flight"]
         return reserved
 
@@ -239,7 +238,7 @@ async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: 
     await asyncio.sleep(FINALITY_SECONDS)
 
     assert await market.status(transfer_id) == ("settled", None)
-    (account,) = await market.world.rows(tables.accounts, account_id=payer.account_id)
+    (account,) = await market.world.rows("accounts", account_id=payer.account_id)
     assert (account["balance"], account["in_flight"]) == (10_000_000 - PRICE, 0)
     assert account["spent_total"] == PRICE
     assert account["stopped_us"] is not None

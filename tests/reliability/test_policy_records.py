@@ -18,20 +18,19 @@ from worlds import Party, World
 
 from agentpay_server.accounts.policy_records import PolicyRecords
 from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
-from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 
 async def record(world: World, account: Party) -> PolicyRecord | None:
     """Return what the chain itself holds."""
-    rows = await world.rows(tables.policy_records, account_id=account.account_id)
+    rows = await world.rows("policy_records", account_id=account.account_id)
     found = world.chain.inner._svm.get_account(Pubkey.from_string(rows[0]["address"]))
     return None if found is None else read_policy_record(found.data)
 
 
 async def assert_newest_is_on_chain(world: World, account: Party) -> None:
-    (row,) = await world.rows(tables.accounts, account_id=account.account_id)
+    (row,) = await world.rows("accounts", account_id=account.account_id)
     held = await record(world, account)
     assert held is not None
     assert held.policy_version == row["policy_version"]
@@ -47,7 +46,7 @@ async def test_a_record_that_does_not_land_barely_delays_advancing_the_clock(wor
     world.chain.next("send", chains.goes_down)
     await world.policy(account, paused=True)
     await world.rest()
-    assert len(await world.rows(tables.chain_transactions, state="pending")) == 1
+    assert len(await world.rows("chain_transactions", state="pending")) == 1
 
     started = loop.time()
     await world.advance(3600)

@@ -20,7 +20,6 @@ from worlds import START, Party, World
 
 from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import tables
 from agentpay_server.engine import settlement as engine
 from agentpay_server.engine.handlers import LEASE_US
 from agentpay_server.engine.settlement import Settlement
@@ -52,7 +51,7 @@ async def lives() -> Any:
 
 
 async def landed(world: World) -> set[str]:
-    rows = await world.rows(tables.chain_signatures)
+    rows = await world.rows("chain_signatures")
     return {row["signature"] for row in rows if row["failure_reason"] is None}
 
 
@@ -63,7 +62,7 @@ async def balance(world: World, party: Party) -> int:
 
 
 async def one_transfer(world: World) -> dict[str, Any]:
-    (transfer,) = await world.rows(tables.transfers)
+    (transfer,) = await world.rows("transfers")
     return transfer
 
 
@@ -178,7 +177,7 @@ async def test_an_unsent_transfer_is_not_signed_again_for_an_account_paused_befo
     detail = await world.detail(source)
     assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("0.000000", "0.000000")
     # Nothing but the policy's record may have landed.
-    records = await world.rows(tables.policy_records)
+    records = await world.rows("policy_records")
     assert await landed(world) - before <= {record["tx_signature"] for record in records}
     assert (await world.transfer("key", source, to, "7")).error == "account_paused"
 
@@ -211,7 +210,7 @@ async def test_reservations_are_kept_after_a_restart_while_the_chain_is_unavaila
     world = await lives.start(is_down=True, settlement_wait_seconds=1)
     await world.rest()
     assert (await one_transfer(world))["status"] == "submitted"
-    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (row,) = await world.rows("accounts", account_id=source.account_id)
     assert row["in_flight"] == 7_000_000
     assert (await world.transfer("key", source, to, "7")).status == 503
     world.chain.clear()
@@ -251,7 +250,7 @@ async def test_recovery_resumes_more_transfers_than_one_batch(lives: Lives) -> N
 
     world = await lives.restart()
     await world.rest()
-    transfers = await world.rows(tables.transfers)
+    transfers = await world.rows("transfers")
     assert {transfer["status"] for transfer in transfers} == {"settled"}
     assert len(transfers) > 200
     assert await landed(world) - before == {transfer["tx_signature"] for transfer in transfers}
@@ -292,7 +291,7 @@ async def test_a_process_does_not_drive_transfers_leased_by_another(
 
     context = evolve(world.runtime.context, clock=SystemClock())
     first, second = world.runtime.services.settlement, Settlement(context, HANDLERS)
-    (tx,) = await world.rows(tables.chain_transactions, state="pending")
+    (tx,) = await world.rows("chain_transactions", state="pending")
     start_us = tx["leased_until_us"] - LEASE_US
 
     def at(seconds: float) -> None:

@@ -10,7 +10,6 @@ from sqlalchemy.util import await_only
 from two_servers import started
 from worlds import World
 
-from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.ledger import audit
 from agentpay_server.platform.principals import Principal
@@ -75,7 +74,7 @@ async def test_a_revocation_waits_for_running_units_but_no_later_one_delays_it()
     running = asyncio.ensure_future(first.runtime.context.database.run(unit))
     await begun.wait()
     revoking = asyncio.ensure_future(second.request("DELETE", f"/ext/v1/console/agent-keys/{key_id}"))
-    while not [row for row in await first.rows(tables.api_keys, key_id=key_id) if row["revoked_us"]]:
+    while not [row for row in await first.rows("api_keys", key_id=key_id) if row["revoked_us"]]:
         assert not revoking.done()
 
     body = {"from": source.account_id, "to": to.account_id, "amount": "1", "idempotency_key": "key"}
@@ -85,7 +84,7 @@ async def test_a_revocation_waits_for_running_units_but_no_later_one_delays_it()
     may_commit.set()
     await running
     assert (await revoking).status == 204
-    assert len(await first.rows(tables.audit, subject="running")) == 1
+    assert len(await first.rows("audit", subject="running")) == 1
 
     await second.stop()
     await first.stop()

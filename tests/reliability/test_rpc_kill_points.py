@@ -14,7 +14,6 @@ from killing import Child, OnValidator, Prepared, Survey, child, expiring, prepa
 from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.platform.failpoints import Operation, points_of
 
 pytestmark = [pytest.mark.validator, pytest.mark.unmeasured]
@@ -40,7 +39,7 @@ def it(node: Surfpool, tmp_path: Path) -> Prepared:
 
 
 def account_rows(survey: Survey) -> dict[str, dict[str, Any]]:
-    return {row["account_id"]: row for row in survey.rows(tables.accounts)}
+    return {row["account_id"]: row for row in survey.rows("accounts")}
 
 
 def held(node: Surfpool, token_account: str) -> int:
@@ -55,7 +54,7 @@ def landed(node: Surfpool, token_account: str) -> list[str]:
 
 
 def assert_settled_once(node: Surfpool, it: Prepared, survey: Survey, answer: Any) -> None:
-    (transfer,) = survey.rows(tables.transfers)
+    (transfer,) = survey.rows("transfers")
     assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
     assert transfer["tx_signature"] == answer.tx_signature
     rows = account_rows(survey)
@@ -67,11 +66,11 @@ def assert_settled_once(node: Surfpool, it: Prepared, survey: Survey, answer: An
         assert row["in_flight"] == 0
     assert payee["balance"] == 7_000_000
     assert payer["spent_total"] == 7_000_000
-    assert len(signed.spends(survey.rows(tables.chain_transactions))) == 1
-    assert signed.releases(survey.rows(tables.chain_transactions)) == []
-    assert len(survey.rows(tables.entries, account_id=it.payer, type="transfer")) == 1
-    assert len(survey.rows(tables.entries, account_id=it.payee)) == 1
-    types = [row["type"] for row in survey.rows(tables.events)]
+    assert len(signed.spends(survey.rows("chain_transactions"))) == 1
+    assert signed.releases(survey.rows("chain_transactions")) == []
+    assert len(survey.rows("entries", account_id=it.payer, type="transfer")) == 1
+    assert len(survey.rows("entries", account_id=it.payee)) == 1
+    types = [row["type"] for row in survey.rows("events")]
     assert types == ["transfer.initiated", "transfer.settled"]
 
 
@@ -161,7 +160,7 @@ def finish(node: Surfpool, it: Prepared, server: AgentPayServer) -> None:
     assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
     told = node.call("getAccountInfo", closed.escrow_token_account, {"commitment": "confirmed"})
     assert told["value"] is None
-    assert [row["type"] for row in survey.rows(tables.events)] == ["session.opened", "session.settled"]
+    assert [row["type"] for row in survey.rows("events")] == ["session.opened", "session.settled"]
 
 
 @pytest.mark.parametrize("point", points_of(Operation.SESSION_OPEN))

@@ -14,11 +14,8 @@ from rpc_service import Party, Service
 from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
+from agentpay_server import RpcSettings, Settings
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database import tables
-from agentpay_server.database.connection import Connection
-from agentpay_server.platform.settings import Settings
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -49,19 +46,10 @@ async def assert_moved_once(
     assert names <= {None, told["transfer_id"]}
     await rpc_service.eventually(lambda: shows(service, source, 93_000_000))
     assert await service.held(to) == 7_000_000
-
-    def unit(connection: Connection) -> list[tuple[str, str]]:
-        return [(row[1], row[0]) for row in connection.execute(_TRANSFERS)]
-
-    rows = await service.runtime.context.database.read(unit)
-    assert rows == [("settled", told["transfer_id"])]
+    (transfer,) = await service.rows("transfers")
+    assert (transfer["status"], transfer["transfer_id"]) == ("settled", told["transfer_id"])
     answer = await service.http.get(f"/ext/v1/console/accounts/{source.account_id}")
     assert (answer.json()["spent_usdc"], answer.json()["reserved_usdc"]) == ("7.000000", "0.000000")
-
-
-_TRANSFERS = tables.transfers.select().with_only_columns(
-    tables.transfers.c.transfer_id, tables.transfers.c.status
-)
 
 
 async def shows(service: Service, party: Party, amount_micro: int) -> bool:
@@ -147,11 +135,10 @@ async def is_signed_again(service: Service, first: str) -> bool:
 
 async def signature_of_the_transfer(service: Service) -> str:
     """Return the signature of the only transfer, once it is signed."""
-    statement = tables.transfers.select().with_only_columns(tables.transfers.c.tx_signature)
     found: list[str] = []
 
     async def is_signed() -> bool:
-        found[:] = await service.runtime.context.database.read(lambda c: [r[0] for r in c.execute(statement)])
+        found[:] = [transfer["tx_signature"] for transfer in await service.rows("transfers")]
         return bool(found)
 
     await rpc_service.eventually(is_signed)

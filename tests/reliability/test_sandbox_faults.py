@@ -10,7 +10,6 @@ from worlds import Answer, World, drive
 
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
-from agentpay_server.database import tables
 from agentpay_server.sandbox.faulty_chain import LOOK_UPS_UNTIL_KNOWN, ChainFault, FaultyChain
 
 pytestmark = pytest.mark.anyio
@@ -146,7 +145,7 @@ def test_a_separate_server_process_dies_at_the_armed_failpoint(tmp_path: Path) -
         )
         assert answer.status == "settled"
         survey = Survey(server)
-        assert len(survey.rows(tables.transfers)) == 1
+        assert len(survey.rows("transfers")) == 1
         survey.assert_conserved()
 
 

@@ -15,7 +15,6 @@ from worlds import Answer, Party, World
 
 from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
-from agentpay_server.database import tables
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending
@@ -37,7 +36,7 @@ async def pair(world: World, funds: str = "100") -> tuple[Party, Party]:
 
 
 async def books(world: World, party: Party) -> dict[str, Any]:
-    (row,) = await world.rows(tables.accounts, account_id=party.account_id)
+    (row,) = await world.rows("accounts", account_id=party.account_id)
     return row
 
 
@@ -100,7 +99,7 @@ async def test_an_opening_while_the_chain_is_down_stores_nothing(world: World) -
     answer = await world.open_session("s", source, to, "10")
     assert (answer.status, answer.error) == (503, "chain_unavailable")
     assert "session_id" not in answer.body
-    assert await world.rows(tables.sessions) == []
+    assert await world.rows("sessions") == []
 
 
 async def test_a_close_while_the_chain_is_down_stops_charges_and_settles_later(world: World) -> None:
@@ -279,7 +278,7 @@ async def test_an_expired_settlement_is_signed_again_although_the_account_is_pau
     await world.rest()
     assert (await world.get_session(session_id))["status"] == "settled"
     assert world.balance(source) == 100_000_000
-    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+    assert len(signed.expired(await world.rows("chain_transactions"))) == 1
 
 
 async def test_an_escrow_that_a_node_does_not_show_is_not_settled_twice(world: World) -> None:
@@ -346,7 +345,7 @@ async def test_a_transfer_resolves_an_unknown_opening_before_checking_the_balanc
     world.chain.clear()
     # The cap is gone from the balance and in flight as well, until the opening is posted.
     assert (await world.transfer("t", source, to, "4")).status == 200
-    assert (await world.get_session((await world.rows(tables.sessions))[0]["session_id"]))["status"] == "open"
+    assert (await world.get_session((await world.rows("sessions"))[0]["session_id"]))["status"] == "open"
 
 
 async def test_closing_stops_charges_although_the_chain_hangs(world: World) -> None:
@@ -390,7 +389,7 @@ async def test_a_settlement_deferred_by_a_concurrent_close_leaves_no_retry_due(
     world.thaw(to)
     answering.set()
     await assert_settled(world, source, to, await closing, 4_000_000)
-    (row,) = await world.rows(tables.sessions, session_id=session_id)
+    (row,) = await world.rows("sessions", session_id=session_id)
     assert (row["closes_us"], row["error"]) == (None, None)
     # Nothing is due any more: an advance would never end otherwise.
     await asyncio.wait_for(world.advance(24 * 3600), 120)
@@ -452,7 +451,7 @@ async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery()
             await asyncio.gather(charging, return_exceptions=True)
             await world.rest()
             wakeup.set = wake  # type: ignore[method-assign]
-            is_charged = bool(await world.rows(tables.session_charges, session_id=session_id))
+            is_charged = bool(await world.rows("session_charges", session_id=session_id))
             assert bool(told) == is_charged
             charged += is_charged
         assert 0 < charged < 20
@@ -462,7 +461,7 @@ async def test_an_outcome_that_another_server_has_posted_changes_nothing(world: 
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     context = world.runtime.context
-    (row,) = await world.rows(tables.chain_transactions, subject_id=session_id)
+    (row,) = await world.rows("chain_transactions", subject_id=session_id)
     tx = StoredTransaction(**row)
     # As another server had read the session, before this one has posted its opening.
     subject = attrs.evolve(
@@ -478,11 +477,11 @@ async def test_an_outcome_that_another_server_has_posted_changes_nothing(world: 
     )
 
     async def book(outcome: Outcome[SessionRecord]) -> None:
-        before = await world.rows(tables.accounts), await world.rows(tables.sessions)
+        before = await world.rows("accounts"), await world.rows("sessions")
         events = await world.events()
         with pytest.raises(StaleRowError, match=session_id):
             await context.database.run(lambda c: apply(Unit(c, context, ending.now_us), outcome, tx))
-        assert (await world.rows(tables.accounts), await world.rows(tables.sessions)) == before
+        assert (await world.rows("accounts"), await world.rows("sessions")) == before
         assert await world.events() == events
 
     await book(opening.failed(ending))

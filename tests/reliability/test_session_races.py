@@ -10,7 +10,6 @@ from worlds import settled_as_answered
 
 from agentpay import errors
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 SEEDS = range(4)
 
@@ -48,7 +47,7 @@ async def test_racing_charges_reach_exactly_the_cap_and_emit_each_event_once(see
         )
         assert Counter(answer.status for answer in charges)[200] >= 50
         assert {answer.error for answer in charges} == {None, "session_cap_exceeded"}
-        assert len(await world.rows(tables.session_charges)) == 50
+        assert len(await world.rows("session_charges")) == 50
         assert (await world.get_session(session_id))["running_total_usdc"] == "1.000000"
         events = [event["type"] for event in await world.events()]
         assert events == ["session.opened", "session.cap_warning", "session.cap_reached"]
@@ -77,7 +76,7 @@ async def test_200_racing_openings_stop_at_exactly_the_session_limit() -> None:
             (201, None): 20,
             (409, "too_many_sessions"): 180,
         }
-        assert len(await world.rows(tables.sessions)) == 20
+        assert len(await world.rows("sessions")) == 20
         assert world.balance(source) == 98_000_000
         # A refused one holds no key, and a settled one makes room.
         opened = [answer.body["session_id"] for answer in answers if answer.status == 201]
@@ -141,7 +140,7 @@ async def test_racing_openings_and_transfers_spend_the_balance_and_none_fails_on
         assert sum(answer.status in (200, 201) for answer in answers) == 10
         assert {answer.error for answer in answers} == {None, "insufficient_balance"}
         assert world.balance(source) == 500_000
-        (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+        (row,) = await world.rows("accounts", account_id=source.account_id)
         assert (row["balance"], row["in_flight"]) == (500_000, 0)
 
 

@@ -15,8 +15,6 @@ from chains import Act, FaultyChain, Proceed
 from outsiders import Wallet
 from worlds import Party, World
 
-from agentpay_server.database import tables
-
 UNITS = range(2, 15)
 """Before the first of them nothing is claimed; after the last all has come as far as it can."""
 
@@ -44,7 +42,7 @@ async def settled_once(
     assert world.balance(to) == 4_000_000
     assert world.balance(source) == 96_000_000 + deposited_micro
     for party in (source, to):
-        (row,) = await world.rows(tables.accounts, account_id=party.account_id)
+        (row,) = await world.rows("accounts", account_id=party.account_id)
         assert (row["in_flight"], row["session_reserved"]) == (0, 0)
         assert row["balance"] == world.balance(party)
     assert [event["type"] for event in await world.events()] == ["session.opened", "session.settled"]

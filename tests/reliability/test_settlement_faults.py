@@ -15,7 +15,6 @@ from worlds import Answer, Party, World
 
 from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.database import tables
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
@@ -54,7 +53,7 @@ async def assert_moved_once(world: World, source: Party, to: Party, seen: list[A
     assert {answer.transfer_id for answer in seen} <= {None, final.transfer_id}
     assert world.balance(source) == 93_000_000
     assert world.balance(to) == 7_000_000
-    (transfer,) = await world.rows(tables.transfers)
+    (transfer,) = await world.rows("transfers")
     assert (transfer["status"], transfer["transfer_id"]) == ("settled", final.transfer_id)
     assert transfer["tx_signature"] in world.chain.landed()
     attempts = world.attempts(final.transfer_id)
@@ -111,9 +110,9 @@ async def test_a_transfer_refused_because_the_chain_is_down_stores_nothing(world
     assert (answer.status, answer.error) == (503, "chain_unavailable")
     assert answer.headers["retry-after"] == "1"
     assert set(answer.body) == {"error", "message", "request_id"}
-    assert await world.rows(tables.transfers) == []
-    assert signed.spends(await world.rows(tables.chain_transactions)) == []
-    assert await world.rows(tables.events) == []
+    assert await world.rows("transfers") == []
+    assert signed.spends(await world.rows("chain_transactions")) == []
+    assert await world.rows("events") == []
     world.chain.is_down = False
     await world.rest()
     assert world.balance(to) == 0

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from worlds import Party, World
 
 from agentpay_server.assembly.server import HANDLERS
-from agentpay_server.database import tables
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
@@ -98,7 +97,7 @@ async def comes_about(world: World, end: str, one: Begun) -> None:
 
 
 async def assert_posted_once(world: World, one: Begun, *, has_landed: bool) -> None:
-    (account,) = await world.rows(tables.accounts, account_id=one.source.account_id)
+    (account,) = await world.rows("accounts", account_id=one.source.account_id)
     assert account["in_flight"] == 0
     if one.tx.kind is Kind.TRANSFER:
         end = "settled" if has_landed else "rejected"

@@ -25,7 +25,6 @@ from worlds import Answer, Party, World, drive, settled_as_answered
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -69,7 +68,7 @@ async def test_one_key_sent_to_both_servers_makes_one_transfer(servers: tuple[Wo
     assert len({str(answer.body) for answer in answers}) == 1
     assert first.balance(to) == 1_000_000
     assert first.attempts(answers[0].transfer_id) == ["landed"]
-    assert len(await first.rows(tables.transfers)) == 1
+    assert len(await first.rows("transfers")) == 1
     assert await first.event_types(answers[0].body["transfer_id"]) == [
         "transfer.initiated",
         "transfer.settled",
@@ -88,7 +87,7 @@ async def test_200_openings_at_both_servers_stop_at_exactly_the_session_limit(
         (201, None): 100,
         (409, "too_many_sessions"): 100,
     }
-    assert len(await second.rows(tables.sessions)) == 100
+    assert len(await second.rows("sessions")) == 100
     assert first.balance(source) == 90_000_000
 
 
@@ -152,7 +151,7 @@ async def test_openings_at_both_servers_leave_the_reserve_of_a_treasury_that_run
     assert len(opened) == 10
     closed = await asyncio.gather(*(first.close_session(session_id) for session_id in opened))
     assert {answer.status for answer in closed} == {200}
-    rows = await first.rows(tables.chain_transactions)
+    rows = await first.rows("chain_transactions")
     assert {row["state"] for row in rows} <= {"finalized"}
 
 
@@ -213,8 +212,8 @@ async def test_transfers_of_many_accounts_with_repeated_keys_are_exact(
     }
     # The two of the limit, the two of the balance, and the two without either.
     counts = [5, 5, 3, 3, 12, 12]
-    settled = await first.rows(tables.transfers, status="settled")
-    entries = await first.rows(tables.entries, type="transfer", status="settled")
+    settled = await first.rows("transfers", status="settled")
+    entries = await first.rows("entries", type="transfer", status="settled")
     events = [event["data"] for event in await first.events() if event["type"] == "transfer.settled"]
     for number, (source, count) in enumerate(zip(sources, counts, strict=True)):
         own = {row["transfer_id"] for row in settled if row["account_id"] == source.account_id}
@@ -288,7 +287,7 @@ async def settled_books(servers: tuple[World, World], *parties: Party) -> None:
     """Assert that nothing is reserved any more, and that the books say what the chain says."""
     first, _ = servers
     for party in parties:
-        (row,) = await first.rows(tables.accounts, account_id=party.account_id)
+        (row,) = await first.rows("accounts", account_id=party.account_id)
         assert (row["in_flight"], row["session_reserved"]) == (0, 0)
         assert row["balance"] == first.balance(party)
 
@@ -303,7 +302,7 @@ async def test_one_key_sent_to_both_servers_opens_one_session(servers: tuple[Wor
     assert len({str(answer.body) for answer in answers}) == 1
     session_id = answers[0].body["session_id"]
     assert first.attempts(session_id) == ["landed"]
-    assert (first.balance(source), len(await first.rows(tables.sessions))) == (90_000_000, 1)
+    assert (first.balance(source), len(await first.rows("sessions"))) == (90_000_000, 1)
     assert [event["type"] for event in await first.events()] == ["session.opened"]
 
 
@@ -320,7 +319,7 @@ async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once
         (200, None),
         (402, "session_cap_exceeded"),
     }
-    made = await first.rows(tables.session_charges)
+    made = await first.rows("session_charges")
     assert [row["amount"] for row in made] == [20_000] * 50
     # Both respond in the same way to a key that has charged.
     told = Counter(f"key-{number // 2}" for number, answer in enumerate(answers) if answer.status == 200)
@@ -398,7 +397,7 @@ async def test_sessions_in_opposite_directions_at_both_servers_do_not_deadlock(
     await settled_books(servers, one, other)
     # Both ways the same was paid.
     assert (first.balance(one), first.balance(other)) == (100_000_000, 100_000_000)
-    assert len(signed.spends(await first.rows(tables.chain_transactions))) == 24
+    assert len(signed.spends(await first.rows("chain_transactions"))) == 24
 
 
 @pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.repeated, chains.expiring])
@@ -459,7 +458,7 @@ async def test_a_key_revoked_at_one_server_ends_its_streams_at_the_other(
 
 async def event_ids(world: World) -> list[str]:
     """Return the identifiers of all events, in their order."""
-    return [row["event_id"] for row in await world.rows(tables.events)]
+    return [row["event_id"] for row in await world.rows("events")]
 
 
 async def stream_of(world: World, after: str) -> AsyncGenerator[bytes]:

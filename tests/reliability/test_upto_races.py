@@ -18,7 +18,6 @@ from two_servers import started
 from worlds import Answer, Party, World
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -122,8 +121,8 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     assert len({answer.body["transfer_id"] for answer in answers}) == 1
     assert len({payload(answer)["openTransaction"] for answer in answers}) == 1
     assert [answer.body["is_replay"] for answer in answers].count(False) == 1
-    assert len(await market.first.rows(tables.sessions)) == 1
-    (row,) = await market.first.rows(tables.accounts, account_id=payer.account_id)
+    assert len(await market.first.rows("sessions")) == 1
+    (row,) = await market.first.rows("accounts", account_id=payer.account_id)
     assert (row["balance"], row["in_flight"], row["session_reserved"]) == (FUNDS, MAXIMUM, MAXIMUM)
 
     await market.settle(answers[0].body["header"], 12_000)
@@ -133,7 +132,7 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     again = await market.race(payer, ["answer-1"] * 4, market.seller.ask_upto(MAXIMUM))
     assert {answer.body["transfer_id"] for answer in again} == {payment["transfer_id"]}
     assert {answer.body["status"] for answer in again} == {"settled"}
-    assert len(await market.first.rows(tables.sessions)) == 1
+    assert len(await market.first.rows("sessions")) == 1
 
 
 async def test_racing_keys_for_one_challenge_stay_within_the_daily_limit(market: Market) -> None:

@@ -19,7 +19,6 @@ from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
 from worlds import Party
 
 from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.database import tables
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -62,7 +61,7 @@ async def until_answered(request: Callable[[], Awaitable[Any]]) -> Any:
 async def change_policy(world: ClusterWorld, source: Party, to: Party) -> str:
     await world.policy(source, max_single_transfer=1)
     for _ in range(300):
-        (record,) = await world.rows(tables.policy_records)
+        (record,) = await world.rows("policy_records")
         if record["due_us"] is None:
             return str(record["address"])
         await asyncio.sleep(1)
@@ -95,9 +94,9 @@ async def assert_happens_once(world: ClusterWorld, name: str, lie: Callable[[], 
     landed = [each for each in world.cluster.landed.values() if each.error is None]
     assert sum(subject in (each.subject, *each.before) for each in landed) == landings
     assert (world.balance(source), world.balance(to)) == (10_000_000 - moved, moved)
-    for table in (tables.transfers, tables.sessions):
+    for table in ("transfers", "sessions"):
         assert {row["status"] for row in await world.rows(table)} <= {"settled"}
-    (account,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (account,) = await world.rows("accounts", account_id=source.account_id)
     assert (account["balance"], account["in_flight"], account["session_reserved"]) == (
         10_000_000 - moved,
         0,
@@ -191,7 +190,7 @@ async def test_an_expired_transfer_is_still_signed_again(monkeypatch: pytest.Mon
             transfer_id = await pay(world, source, to)
             assert asyncio.get_running_loop().time() - before < within_seconds
             assert len(cluster.payments(transfer_id)) == 1
-            assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+            assert len(signed.expired(await world.rows("chain_transactions"))) == 1
 
 
 # --- Every number of every reply

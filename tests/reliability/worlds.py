@@ -10,17 +10,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import books
 import httpx
 import stores
 from attrs import evolve, frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from sqlalchemy import MetaData, Select, Table, select
+from sqlalchemy import MetaData, Table
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
@@ -33,7 +34,6 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection
@@ -140,11 +140,6 @@ def _url(path: str) -> httpx.URL:
     return httpx.URL(BASE_URL + path)
 
 
-@cache
-def _whole(table: Table) -> Select[Any]:
-    return select(table).order_by(*table.primary_key)
-
-
 @frozen
 class Answer:
     """The response to a request."""
@@ -223,10 +218,8 @@ class World:
         """Find out what has landed in earlier lives of the chain."""
         ledger = self.runtime.storage.ledger
         assert ledger is not None
-        succeeded = select(tables.chain_signatures.c.signature).where(
-            tables.chain_signatures.c.failure_reason.is_(None)
-        )
-        self.chain.landed_before = await ledger.read(lambda c: set(c.execute(succeeded).scalars()))
+        succeeded = await books.rows(ledger, "chain_signatures", failure_reason=None)
+        self.chain.landed_before = {row["signature"] for row in succeeded}
 
     def sdk(self, **options: Any) -> AsyncAgentPay:
         """Return an SDK client of the operator."""
@@ -261,7 +254,7 @@ class World:
         answer = await self.request("POST", "/v1/accounts", {"name": name})
         assert answer.status == 201, answer
         account_id = answer.body["account_id"]
-        rows = await self.rows(tables.accounts, account_id=account_id)
+        rows = await self.rows("accounts", account_id=account_id)
         if micro(amount):
             await self.fund(account_id, amount)
         return Party(account_id, answer.body["usdc_token_account"], rows[0]["key_index"])
@@ -335,21 +328,13 @@ class World:
 
     # --- What became of it --------------------------------------------------------------------------------
 
-    async def rows(self, table: Table, **where: object) -> list[dict[str, Any]]:
+    async def rows(self, table: str | Table, **where: object) -> list[dict[str, Any]]:
         """Return the rows of a table, oldest first."""
-
-        statement = _whole(table)
-
-        def unit(connection: Connection) -> list[dict[str, Any]]:
-            names = table.columns.keys()
-            return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
-
-        found = await self.runtime.context.database.read(unit)
-        return [row for row in found if where.items() <= row.items()]
+        return await books.rows(self.runtime.context.database, table, **where)
 
     async def events(self, transfer_id: str | None = None) -> list[dict[str, Any]]:
         """Return the events in the outbox, oldest first."""
-        bodies = [json.loads(row["body"]) for row in await self.rows(tables.events)]
+        bodies = [json.loads(row["body"]) for row in await self.rows("events")]
         return [body for body in bodies if transfer_id in (None, body["data"].get("transfer_id"))]
 
     async def event_types(self, transfer_id: str) -> list[str]:
@@ -357,7 +342,7 @@ class World:
 
     async def entries(self, account: Party) -> list[dict[str, Any]]:
         """Return an account's history entries, oldest first."""
-        return await self.rows(tables.entries, account_id=account.account_id)
+        return await self.rows("entries", account_id=account.account_id)
 
     def attempts(self, transfer_id: str | None) -> list[str]:
         """Return the fate of every transaction that was handed over for a transfer, oldest first."""
@@ -511,4 +496,4 @@ async def settled_as_answered(world: World, session_id: str, charges: list[Answe
     settled, returned = micro(session["settled_usdc"]), micro(session["returned_usdc"])
     assert settled == each_micro * len(made)
     assert settled + returned == micro(session["cap_usdc"])
-    assert len(await world.rows(tables.session_charges, session_id=session_id)) == len(made)
+    assert len(await world.rows("session_charges", session_id=session_id)) == len(made)

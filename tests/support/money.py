@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Callable, Coroutine
-from functools import cache
 from typing import Any, TypeVar
 
+import books
 import httpx
 import outsiders
 import validators
 from solders.instruction import AccountMeta, Instruction
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
-from sqlalchemy import Select, Table, select
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
@@ -20,8 +19,6 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.protocol import TokenAccount
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.database import tables
-from agentpay_server.database.connection import Connection
 from agentpay_server.ledger.context import Context
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 
@@ -48,27 +45,19 @@ def on_owner(server: AgentPayServer, work: Callable[[Context], Coroutine[Any, An
     return world._owner.call(work(world.server.context))
 
 
-def rows(server: AgentPayServer, table: Table, **where: object) -> list[dict[str, Any]]:
+def rows(server: AgentPayServer, table: str, **where: object) -> list[dict[str, Any]]:
     """Return the rows of a table, oldest first."""
-
-    statement = _whole(table)
-
-    def unit(connection: Connection) -> list[dict[str, Any]]:
-        names = table.columns.keys()
-        return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
-
-    found = on_owner(server, lambda context: context.database.read(unit))
-    return [row for row in found if where.items() <= row.items()]
+    return on_owner(server, lambda context: books.rows(context.database, table, **where))
 
 
-@cache
-def _whole(table: Table) -> Select[Any]:
-    return select(table).order_by(*table.primary_key)
+def change(server: AgentPayServer, table: str, changed: dict[str, Any], **where: object) -> None:
+    """Change rows of a table, as another program could."""
+    on_owner(server, lambda context: books.change(context.database, table, changed, **where))
 
 
 def events(server: AgentPayServer) -> list[dict[str, Any]]:
     """Return all events, oldest first, as receivers are to see them."""
-    return [json.loads(row["body"]) for row in rows(server, tables.events)]
+    return [json.loads(row["body"]) for row in rows(server, "events")]
 
 
 def entries(server: AgentPayServer, account_id: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
+import books
 import httpx
 import rpc_world
 import validators
@@ -105,6 +106,10 @@ class Service:
                     assert answer.is_success, answer.text
                     return dict(answer.json())
                 await asyncio.sleep(0.05)
+
+    async def rows(self, table: str, **where: object) -> list[dict[str, Any]]:
+        """Return the rows of a table, oldest first."""
+        return await books.rows(self.runtime.context.database, table, **where)
 
     async def held(self, party: Party) -> int:
         """Return the micro-USDC that the chain shows."""

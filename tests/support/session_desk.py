@@ -8,7 +8,6 @@ from attrs import frozen
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 
 @frozen
@@ -52,7 +51,7 @@ class Desk:
         return payer, payee
 
     def books(self, account: Account) -> dict[str, Any]:
-        (row,) = money.rows(self.server, tables.accounts, account_id=account.account_id)
+        (row,) = money.rows(self.server, "accounts", account_id=account.account_id)
         return row
 
     def events(self, *types: str) -> list[dict[str, Any]]:

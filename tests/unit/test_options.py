@@ -12,15 +12,14 @@ import rpc_world
 from attrs import field, fields, frozen
 from click.testing import CliRunner
 
+from agentpay_server import RpcSettings, Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli import main, process
 from agentpay_server.cli.declared import Declared, SettingOption, settings_of, takes
 from agentpay_server.cli.serve import serve
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.options import Bounds, option
-from agentpay_server.platform.settings import Settings
 
 DECLARED = [each for kind in (ServerConfig, Settings, RpcSettings) for each in settings_of(kind)]
 VALUES: dict[str, tuple[str, object]] = {

@@ -17,7 +17,6 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import PolicyViolationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database import tables
 
 DAY_SECONDS = 24 * 3600
 
@@ -433,7 +432,7 @@ def test_more_transfers_than_one_batch_expire_together(server: AgentPayServer, e
     for number in range(120):
         escalated("10", key=f"key-{number}")
     server.sandbox.clock.advance(DAY_SECONDS)
-    assert {row["error"] for row in money.rows(server, tables.transfers)} == {"escalation_expired"}
+    assert {row["error"] for row in money.rows(server, "transfers")} == {"escalation_expired"}
     assert [event["type"] for event in money.events(server)].count("transfer.rejected") == 120
 
 
@@ -450,7 +449,7 @@ def test_the_key_returns_the_transfer_in_every_state(
     settled = post(http, waiting, "approve").json()
     again = money.post(http, body)
     assert (again.status_code, again.json()) == (200, settled)
-    assert len(money.rows(server, tables.transfers)) == 1
+    assert len(money.rows(server, "transfers")) == 1
 
 
 def test_the_key_of_a_rejected_transfer_returns_the_reason(

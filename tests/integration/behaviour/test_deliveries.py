@@ -19,7 +19,6 @@ from agentpay import AgentPay, ConflictError, webhooks
 from agentpay.contract.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.webhooks import http as posting
 
 pytestmark = pytest.mark.unmeasured
@@ -158,7 +157,7 @@ def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, pa
 
     # A month of the server's time does not end an attempt in real time.
     assert inbox.receipts == []
-    (row,) = rows(server, tables.deliveries)
+    (row,) = rows(server, "deliveries")
     assert row["leased_until_us"] > 1_700_000_000_000_000
 
 
@@ -323,7 +322,7 @@ def test_every_attempt_sends_the_same_bytes_under_the_same_identifier(
         assert "x-service-signature-next" not in post.headers
         assert webhooks.unwrap(post.body, post.headers, webhook.secret).id == event.id
     assert posts[0].body.decode() == next(
-        row["body"] for row in rows(server, tables.events) if row["event_id"] == event.id
+        row["body"] for row in rows(server, "events") if row["event_id"] == event.id
     )
 
 
@@ -469,7 +468,7 @@ def test_only_the_start_of_a_response_body_is_stored(
     attempts = http.get("/ext/v1/console/deliveries").json()["data"][0]["attempts"]
     start = "e\\x1b[2J\\x00\ufffd\n"
     assert [attempt["response_excerpt"] for attempt in attempts] == [start + "x" * (1024 - 8)] * 5
-    database = str(rows(server, tables.delivery_attempts))
+    database = str(rows(server, "delivery_attempts"))
     assert "PLANTED" not in http.get("/ext/v1/console/deliveries").text + database
     assert "xxx" not in caplog.text
 
@@ -660,7 +659,7 @@ def test_an_invalid_replay_is_refused(server: AgentPayServer, http: httpx.Client
     with raw_client(server, other_key) as other:
         assert other.post(path).status_code == 404
         assert other.post(path, json={"webhook_id": foreign}).status_code == 404
-    assert len(rows(server, tables.deliveries)) == 1
+    assert len(rows(server, "deliveries")) == 1
 
 
 def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):

@@ -16,7 +16,6 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.fields import parse_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
-from agentpay_server.database import tables
 from agentpay_server.ledger.context import Context
 
 LOW = "balance.low_threshold"
@@ -51,7 +50,7 @@ def pay(server: AgentPayServer, wallet: Wallet, *payments: tuple[str, int], **mo
 
 def posted(server: AgentPayServer, account: Account) -> int:
     """The micro-USDC that an account has by the books."""
-    (row,) = rows(server, tables.accounts, account_id=account.account_id)
+    (row,) = rows(server, "accounts", account_id=account.account_id)
     return int(row["balance"])
 
 
@@ -179,7 +178,7 @@ def test_a_deposit_from_an_account_names_the_account(
 ):
     """Only the service signs for an account; this simulates another service with the same keys."""
     payer, payee = funded("10"), client.accounts.create(name="b")
-    (row,) = rows(server, tables.accounts, account_id=payer.account_id)
+    (row,) = rows(server, "accounts", account_id=payer.account_id)
 
     async def work(context: Context) -> None:
         signed = transactions.transfer(
@@ -229,10 +228,10 @@ def test_transactions_without_incoming_usdc_are_no_deposits(
 
 
 def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet: Wallet):
-    before = rows(server, tables.entries)
+    before = rows(server, "entries")
     pay(server, wallet, (opened(server, 2).token_account, 5))
     looked(server)
-    assert rows(server, tables.entries) == before
+    assert rows(server, "entries") == before
     assert not server._running.server.services.deposits.is_any_due
 
 
@@ -292,7 +291,7 @@ def test_funding_is_in_the_audit_trail_and_in_the_history_under_one_signature(
     looked(server)
 
     (entry,) = deposits(server, account)
-    (audited,) = rows(server, tables.audit, action="sandbox.accounts.fund")
+    (audited,) = rows(server, "audit", action="sandbox.accounts.fund")
 
     assert (entry["tx_signature"], entry["counterparty"]) == (funding.tx_signature, None)
     assert funding.tx_signature in audited["after"]

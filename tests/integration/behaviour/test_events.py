@@ -16,7 +16,6 @@ from server_world import START, UNKNOWN, UNKNOWN_ACCOUNT, Funded, faults, raw_cl
 from agentpay import AgentPay, AgentPayError, InvalidRequestError
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
 
 pytestmark = pytest.mark.unmeasured
@@ -156,7 +155,7 @@ def test_events_are_recorded_without_subscribers(server, http: httpx.Client, fun
     post(http, order(payer, payee.account_id))
 
     assert types(server) == ["transfer.initiated", "transfer.settled"]
-    assert rows(server, tables.deliveries) == []
+    assert rows(server, "deliveries") == []
 
 
 @pytest.mark.parametrize("text", ["ünïcödé ✓", 'a"b\\c', "\u2028</script>", "x" * 200])
@@ -271,8 +270,8 @@ def test_events_are_stored_with_their_deliveries_before_posting(
     post(http, order(payer, payee.account_id))
 
     assert inbox.receipts == []
-    assert [row["event_id"] for row in rows(server, tables.deliveries)] == [e["id"] for e in events(server)]
-    assert {row["status"] for row in rows(server, tables.deliveries)} == {"pending"}
+    assert [row["event_id"] for row in rows(server, "deliveries")] == [e["id"] for e in events(server)]
+    assert {row["status"] for row in rows(server, "deliveries")} == {"pending"}
     assert len(entries(server, payer.account_id)) == 2
 
 
@@ -351,7 +350,7 @@ def test_another_operator_gets_no_events(server: AgentPayServer, http: httpx.Cli
     server.sandbox.clock.advance(0)
 
     assert len(mine.receipts) == 2
-    assert len(rows(server, tables.deliveries)) == 2
+    assert len(rows(server, "deliveries")) == 2
 
 
 # --- The list on the console ------------------------------------------------------------------------------

@@ -23,10 +23,8 @@ from agentpay import (
     TransferOutcomeUnknownError,
 )
 from agentpay.contract.accounts import Account
-from agentpay_server import AgentPayServer
-from agentpay_server.clients import Sandbox
+from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.contract.sandbox import Fault, HttpEffect
-from agentpay_server.database import tables
 
 TRANSFERS = "http:POST /v1/transfers"
 EFFECTS: dict[str, dict[str, Any]] = {
@@ -89,7 +87,7 @@ def test_the_sdk_pays_once_whatever_fault_hits_its_first_request(
             transfer = pay(order(payer, payee, effect))
             assert list(server.sandbox.faults()) == []
         assert (transfer.status, transfer.idempotency_key) == ("settled", effect)
-        keys = [row["idempotency_key"] for row in money.rows(server, tables.transfers)]
+        keys = [row["idempotency_key"] for row in money.rows(server, "transfers")]
         assert (len(keys), keys.count(effect)) == (count, 1)
         assert money.held(server, payee.usdc_token_account) == 8_000_000
 
@@ -108,9 +106,9 @@ def test_an_unknown_outcome_is_resolved_with_the_same_key(server: AgentPayServer
                 assert isinstance(
                     caught.value.__cause__, ServerError if effect == "internal_error" else APIConnectionError
                 )
-        assert len(money.rows(server, tables.transfers)) == before + PROCESSED[effect]
+        assert len(money.rows(server, "transfers")) == before + PROCESSED[effect]
         assert pay(order(payer, payee, effect)).status == "settled"
-        assert len(money.rows(server, tables.transfers)) == before + 1
+        assert len(money.rows(server, "transfers")) == before + 1
         assert money.held(server, payee.usdc_token_account) == 8_000_000
 
 
@@ -191,7 +189,7 @@ def test_a_delayed_request_is_not_processed_after_a_restore(server: AgentPayServ
     with pytest.raises(httpx.RemoteProtocolError):
         http.post("/v1/accounts", json={"name": "Late"})
     restorer.join()
-    assert money.rows(server, tables.accounts) == []
+    assert money.rows(server, "accounts") == []
 
 
 async def _delayed(_: Any) -> bool:

@@ -24,7 +24,6 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.unmeasured
 
@@ -107,13 +106,13 @@ def test_a_changed_parameter_is_a_conflict_and_sends_nothing(
         drained = money.post(http, money.order(pair.payer, pair.other.account_id, "99", key="drain"))
         assert drained.status_code == 200
     first = money.post(http, pair.order())
-    before = (money.events(server), len(money.rows(server, tables.transfers)))
+    before = (money.events(server), len(money.rows(server, "transfers")))
 
     for name, change in CHANGES.items():
         response = money.post(http, pair.order(**change(pair)))
         assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict"), name
         assert set(response.json()) == {"error", "message", "request_id"}
-        assert (money.events(server), len(money.rows(server, tables.transfers))) == before
+        assert (money.events(server), len(money.rows(server, "transfers"))) == before
     # The key still refers to the same transfer.
     again = money.post(http, pair.order())
     assert (again.status_code, again.json()["status"]) == (first.status_code, first.json()["status"])
@@ -205,7 +204,7 @@ def test_a_request_that_stores_nothing_does_not_use_its_key(
 ) -> None:
     for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
         assert money.post(http, pair.order(**wrong)).status_code in (400, 404, 422)
-    assert money.rows(server, tables.transfers) == []
+    assert money.rows(server, "transfers") == []
     assert money.post(http, pair.order()).status_code == 200
 
 

@@ -14,8 +14,7 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.errors import AccountPausedError, PolicyViolationError
-from agentpay_server import AgentPayServer
-from agentpay_server.platform.settings import PolicyUpdate, Settings
+from agentpay_server import AgentPayServer, PolicyUpdate, Settings
 
 DEFAULTS = {
     "max_single_transfer": None,

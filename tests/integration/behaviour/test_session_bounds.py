@@ -17,7 +17,6 @@ from session_desk import Desk, refused
 
 from agentpay.errors import ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database import tables
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 
@@ -41,12 +40,12 @@ def crowded() -> Iterator[Desk]:
 
 def too_many(desk: Desk, **changed: Any) -> str:
     """Assert that no further session is opened; return the message."""
-    before = money.rows(desk.server, tables.sessions)
+    before = money.rows(desk.server, "sessions")
     answer = desk.ask(**{"idempotency_key": "one more", **changed})
     body = answer.json()
     assert (answer.status_code, set(body)) == (409, {"error", "message", "request_id"}), body
     assert body["error"] == "too_many_sessions"
-    assert money.rows(desk.server, tables.sessions) == before
+    assert money.rows(desk.server, "sessions") == before
     return str(body["message"])
 
 
@@ -103,7 +102,7 @@ def test_a_cap_below_the_smallest_is_invalid_and_stores_nothing(desk: Desk, cap:
     answer = desk.ask(cap_usdc=cap)
     assert (answer.status_code, answer.json()["error"]) == (400, "invalid_request")
     assert answer.json()["details"] == [{"field": "cap_usdc", "message": "must be at least 0.01"}]
-    assert money.rows(desk.server, tables.sessions) == []
+    assert money.rows(desk.server, "sessions") == []
     # The key is free.
     desk.open(cap_usdc="0.01")
 
@@ -152,7 +151,7 @@ def test_an_amount_of_sol_is_exact() -> None:
 
 def closes_at(desk: Desk) -> datetime | None:
     """Return when the only session closes automatically."""
-    (row,) = money.rows(desk.server, tables.sessions)
+    (row,) = money.rows(desk.server, "sessions")
     return None if row["closes_us"] is None else datetime.fromtimestamp(row["closes_us"] / 1e6, UTC)
 
 

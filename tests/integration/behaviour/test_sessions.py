@@ -13,7 +13,6 @@ from server_world import UNKNOWN, Funded, raw_client
 from session_desk import Desk, refused
 
 from agentpay import errors
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.unmeasured
 
@@ -142,7 +141,7 @@ def test_a_session_without_charges_returns_everything(desk: Desk) -> None:
     session = desk.close(session_id).json()
     assert (session["settled_usdc"], session["returned_usdc"]) == ("0.000000", "10.000000")
     assert desk.held() == (100_000_000, 0)
-    assert signed.spends(money.rows(desk.server, tables.chain_transactions)) == []
+    assert signed.spends(money.rows(desk.server, "chain_transactions")) == []
     assert money.entries(desk.server, desk.payee.account_id) == []
     assert [entry["type"] for entry in money.entries(desk.server, desk.payer.account_id)] == [
         "session_settlement",
@@ -246,7 +245,7 @@ def test_a_policy_that_forbids_a_session_leaves_nothing_behind(
     money.put_policy(desk.http, desk.payer, **policy)
     before = money.events(desk.server)
     assert field in refused(desk.ask(), "policy_violation", "rejected", None)
-    assert money.rows(desk.server, tables.sessions) == []
+    assert money.rows(desk.server, "sessions") == []
     assert money.events(desk.server) == before
     assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["session_reserved"]) == (0, 0)
     # Nothing holds the key.
@@ -318,7 +317,7 @@ def test_other_parameters_under_a_key_are_a_conflict(desk: Desk, change: dict[st
         change = {"to": desk.payee.usdc_token_account}
     response = desk.ask(**change)
     assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict")
-    assert len(money.rows(desk.server, tables.sessions)) == 1
+    assert len(money.rows(desk.server, "sessions")) == 1
 
 
 # --- The daily limit

@@ -10,11 +10,9 @@ import pytest
 from payees import Payee
 from server_world import START, raw_client
 from session_desk import Desk, refused
-from sqlalchemy import update
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.database import tables
 from agentpay_server.ledger.context import Context
 
 
@@ -125,8 +123,7 @@ def test_a_payee_of_an_older_session_whose_owner_was_not_stored_waits_for_its_to
     desk: Desk, payee: Payee
 ) -> None:
     session_id = charged(desk, payee.token_account)
-    forget = update(tables.sessions).values(recipient_owner=None)
-    money.on_owner(desk.server, lambda context: context.database.run(lambda c: c.execute(forget) and None))
+    money.change(desk.server, "sessions", {"recipient_owner": None}, session_id=session_id)
     payee.closes()
     refused(desk.close(session_id), "transfer_failed", "closing", session_id)
     assert shown(desk, session_id)["closing_reason"] == "payee_missing"

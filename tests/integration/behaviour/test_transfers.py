@@ -11,10 +11,8 @@ from solders.signature import Signature
 from solders.transaction_metadata import TransactionMetadata
 
 from agentpay import AgentPay
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.database import tables
-from agentpay_server.platform.settings import Settings
 
 
 def memo_on_chain(server: AgentPayServer, signature: str) -> str:
@@ -155,7 +153,7 @@ def test_an_outside_recipient_gets_no_history_entry(
 ) -> None:
     payer, outside = funded("100"), server.sandbox.create_token_account()
     client.transfers.create(from_=payer.account_id, to=outside.usdc_token_account, amount="1")
-    assert len(money.rows(server, tables.entries)) == 2  # The funding, and the transfer.
+    assert len(money.rows(server, "entries")) == 2  # The funding, and the transfer.
 
 
 @pytest.mark.parametrize("by", ["account_id", "usdc_token_account"])

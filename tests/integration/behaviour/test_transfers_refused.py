@@ -13,7 +13,6 @@ from server_world import Funded
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 pytestmark = pytest.mark.unmeasured
 
@@ -129,7 +128,7 @@ def test_a_refused_transfer_is_stored_once_and_moves_nothing(
     assert entry["tx_signature"] is None
     assert len(money.entries(server, payee.account_id)) == 1
 
-    (row,) = money.rows(server, tables.transfers)
+    (row,) = money.rows(server, "transfers")
     assert row["tx_signature"] is None
     assert money.held(server, payer.usdc_token_account) == 100_000_000
     assert server.accounts.details(payer.account_id).spent_usdc == 0
@@ -242,7 +241,7 @@ def test_a_recipient_that_can_hold_no_usdc_is_422_and_stores_nothing(
         answer = response.json()
         assert (response.status_code, answer["error"]) == (422, "invalid_recipient"), name
         assert set(answer) == {"error", "message", "request_id"}, name
-    assert money.rows(server, tables.transfers) == []
+    assert money.rows(server, "transfers") == []
     assert money.events(server) == []
     assert len(money.entries(server, payer.account_id)) == 1
     # The key was not used up.
@@ -339,7 +338,7 @@ class TestEscalation:
             "memo": "big",
             "escalation_threshold": 25,
         }
-        (row,) = money.rows(server, tables.transfers, transfer_id=body["transfer_id"])
+        (row,) = money.rows(server, "transfers", transfer_id=body["transfer_id"])
         assert row["tx_signature"] is None
         assert money.held(server, payee.usdc_token_account) == 25_999_999
         assert [entry["amount_usdc"] for entry in money.entries(server, payer.account_id)] == [

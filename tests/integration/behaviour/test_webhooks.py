@@ -22,7 +22,6 @@ from sqlalchemy import text
 from agentpay import AgentPay, InvalidRequestError, PermissionDeniedError
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
 
 UNKNOWN_WEBHOOK = UNKNOWN["webhook_id"]
 URL = "https://example.com/hooks"
@@ -429,4 +428,4 @@ def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPaySer
     assert all(entry.request_id.startswith("req_") for entry in entries)
     assert entries[2].after["url"] == URL
     assert entries[0].before["url"] == URL
-    assert not [row for row in rows(server, tables.audit) if "whsec" in str(row)]
+    assert not [row for row in rows(server, "audit") if "whsec" in str(row)]

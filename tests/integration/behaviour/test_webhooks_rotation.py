@@ -4,15 +4,13 @@ import re
 from datetime import timedelta
 
 import httpx
+import money
 import pytest
 from receivers import Receiver
 from server_world import Funded, faults, refused
-from sqlalchemy import select, update
 
 from agentpay import AgentPay, ConflictError, WebhookSignatureError, webhooks
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
-from agentpay_server.database.connection import Connection
 
 DAY = timedelta(days=1) / timedelta(seconds=1)
 MILLISECOND = 0.001
@@ -221,16 +219,9 @@ def test_stored_secrets_are_sealed_for_their_webhook(
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
     server.webhooks.rotate_secret(other.webhook_id)
     secrets = ("secret", "next_secret", "next_secret_us")
-    table = tables.webhooks
-
-    def move(connection: Connection) -> None:
-        statement = select(*(table.c[name] for name in secrets)).where(table.c.webhook_id == other.webhook_id)
-        values = connection.execute(statement).one_or_none()
-        moved = dict(zip(secrets, values, strict=True))
-        connection.execute(update(table).where(table.c.webhook_id == registered.webhook_id).values(**moved))
-
-    database = server._running.server.context.database
-    server._running._owner.call(database.run(move))
+    (row,) = money.rows(server, "webhooks", webhook_id=other.webhook_id)
+    moved = {name: row[name] for name in secrets}
+    money.change(server, "webhooks", moved, webhook_id=registered.webhook_id)
     with pytest.raises(ValueError, match="not enough values"):
         deliver()
 

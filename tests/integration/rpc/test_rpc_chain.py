@@ -9,6 +9,7 @@ from rpc_world import USDC, RpcWorld
 from solders.keypair import Keypair
 from surfpool import Surfpool
 
+from agentpay_server import RpcSettings
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.policy_record import PolicyRecord
@@ -18,7 +19,6 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     SignedTransaction,
 )
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES
 
 pytestmark = pytest.mark.anyio

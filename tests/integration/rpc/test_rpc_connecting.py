@@ -8,11 +8,11 @@ from rpc_world import USDC
 from solders.keypair import Keypair
 from surfpool import Surfpool
 
+from agentpay_server import RpcSettings
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.connecting import connect
-from agentpay_server.chain.rpc.settings import RpcSettings
 
 pytestmark = pytest.mark.anyio
 

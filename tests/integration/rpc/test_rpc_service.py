@@ -19,7 +19,7 @@ from solders.keypair import Keypair
 from surfpool import Surfpool
 
 from agentpay import ConflictError
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 from agentpay_server.accounts import provisioning
 from agentpay_server.assembly.chain_opening import ClusterError
 from agentpay_server.assembly.config import ServerConfig
@@ -35,7 +35,6 @@ from agentpay_server.cli import process as _process  # noqa: F401 - loaded while
 from agentpay_server.cli import serve as _serve  # noqa: F401
 from agentpay_server.contract import sandbox
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -24,6 +24,7 @@ from rpc_node import (
 )
 from solders.keypair import Keypair
 
+from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.clusters import Cluster
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
@@ -41,7 +42,6 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import TransactionTooLargeError
 
 pytestmark = pytest.mark.anyio

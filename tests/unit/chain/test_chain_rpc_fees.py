@@ -8,13 +8,13 @@ from attrs import evolve
 from rpc_node import CUSTODY, SENDER, SIGNED, TOKEN_ACCOUNT, USDC, FakeNode, rpc_chain
 from solders.transaction import Transaction, VersionedTransaction
 
+from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, SignedTransaction
 from agentpay_server.chain.rpc import fees as module
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import shape_of
 
 pytestmark = pytest.mark.anyio

@@ -6,13 +6,13 @@ from typing import Any
 import attrs
 import pytest
 
+from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
-from agentpay_server.platform.settings import Settings
 from agentpay_server.sessions.closing import SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler
 from agentpay_server.sessions.outcomes import charged, detail_of
