@@ -174,15 +174,12 @@ async def test_a_transfer_is_submitted_while_blocks_are_paused_and_lands_when_th
         surfpool, url=proxy.url, websocket_url=None, settings=Settings(settlement_wait_seconds=1)
     ) as service:
         source, to = await service.account("100"), await service.account()
-        surfpool.call("surfnet_pauseClock")
-        try:
+        with surfpool.blocks_paused():
             seen = [await service.transfer("key", source, to, "7") for _ in range(2)]
             assert [answer.status_code for answer in seen] == [503, 503]
             assert [answer.json()["status"] for answer in seen] == ["submitted", "submitted"]
             shown = await service.until_read(f"/v1/transfers/{seen[0].json()['transfer_id']}")
             assert shown["status"] == "submitted"
-        finally:
-            surfpool.call("surfnet_resumeClock")
         told = await settled(service, source, to, seen)
         assert told["tx_signature"] == shown["tx_signature"]
         await assert_moved_once(service, source, to, told, seen)

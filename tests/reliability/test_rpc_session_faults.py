@@ -115,8 +115,7 @@ async def test_a_session_opened_and_closed_while_blocks_are_paused_settles_when_
     terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
 
     async def during_pause(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        surfpool.call("surfnet_pauseClock")
-        try:
+        with surfpool.blocks_paused():
             before = proxy.forwarded["sendTransaction"]
             asked = asyncio.create_task(service.until_answered(path, body))
 
@@ -126,8 +125,6 @@ async def test_a_session_opened_and_closed_while_blocks_are_paused_settles_when_
             await rpc_service.eventually(is_sent)
             await asyncio.sleep(0.3)
             assert not asked.done()
-        finally:
-            surfpool.call("surfnet_resumeClock")
         return await asked
 
     session = await during_pause("/ext/v1/sessions", {**terms, "idempotency_key": "open"})

@@ -129,8 +129,7 @@ async def test_transfers_of_a_killed_server_are_completed_by_the_other(
 ) -> None:
     dying, other = servers
     source, to = await asyncio.gather(dying.account("100"), dying.account())
-    surfpool.call("surfnet_pauseClock")
-    try:
+    with surfpool.blocks_paused():
         asked = [
             asyncio.create_task(dying.post("/v1/transfers", order(source, to, key, "7")))
             for key in ("asked again", "not retried")
@@ -139,8 +138,6 @@ async def test_transfers_of_a_killed_server_are_completed_by_the_other(
         dying.process.kill()
         await dying.process.wait()
         await asyncio.gather(*asked, return_exceptions=True)
-    finally:
-        surfpool.call("surfnet_resumeClock")
     again = await other.post("/v1/transfers", order(source, to, "asked again", "7"))
     assert (again.status_code, again.json()["status"]) == (200, "settled")
     # The other one is free once its lease has expired.

@@ -11,6 +11,7 @@ import platform
 import select
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ PACKAGE = "@solana/surfpool-linux-x64-gnu"
 _INSTALL_SECONDS = 300
 _START_SECONDS = 120
 _STOP_SECONDS = 60
+_STANDSTILL_SECONDS = 0.5
+_PAUSE_SECONDS = 30
 
 # Undrained events block it after some 980 transactions. It ends with its standard input, hence with the
 # process that started it, even when that is killed.
@@ -57,6 +60,31 @@ class Surfpool:
         answer = self._http.post(self.url, json=body).json()
         assert "error" not in answer, answer
         return answer["result"]
+
+    @contextmanager
+    def blocks_paused(self) -> Iterator[None]:
+        """Produce no blocks within the `with` block.
+
+        Surfpool responds to `pauseClock` before the block that has begun ends. On a busy machine, that block
+        includes transactions sent afterwards. So the `with` block begins once the slot has stopped changing.
+        """
+        self.call("surfnet_pauseClock")
+        try:
+            self._await_standstill()
+            yield
+        finally:
+            self.call("surfnet_resumeClock")
+
+    def _await_standstill(self) -> None:
+        deadline = time.monotonic() + _PAUSE_SECONDS
+        slot, since = None, 0.0
+        while slot is None or time.monotonic() - since < _STANDSTILL_SECONDS:
+            assert time.monotonic() < deadline, f"the slot changes {_PAUSE_SECONDS} s after the pause"
+            asked_at = time.monotonic()
+            current = self.call("getSlot", {"commitment": "processed"})
+            if current != slot:
+                slot, since = current, asked_at
+            time.sleep(0.02)
 
     def close(self) -> None:
         self._http.close()

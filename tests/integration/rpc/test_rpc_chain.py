@@ -56,13 +56,10 @@ async def test_a_transaction_has_no_status_while_no_blocks_are_produced(
     recipient = await world.account(2)
     await world.account(1, 10)
     signed = await world.transfer(1, recipient, 4)
-    world.surfpool.call("surfnet_pauseClock")
-    try:
+    with world.surfpool.blocks_paused():
         await world.chain.send(signed.raw)
         assert await world.chain.signature_status(signed.signature) is None
         assert await world.chain.block_height() <= signed.last_valid_block_height
-    finally:
-        world.surfpool.call("surfnet_resumeClock")
     assert (await world.end(signed)).failure is None
     assert await world.balance(recipient) == 4
 
