@@ -13,6 +13,7 @@ from agentpay_server.platform.clock import DAY_US, Clock
 from agentpay_server.platform.errors import Problem
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 KEY_LIFETIME_US: Final = DAY_US
 """How long a key is held after its request became final."""
@@ -117,32 +118,31 @@ class View(Protocol):
         """The rows that hold its key."""
         ...
 
+    @property
+    def terms(self) -> object:
+        """The requested parameters."""
+        ...
+
 
 V = TypeVar("V", bound=View)
 
 
 async def perform(
     clock: Clock,
-    terms: object,
     *,
     read: Callable[[int], Awaitable[V]],
     key_holder: Callable[[R], KeyHolder],
-    decide: Callable[[V], Awaitable[R | None]],
-    finish: Callable[[R], Awaitable[R]],
-) -> tuple[R, bool]:
+    act: Callable[[V, Verdict], Awaitable[T | None]],
+) -> T:
     """Process a request under its idempotency key, unless an earlier request has done so.
 
     Args:
         clock: the clock.
-        terms: the requested parameters.
         read: reads the stored data for the request, given the current time.
         key_holder: describes the record that holds a key.
-        decide: decides about a new request and brings it on; None if stored data has changed since it was
-            read, and the request must start over.
-        finish: brings on a stored request that is in progress.
-
-    Returns:
-        The record, and whether it is the final result of an earlier request.
+        act: processes the request as the verdict says, and returns its result; None if stored data has
+            changed since it was read, and the request must start over. `Verdict.CONFLICT` never reaches it.
+            With `RESUME` and `REPLAY`, a record holds the key.
 
     Raises:
         Problem: `idempotency_conflict`, or what the callables raise.
@@ -152,16 +152,10 @@ async def perform(
         view = await read(now_us)
         record: R | None = view.held.holder
         holder = None if record is None else key_holder(record)
-        judged = verdict(holder, terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere)
+        judged = verdict(holder, view.terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere)
         if judged is Verdict.CONFLICT:
             is_own = holder is not None and is_in_force(holder.key_expires_us, now_us)
-            raise conflict(holder.terms if holder is not None and is_own else None, terms)
-        if judged in (Verdict.NEW, Verdict.RETRY):
-            decided = await decide(view)
-            if decided is None:
-                continue
-            return decided, False
-        assert record is not None  # noqa: S101 - only a held key is judged otherwise
-        if judged is Verdict.RESUME:
-            return await finish(record), False
-        return record, True
+            raise conflict(holder.terms if holder is not None and is_own else None, view.terms)
+        result = await act(view, judged)
+        if result is not None:
+            return result

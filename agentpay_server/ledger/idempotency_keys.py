@@ -56,6 +56,22 @@ class Held(Generic[Row]):
     is_holder_in_force: bool = False
 
     @property
+    def in_force(self) -> Row | None:
+        """The row that held the key at the time of the search."""
+        return self.holder if self.is_holder_in_force else None
+
+    @property
+    def existing(self) -> Row:
+        """The row that holds it under the source account.
+
+        Raises:
+            LookupError: there is none.
+        """
+        if self.holder is None:
+            raise LookupError("nothing holds the idempotency key")
+        return self.holder
+
+    @property
     def is_held(self) -> bool:
         """Whether any row prevents another one under this key."""
         return self.holder_id is not None or self.claim_id is not None

@@ -1,13 +1,16 @@
-"""Chooses the offer of a 402 to pay. Pure functions."""
+"""Chooses the offer of a 402 to pay, and judges repeated requests. Pure functions."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
+from agentpay.contract.transfers import TransferStatus
 from agentpay_server.engine.policy import usdc_text
+from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.payments import mpp, x402
 from agentpay_server.payments.mpp_fields import USDC
 from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
@@ -148,6 +151,16 @@ def _preference(placed: tuple[int, Offer]) -> tuple[int, int, int]:
     offer = placed[1]
     kind = 1 if offer.channel is None else 0 if offer.is_session else 2
     return kind, offer.terms.amount_micro, _PREFERRED.index(offer.terms.protocol)
+
+
+def verdict_if_equal(status: str, error: str | None) -> Verdict:
+    """Return how to treat a request that equals the payment that holds its key.
+
+    An approved payment is in progress: it is signed for the request. A signed one is never signed again.
+    """
+    if error == ErrorCode.INSUFFICIENT_BALANCE:
+        return Verdict.RETRY
+    return Verdict.RESUME if status == TransferStatus.APPROVED else Verdict.REPLAY
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:

@@ -34,7 +34,7 @@ from agentpay_server.engine.authorization import Parties
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import is_in_force
+from agentpay_server.ledger.idempotency import KeyHolder, Verdict, perform
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.payments import channel_store, rules, store, x402
 from agentpay_server.payments.authorizing import (
@@ -78,9 +78,11 @@ class _PaymentView:
     """The stored data for a request, and the offer to pay.
 
     Attributes:
+        terms: the digest of the offer.
         session: what is stored about it, if the offer sells by session.
     """
 
+    terms: str
     source: AccountRecord
     held: Held[TransferRecord]
     offer: Offer
@@ -120,24 +122,21 @@ class Payments:
             await self._sessions.report_previous(principal, request.previous)
         offers = self._offers(request)
         deadline = self._execution.deadline()
-        while True:
-            now_us = self._context.clock.now_us()
+
+        async def read(now_us: int) -> _PaymentView:
             sifted = self._sifted(offers, request, now_us)
-            view = await self._database.read(self._view, principal, request, sifted, now_us)
+            return await self._database.read(self._view, principal, request, sifted, now_us)
+
+        async def act(view: _PaymentView, judged: Verdict) -> Payment | SessionStep | None:
             if view.session is not None:
-                step = await self._sessions.pay(principal, request, view.session, deadline)
-                if step is None:
-                    continue
-                return step
-            held, offer = _in_force(view.held, now_us), view.offer
-            if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
-                payment = await self._new(principal, request, offer, view, deadline)
-            elif _is_approved(held):
-                payment = await self._approved(principal, request, offer, view, deadline)
-            else:
-                payment = await self._replayed(held, offer)
-            if payment is not None:
-                return payment
+                return await self._sessions.pay(principal, request, view.session, deadline)
+            if judged is Verdict.REPLAY:
+                return await self._replayed(view.held.existing, view.offer)
+            if judged is Verdict.RESUME:
+                return await self._approved(principal, request, view.offer, view, deadline)
+            return await self._new(principal, request, view.offer, view, deadline)
+
+        return await perform(self._context.clock, read=read, key_holder=_key_holder_of, act=act)
 
     async def get(self, principal: Principal, transfer_id: str) -> Payment:
         """Return one payment with its current status on chain.
@@ -210,7 +209,7 @@ class Payments:
             session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
         )
 
-    async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
+    async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment:
         payment = await self._database.read(store.PAYMENTS.existing, held.transfer_id)
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
@@ -269,8 +268,7 @@ class Payments:
         """Authorize a payment that an operator has approved; None if the request must start over."""
         # A wrong clock would also expire the approval.
         self._context.clock_check.require()
-        held = view.held.holder
-        assert held is not None  # noqa: S101 - the approved payment
+        held = view.held.existing
         expires_us = held.approval_expires_us
         if expires_us is not None and expires_us <= self._context.clock.now_us():
             raise Problem(
@@ -348,7 +346,7 @@ class Payments:
         if not sifted.payable and use.channel is None:
             raise nothing_payable(sifted.reasons)
         held = transfer_store.KEYS.find(connection, key, now_us)
-        holder = _in_force(held, now_us)
+        holder = held.in_force
         if holder is None and held.is_held_elsewhere:
             raise conflict()
         pin = store.PINS.get(connection, (principal.operator_id, request.origin))
@@ -370,7 +368,7 @@ class Payments:
             if not payable:
                 raise session_conflict(use)
         session = None
-        if holder is None or holder.error == ErrorCode.INSUFFICIENT_BALANCE or _is_approved(holder):
+        if holder is None or _key_holder_of(holder).if_equal is not Verdict.REPLAY:
             position, offer = self._first_signable(connection, source, payable, pin, sifted.reasons)
             if offer.is_session:
                 session = self._selected(
@@ -381,6 +379,7 @@ class Payments:
             # Nothing is signed again.
             position, offer = next(iter(payable.items()))
         return _PaymentView(
+            terms=_digest(offer, request),
             session=session,
             source=source,
             held=held,
@@ -429,7 +428,7 @@ class Payments:
     ) -> Selected:
         position, offer = placed
         assert offer.channel is not None  # noqa: S101 - a session's offer has it
-        holder = use.held.holder if use.held.is_holder_in_force else None
+        holder = use.held.in_force
         is_of_escrow = holder is not None and holder.channel is None and holder.status != SessionStatus.FAILED
         if use.channel is None and (is_of_escrow or use.held.is_held_elsewhere):
             raise conflict()
@@ -482,9 +481,12 @@ def _requested_key(principal: Principal, request: AuthorizePayment) -> Requested
     )
 
 
-def _in_force(held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
-    holder = held.holder
-    return holder if holder is not None and is_in_force(holder.key_expires_us, now_us) else None
+def _key_holder_of(record: TransferRecord) -> KeyHolder:
+    return KeyHolder(
+        terms=record.payment_digest,
+        if_equal=rules.verdict_if_equal(record.status, record.error),
+        key_expires_us=record.key_expires_us,
+    )
 
 
 def _conflict(
@@ -510,10 +512,6 @@ def _continues(use: KeyUse, offer: Offer, principal: Principal, request: Authori
     if use.voucher is not None:
         return _digest(offer, request) == use.voucher.digest
     return _channel_digest(offer, principal, request) == use.channel.record.terms_digest
-
-
-def _is_approved(holder: TransferRecord) -> bool:
-    return holder.status == TransferStatus.APPROVED
 
 
 def _channel_digest(offer: Offer, principal: Principal, request: AuthorizePayment) -> str:

@@ -109,7 +109,7 @@ def use_of(connection: Connection, principal: Principal, key: RequestedKey, now_
         connection, principal.operator_id, key.account_id, key.idempotency_key
     ):
         raise conflict()
-    holder = held.holder if held.is_holder_in_force else None
+    holder = held.in_force
     opened: Channel | None = None
     if holder is not None and holder.channel is not None and holder.status in _LIVE:
         opened = channel_store.of_session(connection, holder.session_id)

@@ -30,7 +30,7 @@ from agentpay_server.engine.authorization import Authorizer, Decided, Parties, o
 from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import perform
+from agentpay_server.ledger.idempotency import Verdict, perform
 from agentpay_server.ledger.idempotency_keys import Held
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import chain_unavailable, invalid
@@ -43,16 +43,19 @@ from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
 from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
 from agentpay_server.sessions.responses import limits_of, refused, shown, stopped, unresolved
-from agentpay_server.sessions.rules import closing_refusal
+from agentpay_server.sessions.rules import OpeningTerms, closing_refusal
 
 
 @frozen(kw_only=True)
 class _SessionView:
-    """The stored data for a request: the accounts, the rows that hold its key, and whether it pays an escrow.
+    """The stored data for a request: its terms, the accounts, the rows that hold its key, and `is_to_escrow`.
 
-    An escrow is a token account that will be closed: a payment to it could be stuck.
+    Attributes:
+        is_to_escrow: whether it pays an escrow. That is a token account that will be closed: a payment to it
+            could be stuck.
     """
 
+    terms: OpeningTerms
     parties: Parties
     held: Held[SessionRecord]
     is_to_escrow: bool
@@ -162,32 +165,32 @@ class Sessions:
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
 
-        async def decide(view: _SessionView) -> SessionRecord | None:
-            decided = await self._decided(principal, request, view, deadline)
-            return None if decided is None else await self._driven(decided, deadline)
+        async def act(view: _SessionView, judged: Verdict) -> Session | None:
+            if judged is Verdict.REPLAY:
+                session = view.held.existing
+            elif judged is Verdict.RESUME:
+                session = view.held.existing
+                opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+                session = opened or await self._current(session)
+            else:
+                decided = await self._decided(principal, request, view, deadline)
+                if decided is None:
+                    return None
+                session = await self._driven(decided, deadline)
+            if session.status == SessionStatus.OPENING:
+                raise unresolved(session)
+            if session.status == SessionStatus.FAILED:
+                raise stopped(session)
+            return shown(session)
 
-        async def finish(session: SessionRecord) -> SessionRecord:
-            opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
-            return opened or await self._current(session)
-
-        session, _ = await perform(
-            self._context.clock,
-            terms_of(request),
-            read=partial(self._view, principal, request),
-            key_holder=key_holder_of,
-            decide=decide,
-            finish=finish,
-        )
-        if session.status == SessionStatus.OPENING:
-            raise unresolved(session)
-        if session.status == SessionStatus.FAILED:
-            raise stopped(session)
-        return shown(session)
+        read = partial(self._view, principal, request)
+        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
 
     async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _SessionView:
         # Separate reads, as for a transfer.
         read = self._database.read
         return _SessionView(
+            terms=terms_of(request),
             parties=await read(own_parties, principal, request.account_id, request.to),
             held=await read(store.KEYS.find, requested_key(principal, request), now_us),
             is_to_escrow=await read(store.is_escrow, request.to),

@@ -21,7 +21,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Parties, own_parties
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import perform
+from agentpay_server.ledger.idempotency import Verdict, perform
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
@@ -39,8 +39,9 @@ _CLOCKS_APART_US: Final = HOUR_US
 
 @frozen(kw_only=True)
 class _TransferView:
-    """The stored data for a request: the accounts, and the rows that hold its key."""
+    """The stored data for a request: its terms, the accounts, and the rows that hold its key."""
 
+    terms: TransferTerms
     parties: Parties
     held: Held[TransferRecord]
 
@@ -90,27 +91,30 @@ class Transfers:
     async def _create(self, principal: Principal, request: CreateTransfer, terms: TransferTerms) -> Transfer:
         deadline, requested = self._execution.deadline(), requested_key(principal, request)
 
-        async def decide(view: _TransferView) -> TransferRecord | None:
-            intent = NewTransfer(self._context, principal, terms, requested, view.held)
-            decided = await self._execution.decided(intent, view.parties, deadline)
-            return None if decided is None else await self._execution.driven(decided, deadline)
+        async def act(view: _TransferView, judged: Verdict) -> Transfer | None:
+            if judged is Verdict.REPLAY:
+                return final_response(view.held.existing, self._chain, is_replay=True)
+            if judged is Verdict.RESUME:
+                transfer = await self._execution.resumed(view.held.existing, deadline)
+            else:
+                intent = NewTransfer(self._context, principal, terms, requested, view.held)
+                decided = await self._execution.decided(intent, view.parties, deadline)
+                if decided is None:
+                    return None
+                transfer = await self._execution.driven(decided, deadline)
+            return final_response(transfer, self._chain)
 
-        transfer, is_replay = await perform(
-            self._context.clock,
-            terms,
-            read=partial(self._view, principal, request),
-            key_holder=key_holder_of,
-            decide=decide,
-            finish=partial(self._execution.resumed, deadline=deadline),
-        )
-        return final_response(transfer, self._chain, is_replay=is_replay)
+        read = partial(self._view, principal, request, terms)
+        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
 
-    async def _view(self, principal: Principal, request: CreateTransfer, now_us: int) -> _TransferView:
+    async def _view(
+        self, principal: Principal, request: CreateTransfer, terms: TransferTerms, now_us: int
+    ) -> _TransferView:
         # Separate reads, because a transaction around both would double the round trips. The decision checks
         # under a lock what may change between them.
         parties = await self._database.read(own_parties, principal, request.from_, request.to)
         held = await self._database.read(store.KEYS.find, requested_key(principal, request), now_us)
-        return _TransferView(parties=parties, held=held)
+        return _TransferView(terms=terms, parties=parties, held=held)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
