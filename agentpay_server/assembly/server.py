@@ -38,6 +38,7 @@ from agentpay_server.payments.channel_closing import ChannelCloseHandler, Channe
 from agentpay_server.payments.channel_opening import ChannelOpenHandler
 from agentpay_server.payments.channel_watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
+from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.service import Payments
 from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.payments.settling import PaymentHandler
@@ -117,7 +118,8 @@ class Services:
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
         channels = ChannelClosing(context, self.settlement)
         session_payments = SessionPayments(context, self.settlement, authorizer, channels, self.payment_watch)
-        self.payments: Payments = Payments(context, execution, self.payment_watch, session_payments)
+        purchases = Purchases(context, execution, self.payment_watch, session_payments)
+        self.payments: Payments = Payments(context, purchases, session_payments)
         self.channel_watch: ChannelWatch = ChannelWatch(context, channels)
         self.origins: Origins = Origins(context)
         self.sessions: Sessions = Sessions(context, self.settlement, closing, authorizer, channels)

@@ -1,0 +1,175 @@
+"""The purchase of an offer of a 402, at most once for a key: an exact price, or up to a maximum (`upto`).
+
+Checks run in the order of a transfer's: the account, the key, paused, recipients, pin and policy, balance.
+The service signs one transaction for a key, and returns it to every request on equal terms.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.payments import AuthorizePayment, Payment, SessionStep
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.database.tables import PaymentRow, TransferRecord
+from agentpay_server.engine.authorization import Parties
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import Verdict, perform
+from agentpay_server.payments import rules, store, x402
+from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.channel_signing import landing_of
+from agentpay_server.payments.responses import problem_of, shown
+from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
+from agentpay_server.payments.session_payments import SessionPayments
+from agentpay_server.payments.terms import Offer, Protocol, Skipped, UnreadableChallengeError
+from agentpay_server.payments.watch import PaymentWatch
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
+from agentpay_server.platform.principals import Principal
+from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.execution import Execution
+
+_POLL_SECONDS: Final = 1.0
+"""How long a read of a payment waits for its outcome from the chain."""
+
+_UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
+
+
+class Purchases:
+    """Pays purchases; those of offers that sell by session within their sessions."""
+
+    def __init__(
+        self, context: Context, execution: Execution, watch: PaymentWatch, sessions: SessionPayments
+    ) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._execution = execution
+        self._watch = watch
+        self._sessions = sessions
+
+    async def pay(self, principal: Principal, request: AuthorizePayment) -> Payment | SessionStep:
+        """Pay a 402, unless an earlier request under the key has paid it; see `Payments.authorize`."""
+        offers = _offers(request)
+        deadline = self._execution.deadline()
+
+        async def read(now_us: int) -> PaymentView:
+            select = SelectOffer(self._context, principal, request, offers, now_us)
+            return await self._database.read(select)
+
+        async def act(view: PaymentView, judged: Verdict) -> Payment | SessionStep | None:
+            if view.session is not None:
+                return await self._sessions.pay(principal, request, view.session, deadline)
+            if judged is Verdict.REPLAY:
+                return await self._replayed(view)
+            approved = self._approved(view) if judged is Verdict.RESUME else None
+            purchase = await self._purchase(principal, request, view)
+            intent: NewPayment | ApprovedPayment
+            if approved is not None:
+                intent = ApprovedPayment(self._context, principal, purchase, approved)
+            else:
+                key = requested_key(principal, request)
+                intent = NewPayment(self._context, principal, purchase, key, view.held)
+            return await self._decided(intent, view, deadline)
+
+        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
+
+    async def poll_one(self, payment: PaymentRow) -> None:
+        """Post the outcome of a submitted payment if the chain has it."""
+        if payment.protocol == Protocol.X402_UPTO:
+            await self._sessions.poll_payment(payment.transfer_id, within_seconds=_POLL_SECONDS)
+        else:
+            await self._watch.poll_one(payment.transfer_id, within_seconds=_POLL_SECONDS)
+
+    # --- Repeated requests ----------------------------------------------------------------------------------
+
+    async def _replayed(self, view: PaymentView) -> Payment:
+        transfer = view.held.existing
+        payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
+        now_us = self._context.clock.now_us()
+        if transfer.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
+            # The transaction may have expired.
+            await self.poll_one(payment)
+            transfer = await self._database.read(transfer_store.TRANSFERS.existing, transfer.transfer_id)
+        if transfer.status in _UNPRESENTED:
+            return await self._presented(transfer, payment, view.offer, is_replay=True)
+        if transfer.status == TransferStatus.PENDING_APPROVAL:
+            return shown(transfer, payment)
+        raise problem_of(transfer, is_replay=True)
+
+    async def _presented(
+        self, transfer: TransferRecord, payment: PaymentRow, offer: Offer, *, is_replay: bool
+    ) -> Payment:
+        assert payment.raw is not None  # noqa: S101 - it was signed
+        if payment.protocol == Protocol.X402_UPTO:
+            payload = await self._sessions.upto_payload(payment, offer)
+            header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
+        else:
+            header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
+        return shown(transfer, payment, header=header, is_replay=is_replay)
+
+    # --- Deciding -------------------------------------------------------------------------------------------
+
+    def _approved(self, view: PaymentView) -> TransferRecord:
+        """Return the payment that an operator has approved, if there is still time to sign it."""
+        # A wrong clock would also expire the approval.
+        self._context.clock_check.require()
+        approved = view.held.existing
+        expires_us = approved.approval_expires_us
+        if expires_us is not None and expires_us <= self._context.clock.now_us():
+            raise Problem(
+                ErrorCode.POLICY_VIOLATION,
+                "This payment was approved, but not requested again in time; use a new idempotency_key.",
+                transfer_id=approved.transfer_id,
+                status=TransferStatus.REJECTED,
+            )
+        return approved
+
+    async def _purchase(self, principal: Principal, request: AuthorizePayment, view: PaymentView) -> Purchase:
+        landing = None
+        if view.offer.channel is not None and not view.source.paused:
+            landing = await landing_of(self._chain, view.offer, view.position)
+        return Purchase(
+            operator_id=principal.operator_id,
+            account_id=request.account_id,
+            origin=request.origin,
+            url=request.url,
+            memo=request.memo or None,
+            offer=view.offer,
+            pin=view.pin,
+            token_account=next(iter(view.token_accounts)),
+            position=view.position,
+            landing=landing,
+        )
+
+    async def _decided(
+        self, intent: NewPayment | ApprovedPayment, view: PaymentView, deadline: float
+    ) -> Payment | None:
+        """Authorize a payment; None if the request must start over."""
+        first, *others = view.token_accounts
+        parties = Parties(
+            source=view.source,
+            recipient=view.token_accounts[first],
+            others={each: view.token_accounts[each] for each in others},
+            is_broadcast_by_us=False,
+        )
+        decided = await self._execution.decided(intent, parties, deadline)
+        if decided is None:
+            return None
+        transfer = decided.record
+        if transfer.status == TransferStatus.SUBMITTED:
+            failpoint(Operation.PAYMENT, Step.SIGNED)
+            self._watch.expect()
+            payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
+            return await self._presented(transfer, payment, view.offer, is_replay=False)
+        if transfer.status == TransferStatus.PENDING_APPROVAL:
+            return shown(transfer, await self._database.read(store.PAYMENTS.existing, transfer.transfer_id))
+        raise problem_of(transfer)
+
+
+def _offers(request: AuthorizePayment) -> Sequence[Offer | Skipped]:
+    try:
+        return rules.read_challenge(request.headers, (request.body or "").encode("utf-8"))
+    except UnreadableChallengeError as error:
+        raise Problem(
+            ErrorCode.UNREADABLE_CHALLENGE, f"The challenge of this 402 cannot be read: {error}."
+        ) from None
