@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ Headers = list[tuple[str, str]]
 REALM: Final = "agentpay paywall"
 _SECRET: Final = b"agentpay paywall: binds challenges of tests, protects nothing"
 _CHALLENGE_SECONDS: Final = 300
+_NOT_PLAIN: Final = re.compile(r'[^ -~]|[\\"]')
 _TIMEOUT_SECONDS: Final = 60
 _V1, _V2 = Protocol.X402_V1, Protocol.X402_V2
 _MAINNETS: Final = {_V2: "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp", _V1: "solana"}
@@ -301,13 +303,11 @@ def _mac(parameters: Mapping[str, str]) -> str:
 
 def _quoted(text: str) -> str:
     r"""A header is printable ASCII, so `é` becomes `\u00e9`, as mppx writes it."""
-    parts = []
-    for character in text:
-        if character in '\\"':
-            parts.append(f"\\{character}")
-        elif " " <= character <= "~":
-            parts.append(character)
-        else:
-            units = character.encode("utf-16-be")
-            parts += [f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2)]
-    return "".join(parts)
+    return _NOT_PLAIN.sub(lambda found: _escaped(found[0]), text)
+
+
+def _escaped(character: str) -> str:
+    if character in '\\"':
+        return f"\\{character}"
+    units = character.encode("utf-16-be")
+    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
