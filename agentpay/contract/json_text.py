@@ -5,7 +5,7 @@ R9 apply. Numbers are never converted to binary floating point.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any, Final, cast
 
@@ -63,6 +63,8 @@ def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return result
 
 
+_CONTAINERS: Final = (dict, list)
+
 _FROM_SERVICE: Final = json.JSONDecoder(parse_float=Decimal, parse_constant=_refuse_constant)
 _FROM_CALLER: Final = json.JSONDecoder(
     parse_float=Decimal, parse_constant=_refuse_constant, object_pairs_hook=_refuse_duplicates
@@ -70,12 +72,13 @@ _FROM_CALLER: Final = json.JSONDecoder(
 
 
 def _check_depth(value: object, max_nesting: int, depth: int = 0) -> None:
-    if not isinstance(value, dict | list):
+    if not isinstance(value, _CONTAINERS):
         return
     if depth == max_nesting:
         raise InvalidJsonError(f"must not nest deeper than {max_nesting}")
     for item in value.values() if isinstance(value, dict) else value:
-        _check_depth(item, max_nesting, depth + 1)
+        if isinstance(item, _CONTAINERS):
+            _check_depth(item, max_nesting, depth + 1)
 
 
 def print_json(value: object) -> bytes:
@@ -117,7 +120,7 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
             write(_decimal_text(item))
         elif isinstance(item, dict | Mapping):
             separator = "{"
-            for key in sorted(item, key=_utf16) if sort_keys else item:
+            for key in _in_order(item) if sort_keys else item:
                 member = item[key]
                 if isinstance(member, str):
                     # Most members of most models are strings: handled here for speed.
@@ -144,8 +147,12 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
     return "".join(parts)
 
 
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Order names by UTF-16 code units, where an emoji comes before U+FFFD (RFC 8785, 3.2.3)."""
+    return sorted(names, key=None if "".join(names).isascii() else _utf16)
+
+
 def _utf16(key: str) -> bytes:
-    # RFC 8785, 3.2.3: names are ordered by UTF-16 code units, where an emoji comes before U+FFFD.
     return key.encode("utf-16-be")
 
 
