@@ -9,8 +9,9 @@ Why this is as if the units ran one after another:
 
 - The units of a batch have no subject in common, and no account, unless both only add to its amounts. Others
   do not join it: they run as they do without batches.
-- The batch locks its accounts before any unit begins, in one order and without waiting. A unit leaves the
-  batch if another transaction has locked its account. So batches of two servers never wait for each other.
+- The batch locks a row of each subject and its accounts before any unit begins, without waiting. A unit
+  leaves the batch if another transaction has locked one of them. So batches of two servers never wait for
+  each other, and a unit that runs alone may lock the same rows in any order.
 - No unit in a batch locks any other row to decide on it, except by the one statement that records who asked,
   whose lock of the API key units share. What else units of different accounts share, such as an operator's
   idempotency key, is decided by one statement or by a constraint.
@@ -25,14 +26,16 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextvars import Context, copy_context
 from enum import Enum, auto
+from functools import cache
 from typing import Any, Final, TypeVar, cast
 
 from attrs import define, field, frozen
 from greenlet import GreenletExit, getcurrent, greenlet
-from sqlalchemy import ARRAY, Executable, Insert, Select, String, Update, any_, bindparam, select
+from sqlalchemy import Executable, Insert, Select, Update
 
 from agentpay_server.database.connection import ADDS, UNCACHED_PLAN, Connection, Parameters, Result
 from agentpay_server.database.postgres_connections import HeldResult, MultipleStatements, PostgresConnection
+from agentpay_server.database.rows import lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import accounts
 
@@ -40,7 +43,7 @@ T = TypeVar("T")
 Unit = Callable[[Connection], T]
 
 _MOST_UNITS: Final = 64
-"""Units of one batch: bounds how long its accounts are locked."""
+"""Units of one batch: bounds how long its rows are locked."""
 
 _AT_ONCE: Final = 2
 """Batches that run at a time: while PostgreSQL executes for one, the units of the other run."""
@@ -48,12 +51,7 @@ _AT_ONCE: Final = 2
 _LONGEST_SECONDS: Final = 0.1
 """A batch that takes longer, because it waits for another server, keeps no others from running."""
 
-_LOCK: Final = (
-    select(accounts.c.account_id)
-    .where(accounts.c.account_id == any_(bindparam("account_ids", type_=ARRAY(String))))
-    .order_by(accounts.c.account_id)
-    .with_for_update(skip_locked=True)
-)
+_LOCK_ACCOUNTS: Final = lock_of(accounts.c.account_id)
 
 
 class _Left(BaseException):
@@ -78,6 +76,8 @@ class _Kind(Enum):
     """It adds to an account, which must be one of the unit's."""
     ACCOUNT = auto()
     """It locks or changes an account, which must be the unit's alone."""
+    SUBJECT = auto()
+    """It locks a subject, whose row the batch must have locked."""
     ALONE = auto()
     """It may lock other rows, or is planned for its parameters."""
 
@@ -103,13 +103,19 @@ def _judged(statement: Executable) -> _Kind:
         kind = _Kind.INSERT if is_held else _Kind.WRITE
     elif isinstance(statement, Select) and statement._for_update_arg is None:  # noqa: SLF001
         kind = _Kind.READ
-    elif isinstance(statement, Select) and statement.get_final_froms() == [accounts]:
-        kind = _Kind.ACCOUNT
+    elif isinstance(statement, Select):
+        kind = _Kind.ACCOUNT if statement.get_final_froms() == [accounts] else _Kind.SUBJECT
     elif isinstance(statement, Update) and statement.table is accounts:
         kind = _Kind.ADD if ADDS.items() <= options.items() else _Kind.ACCOUNT
     elif isinstance(statement, Update):
         kind = _Kind.WRITE
     return kind
+
+
+@cache
+def _is_covered(statement: Select[Any], lock: Select[Any]) -> bool:
+    """Return whether a statement locks rows of the table that `lock` does."""
+    return not set(lock.get_final_froms()).isdisjoint(statement.get_final_froms())
 
 
 @frozen
@@ -133,7 +139,7 @@ class _Member:
     """A unit of a batch, and the connection that it receives.
 
     Attributes:
-        account_ids: all accounts that it locks.
+        of: what it uses.
         own: the accounts and subjects that no other unit may use meanwhile.
         asked: what it waits for: a statement, or `_SENT`.
         is_alone: whether it needs a transaction of its own.
@@ -143,10 +149,10 @@ class _Member:
     """
 
     unit: Unit[Any]
-    account_ids: frozenset[str]
-    own: frozenset[str]
+    of: OfAccounts[..., Any]
     is_read: bool
     turn: "asyncio.Future[None]"
+    own: frozenset[str] = field(init=False)
     context: Context = field(factory=copy_context)
     asked: object = None
     has_read: bool = False
@@ -157,6 +163,10 @@ class _Member:
     result: Any = None
     failure: BaseException | None = None
     _greenlet: greenlet | None = None
+
+    @own.default
+    def _own(self) -> frozenset[str]:
+        return self.of.subject_ids if self.of.adds else self.of.subject_ids | self.of.account_ids
 
     def proceed(self, answer: object) -> None:
         """Run it until it asks for something, or ends.
@@ -198,12 +208,20 @@ class _Member:
         self.has_read = True
         if kind is not _Kind.INSERT and (isinstance(parameters, Sequence) or kind is _Kind.ALONE):
             raise _Left
-        if kind in (_Kind.ADD, _Kind.ACCOUNT):
-            may_use = self.account_ids if kind is _Kind.ADD else self.account_ids & self.own
+        if kind in (_Kind.ADD, _Kind.ACCOUNT, _Kind.SUBJECT):
+            may_use = self._may_use(kind, statement)
             if may_use.isdisjoint(cast("Parameters", parameters).values()):
                 raise _Left
         self.has_written = self.has_written or not isinstance(statement, Select)
         return cast("Result", self._answer(_Asked(kind, statement, parameters or {})))
+
+    def _may_use(self, kind: _Kind, statement: Executable) -> frozenset[str]:
+        """Return the identifiers of which a statement must have one."""
+        if kind is _Kind.SUBJECT:
+            lock = self.of.lock
+            is_locked = lock is not None and _is_covered(cast("Select[Any]", statement), lock)
+            return self.of.subject_ids if is_locked else frozenset()
+        return self.of.account_ids if kind is _Kind.ADD else self.of.account_ids & self.own
 
     def send_held(self) -> None:
         """Wait until the rows that the batch holds are sent."""
@@ -247,14 +265,17 @@ class _Batch:
             self._step(connection, active)
 
     def _locked(self, connection: PostgresConnection) -> list[_Member]:
-        """Lock the accounts, and return the units whose accounts are locked."""
-        ids = sorted({each for member in self.members for each in member.account_ids})
-        if not ids:
-            return list(self.members)
-        locked = set(connection.execute(_LOCK, {"account_ids": ids}).scalars())
-        for member in self.members:
-            member.is_alone = not member.account_ids <= locked
-        return [member for member in self.members if not member.is_alone]
+        """Lock subjects and accounts, and return the units of which all are locked."""
+        active = list(self.members)
+        for statement in (*dict.fromkeys(member.of.lock for member in active), _LOCK_ACCOUNTS):
+            ids = sorted({each for member in active for each in _ids(member.of, statement)})
+            if statement is None or not ids:
+                continue
+            locked = set(connection.execute(statement, {"ids": ids}).scalars())
+            for member in active:
+                member.is_alone = not _ids(member.of, statement) <= locked
+            active = [member for member in active if not member.is_alone]
+        return active
 
     def _step(self, connection: PostgresConnection, active: list[_Member]) -> None:
         """Send what the units wait for, and let each run until it waits again."""
@@ -287,6 +308,13 @@ class _Batch:
             member.proceed(_for(member, connection.execute(asked.statement, asked.parameters)))
 
 
+def _ids(of: OfAccounts[..., Any], lock: Select[Any] | None) -> frozenset[str]:
+    """Return what a statement locks for a unit."""
+    if lock is _LOCK_ACCOUNTS:
+        return of.account_ids
+    return of.subject_ids if lock is of.lock else frozenset()
+
+
 def _for(member: _Member, result: Result) -> Result:
     """Return a result whose held rows the batch sends, because a unit cannot wait for PostgreSQL itself."""
     return HeldResult(member, result.held) if isinstance(result, HeldResult) else result
@@ -297,9 +325,9 @@ def _apart(members: Iterable[_Member]) -> tuple[list[_Member], list[_Member]]:
     apart, others = list[_Member](), list[_Member]()
     used, owned = set[str](), set[str]()
     for member in members:
-        if used.isdisjoint(member.own) and owned.isdisjoint(member.account_ids):
+        if used.isdisjoint(member.own) and owned.isdisjoint(member.of.account_ids):
             apart.append(member)
-            used |= member.account_ids | member.own
+            used |= member.of.account_ids | member.own
             owned |= member.own
         else:
             others.append(member)
@@ -344,11 +372,7 @@ class Batches:
             DatabaseUnavailableError: it may or may not be committed.
         """
         turn = asyncio.get_running_loop().create_future()
-        account_ids, own = frozenset[str](), frozenset[str]()
-        if of is not None:
-            account_ids = of.account_ids
-            own = of.subject_ids if of.adds else of.subject_ids | account_ids
-        member = _Member(unit, account_ids, own, self._is_read, turn)
+        member = _Member(unit, of or OfAccounts(unit, frozenset()), self._is_read, turn)
         self._waiting.append(member)
         self._schedule()
         try:

@@ -20,7 +20,20 @@ from typing import Any, Final, Generic, TypeVar
 
 import attrs
 from attrs import frozen
-from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, delete, insert, select, update
+from sqlalchemy import (
+    ARRAY,
+    Column,
+    ColumnElement,
+    Select,
+    String,
+    Table,
+    any_,
+    bindparam,
+    delete,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import ReturningDelete, ReturningUpdate
 
@@ -290,6 +303,15 @@ class Change(Generic[R]):
         return self.rows.changed(
             connection, self.row, *self.conditions, given=self.given, add=self.add, **self.values
         )
+
+
+def lock_of(column: Column[Any], *conditions: Condition) -> Select[Any]:
+    """Return a statement that locks the rows whose `column` is in the array `ids`, for PostgreSQL.
+
+    It waits for none: it skips rows that another transaction has locked, and returns `column` of the others.
+    """
+    ids = any_(bindparam("ids", type_=ARRAY(String)))
+    return select(column).where(column == ids, *conditions).order_by(column).with_for_update(skip_locked=True)
 
 
 class StaleRowError(Exception):

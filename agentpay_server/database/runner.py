@@ -9,10 +9,10 @@ the runner retries it. So a unit must have no side effects outside the database.
 """
 
 from collections.abc import Callable
-from typing import ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from attrs import frozen
-from sqlalchemy import MetaData
+from sqlalchemy import MetaData, Select
 
 from agentpay_server.database.connection import Connection, ConstraintError
 
@@ -67,6 +67,8 @@ class OfAccounts(Generic[P, T]):
     Attributes:
         account_ids: the accounts.
         subject_ids: the transfers or sessions.
+        lock: locks a row of each subject (`rows.lock_of`) before units that are committed together begin.
+            Without it, the unit must not wait for a row of its subjects that another unit may lock.
         adds: whether it only adds to amounts of the accounts (`connection.ADDS`). If so, units of one account
             may run side by side.
     """
@@ -74,6 +76,7 @@ class OfAccounts(Generic[P, T]):
     unit: Callable[Concatenate[Connection, P], T]
     account_ids: frozenset[str]
     subject_ids: frozenset[str] = frozenset()
+    lock: Select[Any] | None = None
     adds: bool = False
 
     def __call__(self, connection: Connection, /, *args: P.args, **kwargs: P.kwargs) -> T:

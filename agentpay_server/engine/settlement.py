@@ -362,6 +362,7 @@ class Settlement:
             unit,
             frozenset(handler.accounts(tx, subject)),
             frozenset((tx.subject_id,)),
+            store.LOCK_PENDING,
             adds=not handler.needs_accounts,
         )
 

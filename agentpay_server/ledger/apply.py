@@ -1,7 +1,8 @@
 """Writes what an outcome changes, in the caller's unit of work.
 
-All units write in one order: accounts by identifier, then the subject, then everything else. So two units
-never wait for each other. Each account is one statement, which also locks it.
+All units write in one order: the transaction that has ended (`engine/outcomes.py`), accounts by identifier,
+the subject, everything else. So two units never wait for each other. Each account is one statement, which
+also locks it.
 """
 
 from typing import Any, TypeVar, cast

@@ -23,7 +23,7 @@ from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, nul
 
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
-from agentpay_server.database.rows import Rows
+from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChainTransactionRecord, sessions
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
@@ -81,6 +81,8 @@ _IS_WATCHED: Final = table.c.state.in_(
     (literal_column(f"'{State.EXPIRED}'"), literal_column(f"'{State.REJECTED}'"))
 )
 TRANSACTIONS: Final = Rows(StoredTransaction, "signature", "subject_id")
+LOCK_PENDING: Final = lock_of(table.c.subject_id, _IS_PENDING)
+"""Locks the pending transactions of subjects."""
 
 _COSIGNED: Final[list[ColumnElement[Any]]] = [literal_column(f"'{kind}'") for kind in sorted(COSIGNED)]
 _IS_DRIVEN: Final = table.c.kind.not_in(_COSIGNED)

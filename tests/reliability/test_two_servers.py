@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import Any
 
+import asyncpg
 import chains
 import pytest
 import signed
@@ -25,6 +26,7 @@ from worlds import Answer, Party, World, drive, settled_as_answered
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.database.postgres_connections import PreparedConnection
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -38,10 +40,25 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture
-async def servers(request: pytest.FixtureRequest) -> AsyncIterator[tuple[World, World]]:
+async def url() -> AsyncIterator[str]:
+    """The database of both."""
+    made = await stores.fresh_url()
+    yield made
+    stores.run.free.append(made)
+
+
+@pytest.fixture
+async def holder(url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A third party's connection to the database, which holds up the servers."""
+    made = await stores.connect(url)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def servers(request: pytest.FixtureRequest, url: str) -> AsyncIterator[tuple[World, World]]:
     """Two servers; a test may give both the same settings as the fixture's parameter."""
     settings = getattr(request, "param", {})
-    url = await stores.fresh_url()
     first = await started(url, None, None, **settings)
     second = await started(url, first.chain, first.runtime.operator.key, **settings)
     # The second has created an unused chain from the ledger: the first continues from there.
@@ -50,7 +67,28 @@ async def servers(request: pytest.FixtureRequest) -> AsyncIterator[tuple[World, 
     yield first, second
     await second.stop()
     await first.stop()
-    stores.run.free.append(url)
+
+
+@pytest.fixture
+def answers_of_postgres(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How many commits PostgreSQL has been asked for, and how many deadlocks it has resolved."""
+    counted = Counter[str]()
+    answered, execute = PreparedConnection._answered, PreparedConnection.execute
+
+    async def watched(session: Any, answer: Any) -> Any:
+        try:
+            return await answered(session, answer)
+        except asyncpg.DeadlockDetectedError:
+            counted["deadlock"] += 1
+            raise
+
+    async def executing(session: Any, text: str) -> str:
+        counted[text] += 1
+        return await execute(session, text)
+
+    monkeypatch.setattr(PreparedConnection, "_answered", watched)
+    monkeypatch.setattr(PreparedConnection, "execute", executing)
+    return counted
 
 
 async def at_once(servers: tuple[World, World], key: str, source: Party, to: Party) -> list[Answer]:
@@ -332,6 +370,38 @@ async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once
     closed = await second.close_session(session_id)
     assert (closed.status, closed.body["settled_usdc"]) == (200, "1.000000")
     assert first.balance(to) == 1_000_000
+
+
+async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
+    servers: tuple[World, World], holder: asyncpg.Connection, answers_of_postgres: Counter[str]
+) -> None:
+    """One of them writes several outcomes in one database transaction, the other one of them by itself."""
+    first, _ = servers
+    sources, to = [await first.account("100") for _ in range(8)], await first.account()
+    arrived, landed = asyncio.Semaphore(0), asyncio.Event()
+
+    async def held(_chain: Any, proceed: Any) -> Any:
+        arrived.release()
+        await landed.wait()
+        return await proceed()
+
+    first.chain.next("signature_status", *[held] * len(sources))
+    running = [
+        asyncio.ensure_future(first.transfer(source.account_id, source, to, "1")) for source in sources
+    ]
+    for _ in sources:
+        await arrived.acquire()
+    async with holder.transaction():
+        # What a unit of work that writes one outcome locks: the transaction, then its accounts.
+        ending = "SELECT FROM chain_transactions WHERE account_id = $1 AND state = 'pending' FOR UPDATE"
+        await holder.execute(ending, sources[0].account_id)
+        landed.set()
+        assert {answer.status for answer in await asyncio.gather(*running[1:])} == {200}
+        for each in sorted((sources[0].account_id, to.account_id)):
+            await holder.execute("SELECT FROM accounts WHERE account_id = $1 FOR UPDATE", each)
+    assert (await running[0]).status == 200
+    assert answers_of_postgres["deadlock"] == 0
+    await settled_books(servers, to, *sources)
 
 
 async def test_closing_at_both_servers_during_charges_settles_exactly_the_accepted_charges(

@@ -14,10 +14,10 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_connections import PreparedConnection
-from agentpay_server.database.rows import StaleRowError
+from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
-from agentpay_server.ledger import accounts, audit, audit_store
+from agentpay_server.ledger import accounts, audit, audit_store, transactions
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfers
@@ -41,6 +41,10 @@ KEY = KeyRecord(
 )
 REVOKED = {"key_id": "key_2", "digest": "other", "revoked_us": 0}
 TRANSACTION = select(cast(func.txid_current(), BigInteger))
+LOCK_TRANSFER = lock_of(transfers.TRANSFERS.c.transfer_id)
+END_FIRST = """
+    UPDATE chain_transactions SET state = 'finalized', raw = NULL, ended_us = 1 WHERE signature = 'acct_1'
+"""
 LOCK_FIRST = "BEGIN; UPDATE accounts SET name = 'locked' WHERE account_id = 'acct_1'"
 
 
@@ -287,6 +291,73 @@ async def test_a_unit_whose_account_is_locked_waits_without_the_others(database,
     assert [statement for statement, _ in sent].count("COMMIT") == 1
     await holder.execute("ROLLBACK")
     assert (await waiting)[0] == 1
+
+
+async def test_a_batch_holds_no_account_of_a_unit_whose_transaction_another_server_ends(
+    database, holder, sent
+):
+    pending = [
+        transactions.StoredTransaction(
+            signature=each,
+            kind=transactions.Kind.TRANSFER,
+            subject_id=f"txn of {each}",
+            account_id=each,
+            raw=b"",
+            last_valid_block_height=0,
+            created_us=0,
+        )
+        for each in IDS
+    ]
+    await database.run(lambda c: transactions.TRANSACTIONS.insert(c, *pending))
+
+    def end(connection, tx):
+        if transactions.land(connection, tx, 1, is_irreversible=True) is None:
+            return None
+        return accounts.post(connection, tx.account_id, add={"balance": 1}, now_us=1).balance
+
+    # As a unit of its own does: the transaction first, then the account.
+    await holder.execute(f"BEGIN; {END_FIRST}")
+    sent.clear()
+    waiting, *others = (
+        asyncio.ensure_future(
+            database.run(
+                OfAccounts(
+                    end,
+                    frozenset((tx.account_id,)),
+                    frozenset((tx.subject_id,)),
+                    transactions.LOCK_PENDING,
+                    adds=True,
+                ),
+                tx,
+            )
+        )
+        for tx in pending
+    )
+    assert await asyncio.gather(*others) == [1] * (COUNT - 1)
+    assert [statement for statement, _ in sent].count("COMMIT") == 1
+    await until_waiting(holder, 1)
+    await holder.execute("UPDATE accounts SET balance = 1 WHERE account_id = 'acct_1'; COMMIT")
+    assert await waiting is None
+
+
+async def test_a_unit_may_lock_its_subject_if_the_batch_has_locked_it(database):
+    rows = [evolve(new_transfer(each), idempotency_key=each, held_key=each) for each in IDS]
+    await database.run(lambda c: transfers.TRANSFERS.insert(c, *rows))
+
+    def lock(connection, transfer_id):
+        found = transfers.TRANSFERS.existing(connection, transfer_id, lock=True)
+        return found.transfer_id, connection.execute(TRANSACTION).scalar_one()
+
+    results = await asyncio.gather(
+        *(
+            database.run(
+                OfAccounts(lock, frozenset(), frozenset((each.transfer_id,)), LOCK_TRANSFER), each.transfer_id
+            )
+            for each in rows
+        )
+    )
+    assert [transfer_id for transfer_id, _ in results] == [each.transfer_id for each in rows]
+    assert len({transaction for _, transaction in results}) == 1
 
 
 async def test_units_of_one_account_are_serialized(database, other):
