@@ -26,6 +26,7 @@ from agentpay.contract.payments import (
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
+from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import AccountRecord, PaymentRow, SessionRecord, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
@@ -219,9 +220,15 @@ class SessionPayments:
             url=request.url,
             pin=selected.pin,
         )
+        unit = OfAccounts(
+            PayByVoucher(self._context, principal, charge),
+            frozenset((charge.key.account_id,)),
+            frozenset((charge.session_id,)),
+            session_store.LOCK,
+        )
         failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
-            paid = await self._database.run(PayByVoucher(self._context, principal, charge))
+            paid = await self._database.run(unit)
         except ConstraintError:
             # Another request has used the key: judge again, by the stored voucher.
             return None

@@ -25,6 +25,7 @@ from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.pages import List
+from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.engine.preflight import invalid_recipient
@@ -109,7 +110,8 @@ class Sessions:
         return await self._context.tasks.complete(charge)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        unit = Charge(self._context, principal, session_id, request, self._limits)
+        charge = Charge(self._context, principal, session_id, request, self._limits)
+        unit = OfAccounts(charge, frozenset(), frozenset((session_id,)), store.LOCK)
         while True:
             failpoint(Operation.SESSION_CHARGE, Step.BEGUN)
             try:

@@ -7,7 +7,7 @@ from sqlalchemy import and_, bindparam, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.rows import Rows
+from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
 from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 
@@ -30,6 +30,9 @@ IS_LISTED: Final = sessions.c.protocol != literal_column("'x402_upto'")
 """Whether it is a session of a caller, and not the channel of a payment."""
 
 SESSIONS: Final = Rows(SessionRecord, "session_id")
+LOCK: Final = lock_of(sessions.c.session_id)
+"""Locks sessions."""
+
 CHARGES: Final = Rows(ChargeRecord, "session_id", "idempotency_key")
 PAGES: Final = SESSIONS.pages(
     "operator_id",

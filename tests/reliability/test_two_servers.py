@@ -372,6 +372,47 @@ async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once
     assert first.balance(to) == 1_000_000
 
 
+async def test_charges_of_many_sessions_in_opposite_orders_at_both_servers_do_not_deadlock(
+    servers: tuple[World, World], answers_of_postgres: Counter[str]
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    sessions = [await first.opened_session(f"s-{number}", source, to, "1") for number in range(8)]
+    for number in range(10):
+        answers = await asyncio.gather(
+            *(first.charge(f"first-{number}", session_id, "0.01") for session_id in sessions),
+            *(second.charge(f"second-{number}", session_id, "0.02") for session_id in reversed(sessions)),
+        )
+        assert {answer.status for answer in answers} == {200}
+    assert answers_of_postgres["deadlock"] == 0
+    rows = await first.rows(tables.sessions)
+    assert [row["running_total"] for row in rows] == [300_000] * len(sessions)
+    assert len(await first.rows(tables.session_charges)) == 20 * len(sessions)
+
+
+async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_another_session(
+    servers: tuple[World, World], holder: asyncpg.Connection, answers_of_postgres: Counter[str]
+) -> None:
+    first, _ = servers
+    source, to = await first.account("100"), await first.account()
+    sessions = [await first.opened_session(f"s-{number}", source, to, "1") for number in range(8)]
+    lock = "SELECT FROM sessions WHERE session_id = $1 FOR UPDATE"
+    async with holder.transaction():
+        await holder.execute(lock, sessions[0])
+        answers_of_postgres.clear()
+        waiting, *others = (asyncio.ensure_future(first.charge("key", each, "0.01")) for each in sessions)
+        assert {answer.status for answer in await asyncio.gather(*others)} == {200}
+        # The charges of one server share transactions.
+        assert answers_of_postgres["COMMIT"] < len(others)
+        assert not waiting.done()
+        # The other server locks sessions in another order.
+        for each in sessions[1:]:
+            await holder.execute(lock, each)
+    assert (await waiting).status == 200
+    assert answers_of_postgres["deadlock"] == 0
+    assert [row["running_total"] for row in await first.rows(tables.sessions)] == [10_000] * len(sessions)
+
+
 async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
     servers: tuple[World, World], holder: asyncpg.Connection, answers_of_postgres: Counter[str]
 ) -> None:
