@@ -2,7 +2,7 @@
 
 A unit runs at READ COMMITTED with explicit row locks. A read runs at REPEATABLE READ, so that all its
 statements see one state. A unit is retried if PostgreSQL aborted it to resolve a deadlock, or if the
-connection was lost before COMMIT was sent: in both cases nothing was changed. A connection lost after COMMIT
+connection was lost before COMMIT was sent: in both cases nothing was changed. Any other error after COMMIT
 was sent raises `DatabaseUnavailableError`, because the outcome is unknown.
 
 All tables live in one schema. Servers may share a schema, or use different schemas of one database. A server
@@ -32,6 +32,7 @@ from agentpay_server.database.postgres_connections import (
     MultipleStatements,
     Pool,
     PreparedConnection,
+    UndoneError,
     session_settings,
 )
 from agentpay_server.database.runner import (
@@ -299,6 +300,8 @@ class PostgresDatabase:
                 if is_unchanged and tries_left and loop.time() < last_try_at:
                     continue
                 declared = _declared(error)
+                if declared is None and is_committing() and not isinstance(error, UndoneError):
+                    declared = DatabaseUnavailableError(f"an error followed COMMIT: {_message_of(error)}")
                 if declared is None:
                     raise
                 raise declared from error

@@ -514,6 +514,35 @@ async def test_a_connection_lost_at_the_commit_is_reported_to_all_and_not_retrie
     assert await spent(other) == dict.fromkeys(IDS, int(is_committed))
 
 
+@pytest.mark.parametrize("is_committed", [False, True])
+@pytest.mark.parametrize("number", [1, COUNT])
+async def test_an_undeclared_error_at_the_commit_is_reported_as_unknown_and_not_retried(
+    database, other, number, is_committed
+):
+    execute, runs = asyncpg.Connection.execute, Counter()
+
+    def unit(connection, account_id):
+        runs[account_id] += 1
+        return spend(connection, account_id)
+
+    async def executed(driver, statement):
+        if statement != "COMMIT":
+            return await execute(driver, statement)
+        patch.undo()
+        if is_committed:
+            await execute(driver, statement)
+        raise RuntimeError("what no code expects")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncpg.Connection, "execute", executed)
+        results = await asyncio.gather(
+            *(database.run(of_account(each, unit), each) for each in IDS[:number]), return_exceptions=True
+        )
+    assert {type(result) for result in results} == {DatabaseUnavailableError}
+    assert runs == dict.fromkeys(IDS[:number], 1)
+    assert await spent(other) == {**dict.fromkeys(IDS, 0), **dict.fromkeys(IDS[:number], int(is_committed))}
+
+
 async def test_a_deadlock_undoes_the_batch_and_runs_each_unit_again(database, other, holder):
     name = update(counters).where(counters.c.name == bindparam("of_name")).values(value=counters.c.value + 1)
 
