@@ -211,6 +211,13 @@ class Settlement:
         self._stop_tracking(tx)
         return following.subject if isinstance(following, Ended) else None
 
+    async def may_be_sent(self, tx: StoredTransaction) -> bool:
+        """Return whether the chain has a transaction that others broadcast, or does not say."""
+        try:
+            return await self._handlers[tx.kind].find(self._chain, tx, proof_height=None) is not None
+        except ChainUnreachableError:
+            return True
+
     async def free_all(self) -> None:
         """Void all leases. Only for a caller that knows that no other process can hold any."""
         await self._database.run(store.free_all)

@@ -54,6 +54,9 @@ from agentpay_server.sessions import store as session_store
 _POLL_SECONDS: Final = 0.5
 """How often to look for an opening on a cluster, while its caller waits."""
 
+_ABSENCES: Final = 2
+"""After how many polls an opening counts as not sent: a node may list one a moment after its seller does."""
+
 _LIVE: Final = (SessionStatus.OPENING, SessionStatus.OPEN)
 
 
@@ -287,17 +290,23 @@ class SessionPayments:
         return self._open_step(channel, selected, is_replay=False)
 
     async def _is_still_opening(self, channel: Channel, deadline: float, *, is_patient: bool) -> bool:
-        """Look for an opening on chain; return whether it has neither landed nor expired.
+        """Poll an opening on chain; return whether it has neither landed nor expired.
 
-        On a cluster, a patient caller waits until it is final, because its seller has opened it already.
+        On a cluster, a patient caller waits until an opening that its seller has sent is final. One that
+        nobody has sent is not waited for: its caller may have lost it.
         """
         session_id, loop = channel.session.session_id, asyncio.get_running_loop()
+        is_patient = is_patient and self._context.chain.landing_seconds > 0
+        is_sent, absences = False, 0
         while True:
             tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, session_id)
             if tx is None or await self._settlement.poll_one(tx) is not None:
                 return False
-            is_waiting = is_patient and self._context.chain.landing_seconds > 0
-            if not is_waiting or loop.time() >= deadline or self._context.tasks.closing.done():
+            if not is_patient or loop.time() >= deadline or self._context.tasks.closing.done():
+                return True
+            is_sent = is_sent or await self._settlement.may_be_sent(tx)
+            absences += not is_sent
+            if absences == _ABSENCES:
                 return True
             await asyncio.sleep(_POLL_SECONDS)
 

@@ -12,7 +12,12 @@ from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainStatus
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.payments import vouchers
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.payments import session_payments, vouchers
+from agentpay_server.payments.channel_opening import ChannelOpenHandler
 
 SEAL = 61.0
 """Seconds after which a close that the chain does not show is forced."""
@@ -249,6 +254,46 @@ def test_equal_terms_get_one_opening(seller, step, http) -> None:
     assert (second["step"], second["session_id"]) == ("open", first["session_id"])
     assert second["is_replay"]
     assert second["header"] == first["header"]
+
+
+@pytest.fixture
+def polls(monkeypatch) -> list[str]:
+    """Let the chain take time as a cluster does; return the polls for openings on it."""
+    found: list[str] = []
+    poll_one = Settlement.poll_one
+
+    async def counted(self, tx):
+        if tx.kind is Kind.CHANNEL_OPEN:
+            found.append(tx.subject_id)
+        return await poll_one(self, tx)
+
+    monkeypatch.setattr(Settlement, "poll_one", counted)
+    monkeypatch.setattr(EmbeddedChain, "landing_seconds", 0.01)
+    monkeypatch.setattr(session_payments, "_POLL_SECONDS", 0)
+    return found
+
+
+def test_an_opening_that_its_caller_lost_is_returned_without_waiting(seller, step, polls) -> None:
+    first = step(seller.ask_session(), "call-1")
+    again = step(seller.ask_session(), "call-1")
+    assert (again["step"], again["header"], again["is_replay"]) == ("open", first["header"], True)
+    assert polls == 2 * [first["session_id"]]
+
+
+def test_an_opening_that_its_seller_has_sent_is_waited_for_until_it_is_final(
+    seller, step, polls, monkeypatch
+) -> None:
+    opening = step(seller.ask_session(), "call-1")
+    find = ChannelOpenHandler.find
+
+    async def seen(self, chain, tx, *, proof_height):
+        status = await find(self, chain, tx, proof_height=proof_height)
+        return status if status is None or len(polls) > 6 else SignatureStatus(is_final=False)
+
+    monkeypatch.setattr(ChannelOpenHandler, "find", seen)
+    assert seller.accept_opening(opening["header"]).failure is None
+    assert step(seller.ask_session(), "call-1")["step"] == "voucher"
+    assert len(polls) > 6
 
 
 def test_an_opening_that_nobody_lands_expires_and_one_new_one_follows(seller, step, http, server) -> None:
