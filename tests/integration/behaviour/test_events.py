@@ -254,8 +254,11 @@ def test_state_event_and_delivery_are_one_commit(
     monkeypatch.setattr(MemoryDatabase, "run", watched)
     post(http, order(payer, payee.account_id))
 
+    # A cluster is asked for the balance before it is reported as low (interface EV4).
+    later = [] if validators.is_embedded() else [[[("settled",)], 2, 2, 1]]
     assert [state for place, state in enumerate(seen) if place == 0 or state != seen[place - 1]] == [
         [[("submitted",)], 0, 0, 0],
+        *later,
         [[("settled",)], 3, 3, 1],
     ]
 
