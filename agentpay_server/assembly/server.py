@@ -59,9 +59,8 @@ from agentpay_server.sessions.schedule import SessionSchedule
 from agentpay_server.sessions.service import Sessions
 from agentpay_server.transfers.approvals import Approvals
 from agentpay_server.transfers.checking import Checks
-from agentpay_server.transfers.execution import Execution
-from agentpay_server.transfers.service import Transfers
-from agentpay_server.transfers.settling import TransferHandler
+from agentpay_server.transfers.outcomes import TransferHandler
+from agentpay_server.transfers.service import Execution, Transfers
 from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender

@@ -26,7 +26,7 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.service import Execution
 
 _POLL_SECONDS: Final = 1.0
 """How long a read of a payment waits for its outcome from the chain."""

@@ -13,7 +13,7 @@ from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.transfers.settling import TransferHandler, failed
+from agentpay_server.transfers.outcomes import TransferHandler, failed
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,

@@ -9,13 +9,12 @@ from typing import Any, Final
 
 from attrs import asdict, evolve, field, frozen
 
-from agentpay.contract.transactions import Direction, TransactionType
+from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord, TransferRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting
 from agentpay_server.payments.channel_store import Channel
@@ -23,8 +22,7 @@ from agentpay_server.payments.terms import Protocol
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers.rules import check_transition
-from agentpay_server.transfers.settling import failed
-from agentpay_server.transfers.store import TRANSFERS, WAS
+from agentpay_server.transfers.store import TRANSFERS
 
 UNSETTLED_US: Final = 120 * SECOND_US
 """How long after the end of its time a seller that has not settled is waited for, before a forced close."""
@@ -69,7 +67,7 @@ def opening_failed(
     """Return the outcome of a payment whose opening moved nothing, given that of a session."""
     change = outcome.subject
     assert isinstance(change, Change)  # noqa: S101 - its status changes
-    payment = failed(Ending(tx=ending.tx, subject=transfer, now_us=ending.now_us), refusal)
+    payment = outcomes.failed(Ending(tx=ending.tx, subject=transfer, now_us=ending.now_us), refusal)
     reserved = Posting(account_id=transfer.account_id, cap_release=change.row.cap)
     return evolve(payment.also(reserved), changes=(change,))
 
@@ -78,28 +76,13 @@ def settled(
     transfer: TransferRecord, *, paid_micro: int, tx_signature: str, now_us: int
 ) -> tuple[Change[TransferRecord], Entry, NewEvent]:
     """Return what the payout of a channel changes of its payment: its row, its history, and its event."""
-    check_transition(transfer.status, "settled")
-    change = TRANSFERS.to_change(
+    check_transition(transfer.status, TransferStatus.SETTLED)
+    change = outcomes.ended(
         transfer,
-        WAS,
-        given={"old_status": transfer.status},
-        status="settled",
-        amount=paid_micro,
-        error=None,
-        message=None,
+        TransferStatus.SETTLED,
         tx_signature=tx_signature,
-        settled_us=now_us,
-        key_expires_us=now_us + KEY_LIFETIME_US,
+        now_us=now_us,
+        amount=paid_micro,
     )
     paid = change.after
-    entry = Entry(
-        type=TransactionType.TRANSFER,
-        direction=Direction.OUT,
-        amount=paid.amount,
-        counterparty=paid.to,
-        memo=paid.memo,
-        category=paid.category,
-        tx_signature=tx_signature,
-        transfer_id=paid.transfer_id,
-    )
-    return change, entry, outcomes.settled(paid, tx_signature, now_us)
+    return change, outcomes.sent_entry(paid, tx_signature), outcomes.settled(paid, tx_signature, now_us)

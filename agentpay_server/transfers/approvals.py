@@ -46,12 +46,11 @@ from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import terms_of_record
-from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.outcomes import audited, rejection
 from agentpay_server.transfers.responses import final_response, report, shown, shown_splits
 from agentpay_server.transfers.rules import check_transition, is_approvable
-from agentpay_server.transfers.service import own_transfer
+from agentpay_server.transfers.service import Execution, own_transfer
 
 _BATCH: Final = 100
 _NOT_APPROVED: Final = "No operator has approved this transfer"

@@ -11,10 +11,8 @@ from attrs import evolve, frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.chain import transactions
-from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
@@ -127,7 +125,7 @@ class TransferIntent(Intent[TransferRecord]):
     def _signed(self, unit: SpendUnit) -> StoredTransaction:
         """Return the signed transaction; `_hold` sets its amount."""
         source, preflight = unit.source, unit.preflight
-        signed = signed_transfer(
+        signed = outcomes.signed_transfer(
             self._context,
             source,
             preflight.blockhash,
@@ -144,29 +142,6 @@ class TransferIntent(Intent[TransferRecord]):
             credits_account_id=preflight.recipient.account_id,
             now_us=unit.now_us,
         )
-
-
-def signed_transfer(
-    context: Context,
-    source: AccountRecord,
-    blockhash: Blockhash,
-    *,
-    transfer_id: str,
-    recipient: str,
-    amount_micro: int,
-    memo: str | None,
-) -> SignedTransaction:
-    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
-    return transactions.transfer(
-        context.signer,
-        blockhash,
-        usdc_mint=context.chain.usdc_mint,
-        account_index=source.key_index,
-        source=source.usdc_token_account,
-        recipient=recipient,
-        amount_micro=amount_micro,
-        memo=transactions.memo_text(transfer_id, memo, context.settings.onchain_memo.value),
-    )
 
 
 def spend_of(terms: TransferTerms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:

@@ -1,18 +1,227 @@
-"""What becomes of a transfer, as data: postings, history and events (interface T13, T14, H2, EV1, EV4)."""
+"""A transfer's transaction: how it is signed, and what its outcome changes, as data (interface T13, T14, H2).
+
+A hold is released in two cases: the money has left the balance, or it certainly never will.
+"""
 
 from decimal import Decimal
-from functools import partial
+from typing import Any, Final
+
+import attrs
 
 from agentpay.contract import events
 from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
+from agentpay_server.chain import transactions
+from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import TransferRecord
+from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.handlers import Ending, Handler, Replacement, Resigning
+from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.outcome import Entry, Outcome, Posting
+from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
 from agentpay_server.platform.clock import from_us
+from agentpay_server.transfers import store
+from agentpay_server.transfers.responses import report
+
+_OTHER: Final = Refusal(
+    code=ErrorCode.TRANSFER_FAILED,
+    message="The chain refused the transaction; nothing was moved. Retry with the same key.",
+)
+_FAILURES: Final = {
+    FailureReason.INSUFFICIENT_FUNDS: Refusal(
+        code=ErrorCode.INSUFFICIENT_BALANCE,
+        message="The balance had fallen below the amount when the transaction reached the chain; nothing was "
+        "moved. Fund the account, then retry with the same key.",
+    ),
+    FailureReason.ACCOUNT_FROZEN: Refusal(
+        code=ErrorCode.TRANSFER_FAILED,
+        message="A token account of this transfer was frozen when the transaction reached the chain; nothing "
+        "was moved. Retry with the same key once it is thawed.",
+    ),
+    FailureReason.ACCOUNT_MISSING: Refusal(
+        code=ErrorCode.TRANSFER_FAILED,
+        message="The recipient's token account did not exist when the transaction reached the chain; "
+        "nothing was moved. Retry with the same key once it exists.",
+    ),
+}
+
+
+class TransferHandler(Handler[TransferRecord]):
+    """Says what the outcomes of a transfer's transaction change (interface T13, T14)."""
+
+    kind = Kind.TRANSFER
+    announces = True
+    changes_due_times = False
+
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> TransferRecord:
+        """Return the transfer."""
+        return store.TRANSFERS.existing(connection, subject_id, lock=lock)
+
+    def accounts(self, tx: StoredTransaction, subject: TransferRecord) -> tuple[str, ...]:
+        """Return both sides."""
+        recipient = subject.recipient_account_id
+        return (tx.account_id,) if recipient is None else (tx.account_id, recipient)
+
+    def newest_signature(self, subject: TransferRecord) -> str | None:
+        """Return the signature of the transfer's newest transaction."""
+        return subject.tx_signature
+
+    def announced(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Report `transfer.initiated`."""
+        return reported(ending.subject, initiated(ending.subject, ending.tx.signature))
+
+    def settled(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transfer that is final on chain."""
+        tx, transfer = ending.tx, ending.subject
+        events = [settled(transfer, tx.name, ending.now_us)]
+        if tx.announced_us is None:
+            events.insert(0, initiated(transfer, tx.name))
+        is_received = transfer.recipient_account_id in ending.received_by
+        return Outcome(
+            operator_id=transfer.operator_id,
+            account_id=transfer.account_id,
+            subject=ended(transfer, TransferStatus.SETTLED, tx_signature=tx.name, now_us=ending.now_us),
+            postings=tuple(movement(transfer, tx.name, is_received=is_received)),
+            events=tuple(events),
+        )
+
+    def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transfer that the chain rejected."""
+        assert ending.failure is not None  # noqa: S101 - it has failed
+        return failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
+
+    def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
+        """Sign a replacement, unless the account is now paused."""
+        transfer, source = resigning.subject, resigning.source
+        refusal = rules.paused_refusal(stored_policy(source.policy))
+        if refusal is not None:
+            return refusal
+        if transfer.recipient_token_account is None:
+            raise ValueError(f"{transfer.transfer_id} has no recipient token account")
+        signed = signed_transfer(
+            self._context,
+            source,
+            resigning.blockhash,
+            transfer_id=transfer.transfer_id,
+            recipient=transfer.recipient_token_account,
+            amount_micro=transfer.amount,
+            memo=transfer.memo,
+        )
+        change = store.TRANSFERS.to_change(transfer, store.IS_SUBMITTED, tx_signature=signed.signature)
+        return Replacement(signed=signed, change=change)
+
+    def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a failed transfer: its account was paused before a replacement was signed."""
+        message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
+        return failed(ending, attrs.evolve(ending.reason, message=message))
+
+    def landed_late(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+        """Return the outcome of a transaction that landed after it was considered expired.
+
+        The money has moved, whatever the transfer's status: it is posted and counted. A transfer that is in
+        progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
+        """
+        tx, transfer = ending.tx, ending.subject
+        if transfer.status == TransferStatus.SUBMITTED:
+            return self.settled(ending)
+        # Its events are written, and its hold was released, or belonged to another transaction.
+        ending = attrs.evolve(ending, tx=attrs.evolve(tx, announced_us=tx.announced_us or ending.now_us))
+        outcome = self.settled(ending)
+        if transfer.status == TransferStatus.SETTLED:
+            outcome = attrs.evolve(outcome, subject=transfer, events=())
+        hold = Posting(account_id=tx.account_id, hold=transfer.amount)
+        if tx.released_us is None:
+            return outcome.also(attrs.evolve(hold, spent=transfer.amount))
+        # It counts again, at its original time.
+        again = TRANSACTIONS.to_change(tx, released_us=None)
+        return attrs.evolve(outcome.also(hold), changes=(again,))
+
+    def report(self, ending: Ending[TransferRecord]) -> None:
+        """Count and log the transfer."""
+        report(self._context, ending.subject, spent_us=ending.tx.spent_us)
+
+
+def failed(ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[TransferRecord]:
+    """Return the outcome of a transfer that moved nothing and never will."""
+    tx = ending.tx
+    change = ended(
+        ending.subject,
+        TransferStatus.FAILED,
+        tx_signature=tx.name,
+        now_us=ending.now_us,
+        error=refusal.code.value,
+        message=refusal.message,
+    )
+    after = change.after
+    record = audit.Record(
+        actor=audit.ServerActor(after.operator_id),
+        action=audit.TRANSFER_FAILED,
+        subject=after.transfer_id,
+        before={"status": TransferStatus.SUBMITTED.value},
+        after=audited(after),
+    )
+    before = () if tx.announced_us is not None else (initiated(after, after.tx_signature),)
+    outcome = rejection(change, refusal.code, refusal.message, before=before)
+    return outcome.also(Posting(account_id=after.account_id, release=tx.held), audit=(record,))
+
+
+def ended(
+    transfer: TransferRecord,
+    status: TransferStatus,
+    *,
+    tx_signature: str | None,
+    now_us: int,
+    error: str | None = None,
+    message: str | None = None,
+    **columns: Any,  # noqa: ANN401 - each as its column
+) -> Change[TransferRecord]:
+    """Return the change of a transfer to a final status.
+
+    Its transaction leaves `pending` in the same commit, so no other driver can do the same.
+    """
+    return store.TRANSFERS.to_change(
+        transfer,
+        store.WAS,
+        given={"old_status": transfer.status},
+        status=status.value,
+        error=error,
+        message=message,
+        tx_signature=tx_signature,
+        settled_us=now_us if status is TransferStatus.SETTLED else None,
+        key_expires_us=now_us + KEY_LIFETIME_US,
+        **columns,
+    )
+
+
+def signed_transfer(
+    context: Context,
+    source: AccountRecord,
+    blockhash: Blockhash,
+    *,
+    transfer_id: str,
+    recipient: str,
+    amount_micro: int,
+    memo: str | None,
+) -> SignedTransaction:
+    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
+    return transactions.transfer(
+        context.signer,
+        blockhash,
+        usdc_mint=context.chain.usdc_mint,
+        account_index=source.key_index,
+        source=source.usdc_token_account,
+        recipient=recipient,
+        amount_micro=amount_micro,
+        memo=transactions.memo_text(transfer_id, memo, context.settings.onchain_memo.value),
+    )
 
 
 def rejection(
@@ -135,19 +344,25 @@ def movement(transfer: TransferRecord, tx_signature: str | None, *, is_received:
     With `is_received`, the recipient's account has it already, as a deposit.
     """
     amount, payee = transfer.amount, transfer.recipient_account_id
-    entry = partial(
-        Entry,
-        amount=amount,
+    sent = sent_entry(transfer, tx_signature)
+    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
+    if payee is not None and not is_received:
+        arrived = attrs.evolve(
+            sent, type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
+        )
+        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
+    return postings
+
+
+def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> Entry:
+    """Return the payer's history entry of a settled transfer."""
+    return Entry(
+        type=TransactionType.TRANSFER,
+        direction=Direction.OUT,
+        amount=transfer.amount,
+        counterparty=transfer.to,
         memo=transfer.memo,
         category=transfer.category,
         tx_signature=tx_signature,
         transfer_id=transfer.transfer_id,
     )
-    sent = entry(type=TransactionType.TRANSFER, direction=Direction.OUT, counterparty=transfer.to)
-    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
-    if payee is not None and not is_received:
-        arrived = entry(
-            type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
-        )
-        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
-    return postings

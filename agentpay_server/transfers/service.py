@@ -1,7 +1,8 @@
 """Transfers: create, read and list (interface T1 to T15).
 
 Checks run in the order of interface R17: `from`, idempotency, paused, recipient, the rest of the policy,
-balance. This module checks the idempotency key and builds the response; `execution.py` does the rest.
+balance. This module checks the idempotency key, has the transfer authorized and driven, and responds.
+`intents.py` stores the decision, `outcomes.py` says what the end of its transaction changes.
 """
 
 import asyncio
@@ -18,19 +19,22 @@ from agentpay.contract.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.engine.authorization import Parties, own_parties
+from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
+from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict, perform
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
+from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
-from agentpay_server.transfers.execution import Execution
-from agentpay_server.transfers.responses import final_response, shown
+from agentpay_server.transfers.intents import TransferIntent
+from agentpay_server.transfers.responses import final_response, report, shown
 from agentpay_server.transfers.rules import TransferTerms
 
 _CLOCKS_APART_US: Final = HOUR_US
@@ -49,7 +53,7 @@ class _TransferView:
 class Transfers:
     """Creates, finishes and reads transfers."""
 
-    def __init__(self, context: Context, execution: Execution) -> None:
+    def __init__(self, context: Context, execution: "Execution") -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
@@ -151,6 +155,62 @@ class Transfers:
         return listing.page(
             rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
         )
+
+
+class Execution:
+    """Authorizes transfers, and drives the accepted ones to their outcome."""
+
+    def __init__(self, context: Context, settlement: Settlement, authorizer: Authorizer) -> None:
+        self._context = context
+        self._database = context.database
+        self._settlement = settlement
+        self._authorizer = authorizer
+
+    def deadline(self) -> float:
+        """Return the deadline for finality of a request that starts now, in the event loop's time."""
+        return self._authorizer.deadline()
+
+    async def decided(
+        self, intent: TransferIntent, parties: Parties, deadline: float
+    ) -> Decided[TransferRecord] | None:
+        """Decide about a transfer, and log a decision that is final.
+
+        Returns:
+            The transfer, or None if the request must start over.
+
+        Raises:
+            Problem: see `Authorizer.authorize`.
+        """
+        decided = await self._authorizer.authorize(intent, parties, deadline)
+        if decided is not None and (decided.tx is None or decided.tx.kind is not Kind.TRANSFER):
+            # A signed transfer has no due time: this process drives it.
+            self._context.wakeup.set()
+        if decided is not None and decided.tx is None:
+            report(self._context, decided.record)
+        return decided
+
+    async def driven(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
+        """Drive a transfer that was just decided; return it at its end, or as it is at the deadline."""
+        transfer, tx = decided.record, decided.tx
+        if tx is None:
+            return transfer
+        settled = await self._settlement.settle(tx, transfer, is_new=True, deadline=deadline)
+        return settled or await self._current(transfer)
+
+    async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
+        """Drive a submitted transfer; return it at its end, or as it is at the deadline."""
+        try:
+            settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
+        except DatabaseUnavailableError:
+            return transfer
+        return settled or await self._current(transfer)
+
+    async def _current(self, transfer: TransferRecord) -> TransferRecord:
+        try:
+            return await self._database.read(store.TRANSFERS.existing, transfer.transfer_id)
+        except DatabaseUnavailableError:
+            # The transfer is stored: report it as in progress instead of failing.
+            return transfer
 
 
 def own_transfer(

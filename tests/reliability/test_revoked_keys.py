@@ -13,7 +13,7 @@ from worlds import World
 from agentpay_server.database.connection import Connection
 from agentpay_server.ledger import audit
 from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.service import Execution
 
 pytestmark = pytest.mark.anyio
 

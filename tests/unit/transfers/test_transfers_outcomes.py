@@ -14,7 +14,7 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.outcome import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.settling import PaymentHandler
-from agentpay_server.transfers.settling import TransferHandler
+from agentpay_server.transfers.outcomes import TransferHandler
 
 NO_CONTEXT: Any = None
 TRANSFERS, PAYMENTS = TransferHandler(NO_CONTEXT), PaymentHandler(NO_CONTEXT)
