@@ -8,21 +8,20 @@ reached while the account that is `max_accounts_per_day` numbers back was counte
 import math
 from typing import Final
 
-from sqlalchemy import bindparam, func, insert, select
+from sqlalchemy import bindparam, func, select
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import ClaimRecord
 from agentpay_server.database.tables import account_claims as table
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import DAY_US, SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
 
+CLAIMS: Final = Rows(ClaimRecord, "operator_id", "number")
 _NEWEST: Final = select(func.max(table.c.number)).where(table.c.operator_id == bindparam("operator_id"))
-_CLAIMED_US: Final = select(table.c.created_us).where(
-    table.c.operator_id == bindparam("operator_id"), table.c.number == bindparam("number")
-)
-_INSERT: Final = insert(table)
 
 
 def claim(context: Context, connection: Connection, operator_id: str) -> None:
@@ -40,12 +39,11 @@ def claim(context: Context, connection: Connection, operator_id: str) -> None:
     context.clock_check.require(now_us)
     number = (connection.execute(_NEWEST, {"operator_id": operator_id}).scalar_one_or_none() or 0) + 1
     if limit is not None:
-        values = {"operator_id": operator_id, "number": number - limit}
-        claimed_us = connection.execute(_CLAIMED_US, values).scalar_one_or_none()
-        if claimed_us is not None and claimed_us > now_us - DAY_US:
+        earlier = CLAIMS.get(connection, (operator_id, number - limit))
+        if earlier is not None and earlier.created_us > now_us - DAY_US:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
                 f"The limit is {limit} new accounts in 24 hours (max_accounts_per_day).",
-                retry_after_seconds=math.ceil((claimed_us + DAY_US - now_us) / SECOND_US),
+                retry_after_seconds=math.ceil((earlier.created_us + DAY_US - now_us) / SECOND_US),
             )
-    connection.execute(_INSERT, {"operator_id": operator_id, "number": number, "created_us": now_us})
+    CLAIMS.insert(connection, ClaimRecord(operator_id, number, now_us))

@@ -44,7 +44,7 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 Condition = ColumnElement[Any]
-Key = str | tuple[str, ...]
+Key = str | tuple[str | int, ...]
 """The value of the column that identifies a row, or of each of them."""
 
 _NONE: Final[Mapping[str, Any]] = {}

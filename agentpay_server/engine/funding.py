@@ -13,15 +13,16 @@ from decimal import Decimal
 from typing import Final
 
 from attrs import evolve, frozen
-from sqlalchemy import bindparam, func, insert, literal_column, select, update
+from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import run_again_if_late
-from agentpay_server.database.tables import chain_transactions, counters
+from agentpay_server.database.tables import CounterRecord, chain_transactions, counters
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.treasury import LAMPORTS, RESERVE_LAMPORTS, Treasury, sol_text
+from agentpay_server.ledger.accounts import COUNTERS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
@@ -44,13 +45,6 @@ _COMMITMENTS: Final = select(
     .where(chain_transactions.c.state == literal_column(f"'{State.PENDING}'"))
     .scalar_subquery(),
 )
-_PROMISE: Final = (
-    update(counters)
-    .where(counters.c.name == bindparam("counter"))
-    .values(value=counters.c.value + bindparam("lamports"))
-    .returning(counters.c.value)
-)
-_INSERT: Final = insert(counters)
 
 
 class FundsChangedError(Exception):
@@ -153,8 +147,7 @@ class TreasuryFunding:
             self._promised_here += cost.lamports
             promised = self._promised_here
         else:
-            values = {"counter": _PROMISED, "lamports": cost.lamports}
-            promised = int(connection.execute(_PROMISE, values).scalar_one())
+            promised = COUNTERS.changed(connection, _PROMISED, add={"value": cost.lamports}).value
         promised -= funds.promised
         if promised > funds.lamports:
             self._remembered = None
@@ -189,7 +182,7 @@ def _commitments(connection: Connection) -> tuple[int | None, int]:
 
 def _begin(connection: Connection) -> None:
     if _commitments(connection)[0] is None:
-        connection.execute(_INSERT, {"name": _PROMISED, "value": 0})
+        COUNTERS.insert(connection, CounterRecord(_PROMISED, 0))
 
 
 def _sol(lamports: int) -> str:

@@ -12,7 +12,6 @@ from sqlalchemy import (
     bindparam,
     case,
     func,
-    insert,
     or_,
     select,
     update,
@@ -22,21 +21,15 @@ from sqlalchemy.sql.dml import ReturningUpdate
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay_server.database.connection import ADDS, Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import AccountRecord, accounts, counters
+from agentpay_server.database.tables import AccountRecord, CounterRecord, accounts
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 
 KEY_INDEX: Final = "key_index"
 
 ACCOUNTS: Final = Rows(AccountRecord, "account_id")
+COUNTERS: Final = Rows(CounterRecord, "name")
 
-_NEXT: Final = (
-    update(counters)
-    .where(counters.c.name == bindparam("counter"))
-    .values(value=counters.c.value + 1)
-    .returning(counters.c.value)
-)
-_INSERT_COUNTER: Final = insert(counters)
 _BY_IDS: Final = select(accounts).where(accounts.c.account_id.in_((bindparam("source"), bindparam("target"))))
 _PARTIES: Final = select(accounts).where(
     or_(
@@ -96,11 +89,11 @@ _POST_ALL: Final = _posted(tuple(_POSTED))
 
 def next_key_index(connection: Connection) -> int:
     """Return an unused position in the custody tree; the first is 1."""
-    value = connection.execute(_NEXT, {"counter": KEY_INDEX}).scalar_one_or_none()
-    if value is None:
-        connection.execute(_INSERT_COUNTER, {"name": KEY_INDEX, "value": 1})
-        return 1
-    return int(value)
+    counter = COUNTERS.change(connection, KEY_INDEX, add={"value": 1})
+    if counter is None:
+        counter = CounterRecord(KEY_INDEX, 1)
+        COUNTERS.insert(connection, counter)
+    return counter.value
 
 
 def own_account(

@@ -14,6 +14,7 @@ from agentpay_server.database.tables.chain import (
 )
 from agentpay_server.database.tables.custody import (
     AccountRecord,
+    ClaimRecord,
     PolicyRecordRow,
     account_claims,
     accounts,
@@ -31,9 +32,11 @@ from agentpay_server.database.tables.escrows import (
 )
 from agentpay_server.database.tables.identity import (
     AuditRecord,
+    CounterRecord,
     KeyRecord,
     OperatorRecord,
     SignInCodeRecord,
+    StateRecord,
     api_keys,
     audit,
     counters,
@@ -73,6 +76,8 @@ __all__ = [
     "ChainTransactionRecord",
     "ChannelRecord",
     "ChargeRecord",
+    "ClaimRecord",
+    "CounterRecord",
     "DeliveryRecord",
     "EntryRecord",
     "EventRecord",
@@ -85,6 +90,7 @@ __all__ = [
     "SessionRecord",
     "SignInCodeRecord",
     "State",
+    "StateRecord",
     "TransferRecord",
     "VoucherRecord",
     "WebhookRecord",

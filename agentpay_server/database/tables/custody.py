@@ -3,7 +3,7 @@
 from typing import Annotated, Final
 
 from attrs import frozen
-from sqlalchemy import BigInteger, Column, Index, Table, Text
+from sqlalchemy import Index
 
 from agentpay_server.database.tables.base import (
     KEY,
@@ -12,7 +12,6 @@ from agentpay_server.database.tables.base import (
     ZERO,
     Seq,
     index_where,
-    metadata,
     row,
     table_of,
 )
@@ -81,15 +80,17 @@ class PolicyRecordRow:
     failures: Annotated[int, SMALL]
 
 
-# The accounts of each operator, counted before they are provisioned (accounts/claim_store.py).
-account_claims: Final = Table(
-    "account_claims",
-    metadata,
-    Column("operator_id", Text, primary_key=True),
-    Column("number", BigInteger, primary_key=True),
-    Column("created_us", BigInteger, nullable=False),
-    sqlite_with_rowid=False,
-)
+@row("account_claims", sqlite_with_rowid=False)
+@frozen
+class ClaimRecord:
+    """An account of an operator, counted before it is provisioned (accounts/claim_store.py)."""
+
+    operator_id: Annotated[str, KEY]
+    number: Annotated[int, KEY]
+    created_us: int
+
+
+account_claims: Final = table_of(ClaimRecord)
 
 accounts: Final = table_of(AccountRecord)
 policy_records: Final = table_of(PolicyRecordRow)

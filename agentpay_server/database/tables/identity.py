@@ -3,17 +3,21 @@
 from typing import Annotated, Final
 
 from attrs import frozen
-from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
+from sqlalchemy import Index
 
-from agentpay_server.database.tables.base import KEY, UNIQUE, Seq, metadata, row, table_of
+from agentpay_server.database.tables.base import KEY, UNIQUE, Seq, row, table_of
 
-# The server's persistent identity (identity.py).
-server_state: Final = Table(
-    "server_state",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", LargeBinary, nullable=False),
-)
+
+@row("server_state")
+@frozen
+class StateRecord:
+    """A value of the server's persistent identity (assembly/identity.py)."""
+
+    name: Annotated[str, KEY]
+    value: bytes
+
+
+server_state: Final = table_of(StateRecord)
 
 
 @row("operators")
@@ -65,12 +69,17 @@ class SignInCodeRecord:
 
 sign_in_codes: Final = table_of(SignInCodeRecord)
 
-counters: Final = Table(
-    "counters",
-    metadata,
-    Column("name", Text, primary_key=True),
-    Column("value", BigInteger, nullable=False),
-)
+
+@row("counters")
+@frozen
+class CounterRecord:
+    """A counter of all servers."""
+
+    name: Annotated[str, KEY]
+    value: int
+
+
+counters: Final = table_of(CounterRecord)
 
 
 @row("audit", Index("ix_audit_operator", "operator_id", "seq"))
