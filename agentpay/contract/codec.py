@@ -87,7 +87,7 @@ def text_faults(value: object, path: str = "") -> tuple[FieldError, ...]:
     faults: list[FieldError] = []
     if isinstance(value, dict):
         for key, item in value.items():
-            name = _dotted(path, _shown(key))
+            name = _dotted(path, _quote(key))
             faults += text_faults(key, name)
             faults += text_faults(item, name)
     elif isinstance(value, list):
@@ -115,7 +115,7 @@ def _faults(error: BaseException, path: str) -> Iterator[FieldError]:
             if isinstance(inner, ForbiddenExtraKeysError):
                 for name in sorted(inner.extra_fields):
                     # A key is the caller's text: show it shortened and printable.
-                    yield FieldError(field=_dotted(path, _shown(name)), message="is not a known field")
+                    yield FieldError(field=_dotted(path, _quote(name)), message="is not a known field")
             else:
                 yield from _faults(inner, path)
     elif isinstance(error, IterableValidationError):
@@ -140,7 +140,7 @@ def _dotted(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _shown(name: object) -> str:
+def _quote(name: object) -> str:
     text = str(name)
     return "".join(c if c.isprintable() else "�" for c in text[:64]) + ("…" if len(text) > 64 else "")
 

@@ -341,7 +341,7 @@ class Accounts:
             **{name: getattr(policy, name) for name in POLICY_FIELDS if name in attrs.fields_dict(Budget)},
             requires_memo=policy.require_memo,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **(self._spending(connection, record, policy, left) | key_totals.shown(connection, key)),
+            **(self._spending(connection, record, policy, left) | key_totals.fields(connection, key)),
             remaining_total_usdc=None if left is None else from_micro(left),
         )
 

@@ -21,7 +21,7 @@ from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string, from_micro, to_micro
-from agentpay_server.platform.errors import named, shown
+from agentpay_server.platform.errors import named, quote
 
 _LISTED: Final = 50
 """Maximum number of allowlist entries in a refusal's message."""
@@ -167,7 +167,7 @@ def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
         names = (recipient.account_id, recipient.token_account, recipient.owner)
         if not any(name in allowed for name in names if name is not None):
             named = recipient.owner if spend.purpose in _TO_SELLERS else spend.to
-            return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(named)}."
+            return f"allowed_counterparties is {_listed(allowed)} and does not include {quote(named)}."
     return None
 
 
@@ -179,14 +179,14 @@ def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
         f"this {spend.purpose} has no category"
         if spend.category is None
         # The seller names the category of a payment.
-        else f"this {spend.purpose}'s category is {_shown_category(spend)}"
+        else f"this {spend.purpose}'s category is {_quoted_category(spend)}"
     )
     return f"categories is {_listed(allowed)} and {asked}."
 
 
-def _shown_category(spend: Spend) -> str:
+def _quoted_category(spend: Spend) -> str:
     category = spend.category or ""
-    return named(category) if spend.purpose in _TO_SELLERS else shown(category)
+    return named(category) if spend.purpose in _TO_SELLERS else quote(category)
 
 
 def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
@@ -248,7 +248,7 @@ def _balance(spend: Spend, means: Means) -> Refusal | None:
 
 
 def _listed(values: Iterable[str]) -> str:
-    items = [shown(value) for value in values]
+    items = [quote(value) for value in values]
     more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
     return "[" + ", ".join(items[:_LISTED]) + more + "]"
 

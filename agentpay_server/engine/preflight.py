@@ -16,7 +16,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.policy import Recipient, Refusal
 from agentpay_server.ledger import transactions
-from agentpay_server.platform.errors import Problem, shown
+from agentpay_server.platform.errors import Problem, quote
 
 _NO_OTHERS: Final[Mapping[str, AccountRecord | None]] = {}
 
@@ -157,5 +157,5 @@ def invalid_recipient(to: str, reason: str) -> Problem:
     """Return the error for a recipient that cannot be paid."""
     return Problem(
         ErrorCode.INVALID_RECIPIENT,
-        f"to {shown(to)!r} {reason}.",
+        f"to {quote(to)!r} {reason}.",
     )

@@ -75,7 +75,7 @@ def least(*limits_micro: int | None) -> int | None:
     return min((limit for limit in limits_micro if limit is not None), default=None)
 
 
-def shown(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
+def fields(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
     """Return the fields of a response that say what a key may spend in total, and what it has spent."""
     return {
         "max_total_usdc": None if key is None else from_micro(key.max_total_micro),

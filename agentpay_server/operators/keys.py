@@ -103,7 +103,7 @@ class Keys:
             cluster=cluster,
             is_test_money=cluster != MAINNET,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **await self._context.database.read(key_totals.shown, key_totals.of_principal(principal)),
+            **await self._context.database.read(key_totals.fields, key_totals.of_principal(principal)),
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
@@ -402,7 +402,7 @@ def _agent_keys(
 ) -> list[tuple[KeyRecord, dict[str, Any]]]:
     rows = store.AGENT_KEYS(connection, operator_id, before, count, now_us=now_us)
     return [
-        (row, key_totals.shown(connection, key_totals.limited(row.key_id, row.max_total))) for row in rows
+        (row, key_totals.fields(connection, key_totals.limited(row.key_id, row.max_total))) for row in rows
     ]
 
 

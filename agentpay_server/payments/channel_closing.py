@@ -45,7 +45,7 @@ from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
-from agentpay_server.sessions.responses import limits_of, report, shown
+from agentpay_server.sessions.responses import limits_of, report, to_response
 from agentpay_server.sessions.rules import check_transition, closed_by, retry_us
 from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, SESSIONS
 from agentpay_server.transfers.responses import report as report_transfer
@@ -94,7 +94,7 @@ class ChannelClosing:
         if channel.session.status == SessionStatus.CLOSING and channel.session.running_total:
             account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
             header = self.header(channel, account, channel.session.running_total, is_closing=True)
-        return shown(channel.session, header=header)
+        return to_response(channel.session, header=header)
 
     def header(
         self,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.policy import usdc_text
 from agentpay_server.payments.terms import ChallengeTerms
-from agentpay_server.platform.errors import shown
+from agentpay_server.platform.errors import quote
 from agentpay_server.transfers.store import splits_of
 
 
@@ -29,7 +29,7 @@ def _differences(
     transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, origin: str, memo: str | None
 ) -> Iterator[str]:
     if payment.origin != origin:
-        yield f"origin was {shown(payment.origin)} and is {shown(origin)}"
+        yield f"origin was {quote(payment.origin)} and is {quote(origin)}"
     if payment.protocol != terms.protocol.value:
         yield f"protocol was {payment.protocol} and is {terms.protocol.value}"
     if transfer.amount != terms.amount_micro:

@@ -23,7 +23,7 @@ from agentpay_server.payments import store
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.errors import invalid, not_found, shown
+from agentpay_server.platform.errors import invalid, not_found, quote
 from agentpay_server.platform.principals import Principal
 
 _ATTEMPTS: Final = 5
@@ -62,7 +62,7 @@ def _reason(pin: Pin, terms: ChallengeTerms, recipients: Collection[str]) -> str
     for recipient in recipients:
         if addresses is not None and recipient not in addresses:
             return (
-                f"recipients of the pin of {pin.origin} does not include {shown(recipient)}, a recipient "
+                f"recipients of the pin of {pin.origin} does not include {quote(recipient)}, a recipient "
                 "of the challenge."
             )
     return None
@@ -99,7 +99,7 @@ class Origins:
                 # A concurrent request has pinned the same origin.
                 if attempt == _ATTEMPTS - 1:
                     raise
-        return _shown(pin)
+        return _to_response(pin)
 
     async def get(self, principal: Principal, origin: str) -> PinnedOrigin:
         """Return the pin of an origin.
@@ -110,7 +110,7 @@ class Origins:
         pin = await self._database.read(store.PINS.get, (principal.operator_id, origin))
         if pin is None:
             raise not_found("origin", origin)
-        return _shown(pin)
+        return _to_response(pin)
 
     async def delete(self, principal: Principal, origin: str) -> None:
         """Delete the pin of an origin.
@@ -130,7 +130,7 @@ class Origins:
         listing = List("origins", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._database.read(store.PIN_PAGES, principal.operator_id, before, query.limit + 1)
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_shown)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_to_response)
 
     def _put(self, connection: Connection, principal: Principal, pin: Pin) -> None:
         before = store.PINS.remove(connection, (pin.operator_id, pin.origin))
@@ -167,7 +167,7 @@ def _checked(origin: str) -> str:
         raise invalid(FieldError(field="origin", message=str(error))) from None
 
 
-def _shown(pin: Pin) -> PinnedOrigin:
+def _to_response(pin: Pin) -> PinnedOrigin:
     return PinnedOrigin(
         origin=pin.origin,
         category=pin.category,

@@ -17,7 +17,7 @@ from agentpay_server.ledger.idempotency import Verdict, perform
 from agentpay_server.payments import rules, store, x402
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
 from agentpay_server.payments.channel_signing import landing_of
-from agentpay_server.payments.responses import problem_of, shown
+from agentpay_server.payments.responses import problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
 from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.payments.terms import Offer, Protocol, Skipped, UnreadableChallengeError
@@ -93,7 +93,7 @@ class Purchases:
         if transfer.status in _UNPRESENTED:
             return await self._presented(transfer, payment, view.offer, is_replay=True)
         if transfer.status == TransferStatus.PENDING_APPROVAL:
-            return shown(transfer, payment)
+            return to_response(transfer, payment)
         raise problem_of(transfer, is_replay=True)
 
     async def _presented(
@@ -105,7 +105,7 @@ class Purchases:
             header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
         else:
             header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
-        return shown(transfer, payment, header=header, is_replay=is_replay)
+        return to_response(transfer, payment, header=header, is_replay=is_replay)
 
     # --- Deciding -------------------------------------------------------------------------------------------
 
@@ -156,14 +156,16 @@ class Purchases:
         if decided is None:
             return None
         transfer = decided.record
-        if transfer.status == TransferStatus.SUBMITTED:
+        if transfer.status not in (TransferStatus.SUBMITTED, TransferStatus.PENDING_APPROVAL):
+            raise problem_of(transfer)
+        is_signed = transfer.status == TransferStatus.SUBMITTED
+        if is_signed:
             failpoint(Operation.PAYMENT, Step.SIGNED)
             self._watch.expect()
-            payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
+        payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
+        if is_signed:
             return await self._presented(transfer, payment, view.offer, is_replay=False)
-        if transfer.status == TransferStatus.PENDING_APPROVAL:
-            return shown(transfer, await self._database.read(store.PAYMENTS.existing, transfer.transfer_id))
-        raise problem_of(transfer)
+        return to_response(transfer, payment)
 
 
 def _offers(request: AuthorizePayment) -> Sequence[Offer | Skipped]:

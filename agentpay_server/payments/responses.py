@@ -10,12 +10,12 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
-from agentpay_server.transfers.responses import decided_at, refused, shown_splits
+from agentpay_server.transfers.responses import decided_at, refused, split_responses
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
 
 
-def shown(
+def to_response(
     transfer: TransferRecord,
     payment: PaymentRow,
     *,
@@ -58,7 +58,7 @@ def shown(
         is_replay=is_replay,
         error=transfer.error,
         message=transfer.message,
-        splits=shown_splits(transfer),
+        splits=split_responses(transfer),
     )
 
 

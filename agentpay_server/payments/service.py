@@ -24,7 +24,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
 from agentpay_server.payments.purchases import Purchases
-from agentpay_server.payments.responses import shown
+from agentpay_server.payments.responses import to_response
 from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
@@ -68,7 +68,7 @@ class Payments:
         if transfer.status == TransferStatus.SUBMITTED:
             await self._purchases.poll_one(payment)
             transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
-        return shown(transfer, payment)
+        return to_response(transfer, payment)
 
     async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
         """Return a page of payments, newest first; for an agent-scoped key, only those of its account.
@@ -90,7 +90,7 @@ class Payments:
             transfer_id=query.transfer_id,
             since_us=None if query.since is None else end_of_millisecond_us(query.since),
         )
-        return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
+        return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: to_response(*row))
 
     async def report_outcome(
         self, principal: Principal, transfer_id: str, request: ReportOutcome

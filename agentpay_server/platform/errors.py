@@ -84,7 +84,7 @@ def unauthorized() -> Problem:
 def not_found(kind: str, identifier: str) -> Problem:
     """The same for an unknown identifier and another operator's (interface E9)."""
     # A secret in the place of an identifier is not repeated, since error messages are stored.
-    name = "with this identifier" if identifier.startswith(("ap_", "whsec_")) else repr(shown(identifier))
+    name = "with this identifier" if identifier.startswith(("ap_", "whsec_")) else repr(quote(identifier))
     return Problem(ErrorCode.NOT_FOUND, f"No {kind} {name} is visible to this key.")
 
 
@@ -132,7 +132,7 @@ def named(text: str) -> str:
     return text if _WORD.fullmatch(text) else "not a name"
 
 
-def shown(text: str) -> str:
+def quote(text: str) -> str:
     """Make a caller's text printable, and at most 80 characters."""
     printable = "".join(character if character.isprintable() else "�" for character in text[:80])
     return printable + ("…" if len(text) > 80 else "")

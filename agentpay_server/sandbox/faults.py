@@ -11,7 +11,7 @@ from agentpay.contract.errors import FieldError
 from agentpay_server.contract.sandbox import HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.capturing import Restore, captured
-from agentpay_server.platform.errors import Problem, invalid, shown
+from agentpay_server.platform.errors import Problem, invalid, quote
 from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
 from agentpay_server.sandbox.request_faults import (
     OPERATIONS,
@@ -58,7 +58,7 @@ class Faults:
         if name.startswith(HTTP):
             if name.removeprefix(HTTP) not in OPERATIONS:
                 raise _bad_name(
-                    f"{shown(name)!r} is not an operation that can fail; write method and path as in the "
+                    f"{quote(name)!r} is not an operation that can fail; write method and path as in the "
                     "OpenAPI documents, such as 'http:POST /v1/transfers' or 'http:GET "
                     "/v1/accounts/{account_id}'. Sandbox operations cannot fail"
                 )
@@ -68,16 +68,16 @@ class Faults:
             if fault not in list(FacilitatorFault):
                 known = ", ".join(FacilitatorFault)
                 raise _bad_name(
-                    f"has an unknown fault of the facilitator: {shown(fault)!r}; available: {known}"
+                    f"has an unknown fault of the facilitator: {quote(fault)!r}; available: {known}"
                 )
             return
         if not name.startswith(CRASH_AT):
             known = f"{_NAMES}, {HTTP}<method> <path>, {FACILITATOR}<fault> and {CRASH_AT}<point>"
-            raise _bad_name(f"is unknown: {shown(name)!r}; available: {known}")
+            raise _bad_name(f"is unknown: {quote(name)!r}; available: {known}")
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:
             known = ", ".join(sorted(points.POINTS))
-            raise _bad_name(f"has an unknown failpoint: {shown(point)!r}; available: {known}")
+            raise _bad_name(f"has an unknown failpoint: {quote(point)!r}; available: {known}")
         if not self._may_crash:
             raise _bad_name(
                 "would kill the process that this server shares with its caller; run the server as a "

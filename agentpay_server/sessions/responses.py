@@ -23,7 +23,7 @@ REJECTED: Final = "rejected"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def shown(record: SessionRecord, *, header: tuple[str, str] | None = None) -> Session:
+def to_response(record: SessionRecord, *, header: tuple[str, str] | None = None) -> Session:
     """Return a session as callers see it; `header` are name and value of the one that closes its channel."""
     total, reason = from_micro(record.running_total), record.closing_reason
     is_settled = record.status == SessionStatus.SETTLED

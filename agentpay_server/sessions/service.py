@@ -43,7 +43,7 @@ from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
 from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
-from agentpay_server.sessions.responses import limits_of, refused, shown, stopped, unresolved
+from agentpay_server.sessions.responses import limits_of, refused, stopped, to_response, unresolved
 from agentpay_server.sessions.rules import OpeningTerms, closing_refusal
 
 
@@ -124,7 +124,7 @@ class Sessions:
             failpoint(Operation.SESSION_CHARGE, Step.POSTED)
             if charged.must_wake:
                 self._context.wakeup.set()
-            return shown(charged.session)
+            return to_response(charged.session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
         """Pay the charges, return the rest, and close the escrow. Closing again returns the same.
@@ -141,7 +141,7 @@ class Sessions:
         Raises:
             Problem: `not_found`.
         """
-        return shown(await self._database.read(own_session, principal, session_id))
+        return to_response(await self._database.read(own_session, principal, session_id))
 
     async def list(self, principal: Principal, query: ListSessions) -> PageBody[Session]:
         """Return a page of sessions, newest first; for an agent-scoped key, only those of its account.
@@ -162,7 +162,7 @@ class Sessions:
             status=query.status,
             idempotency_key=query.idempotency_key,
         )
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=to_response)
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
@@ -183,7 +183,7 @@ class Sessions:
                 raise unresolved(session)
             if session.status == SessionStatus.FAILED:
                 raise stopped(session)
-            return shown(session)
+            return to_response(session)
 
         read = partial(self._view, principal, request)
         return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
@@ -240,5 +240,5 @@ class Sessions:
         if session.status != SessionStatus.SETTLED:
             session = await self._closing.closed(session, self._authorizer.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:
-            return shown(session)
+            return to_response(session)
         raise unresolved(session) if session.error is None else stopped(session)

@@ -48,7 +48,7 @@ from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.outcomes import audited, rejection
-from agentpay_server.transfers.responses import final_response, report, shown, shown_splits
+from agentpay_server.transfers.responses import final_response, report, split_responses, to_response
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import Execution, own_transfer
 
@@ -163,7 +163,7 @@ class Approvals:
         if not is_rejected:
             raise _not_pending(await self._expired(transfer))
         self._report_ended(transfer)
-        return shown(transfer, self._chain)
+        return to_response(transfer, self._chain)
 
     async def next_due_us(self) -> int | None:
         """Return when the next pending transfer expires, if any."""
@@ -176,14 +176,14 @@ class Approvals:
         return bool(expired)
 
     def _listed(self, record: TransferRecord) -> PendingTransfer:
-        transfer = shown(record, self._chain)
+        transfer = to_response(record, self._chain)
         assert record.approval_expires_us is not None  # noqa: S101 - set when it became pending
         return PendingTransfer(
             **{field.name: getattr(transfer, field.name) for field in attrs.fields(Transfer)},
             category=record.category,
             created_at=from_us(record.created_us),
             expires_at=from_us(record.approval_expires_us),
-            splits=shown_splits(record),
+            splits=split_responses(record),
         )
 
     async def _expired(self, transfer: TransferRecord) -> TransferRecord:

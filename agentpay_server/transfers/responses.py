@@ -22,7 +22,7 @@ _REASONS: Final = frozenset(RejectionReason)
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-def shown(record: TransferRecord, chain: Chain) -> Transfer:
+def to_response(record: TransferRecord, chain: Chain) -> Transfer:
     """Return the current state of a transfer."""
     signature = record.tx_signature
     return Transfer(
@@ -41,7 +41,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
     )
 
 
-def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
+def split_responses(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
     """Return what other recipients than `to` get; None if all of it goes to `to`."""
     splits = [
         PaymentSplit(recipient=split.recipient, amount_usdc=from_micro(split.amount_micro))
@@ -59,7 +59,7 @@ def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = Fa
         Problem: it was refused, has failed, or its outcome is not known yet.
     """
     if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED):
-        return shown(record, chain)
+        return to_response(record, chain)
     if record.status == TransferStatus.SUBMITTED:
         raise Problem(
             ErrorCode.CHAIN_UNAVAILABLE,

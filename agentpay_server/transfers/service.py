@@ -34,7 +34,7 @@ from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
 from agentpay_server.transfers.intents import TransferIntent
-from agentpay_server.transfers.responses import final_response, report, shown
+from agentpay_server.transfers.responses import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
 
 _CLOCKS_APART_US: Final = HOUR_US
@@ -127,7 +127,7 @@ class Transfers:
             Problem: `not_found`, also for a transfer that the key may not see.
         """
         record = await self._database.read(own_transfer, principal, transfer_id)
-        return shown(record, self._chain)
+        return to_response(record, self._chain)
 
     async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
         """Return a page of transfers, newest first; for an agent-scoped key, only those of its account.
@@ -153,7 +153,7 @@ class Transfers:
             **since,
         )
         return listing.page(
-            rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
+            rows, query.limit, seq=lambda row: row.seq, item=lambda row: to_response(row, self._chain)
         )
 
 

@@ -14,7 +14,7 @@ from starlette.types import Scope
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
-from agentpay_server.platform.errors import Problem, invalid, shown
+from agentpay_server.platform.errors import Problem, invalid, quote
 
 HEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum size of the request line and all headers, of which one may repeat a seller's challenge."""
@@ -112,8 +112,8 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
     if host not in hosts:
         raise Problem(
             ErrorCode.MISDIRECTED_REQUEST,
-            f"This server does not accept requests for the host {shown(host)}. To accept them, start it with "
-            f"--allowed-host {shown(host)}, or pass allowed_hosts to listen().",
+            f"This server does not accept requests for the host {quote(host)}. To accept them, start it with "
+            f"--allowed-host {quote(host)}, or pass allowed_hosts to listen().",
             says_what_to_do=True,
         )
 
