@@ -39,6 +39,7 @@ from agentpay_server.payments.channel_opening import ChannelOpenHandler
 from agentpay_server.payments.channel_watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
+from agentpay_server.payments.reconciliation import Reconciliation
 from agentpay_server.payments.service import Payments
 from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.payments.settling import PaymentHandler
@@ -99,13 +100,15 @@ class Services:
         self.tasks: Tasks = context.tasks
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
-        self.settlement.reconcile_with(self.deposits.poll_before_spend)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
         # Without the sandbox's faults, which an automatic check must not use up.
         self.treasury: Treasury = Treasury(context, server.chain)
         self.funding: TreasuryFunding = TreasuryFunding(context, self.treasury)
-        authorizer = Authorizer(context, self.settlement, self.deposits.poll_before_spend, self.funding)
+        channels = ChannelClosing(context, self.settlement)
+        reconciliation = Reconciliation(context, self.deposits, channels)
+        self.settlement.reconcile_with(reconciliation.before_spend)
+        authorizer = Authorizer(context, self.settlement, reconciliation.before_spend, self.funding)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement, self.funding)
         closing = Closing(context, self.settlement)
@@ -115,7 +118,6 @@ class Services:
         self.checks: Checks = Checks(context, authorizer)
         self.approvals: Approvals = Approvals(context, execution)
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
-        channels = ChannelClosing(context, self.settlement)
         session_payments = SessionPayments(context, self.settlement, authorizer, channels, self.payment_watch)
         purchases = Purchases(context, execution, self.payment_watch, session_payments)
         self.payments: Payments = Payments(context, purchases, session_payments)

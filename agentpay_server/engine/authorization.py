@@ -183,8 +183,8 @@ class Authorizer:
     """Authorizes spends.
 
     Args:
-        reconcile: compares the debits of a token account with the books, once per start, and posts its
-            reported deposits.
+        reconcile: compares the debits and channels of a token account with the books, once per start, and
+            posts its reported deposits.
     """
 
     def __init__(
@@ -202,6 +202,17 @@ class Authorizer:
     def deadline(self) -> float:
         """Return the deadline of a request that starts now, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+
+    async def reconcile(self, source: AccountRecord) -> None:
+        """Compare an account with the chain before this process first signs for it.
+
+        Raises:
+            Problem: `chain_unavailable`.
+        """
+        try:
+            await self._reconcile(source.usdc_token_account)
+        except ChainUnreachableError:
+            raise chain_unavailable() from None
 
     async def preflight(self, to: str, parties: Parties) -> Preflight | None:
         """Read the on-chain data for a decision; None while the account is paused.

@@ -98,6 +98,10 @@ class Handler(Generic[S]):
     is_broadcast_by_us: ClassVar[bool] = True
     """Whether this service sends the transaction. Otherwise it is looked up on chain, and never replaced."""
 
+    is_replaced: ClassVar[bool] = True
+    """Whether another transaction follows an expired one that this service sends. Otherwise its expiry is an
+    outcome, which does not wait for an account that may not sign."""
+
     announces: ClassVar[bool] = False
     """Whether to emit an event that the transaction was sent, if it is not final at once."""
 

@@ -381,7 +381,7 @@ class Settlement:
         if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | StoredTransaction", current)
         await self._check_balance(tx)
-        if not handler.is_broadcast_by_us:
+        if not (handler.is_broadcast_by_us and handler.is_replaced):
             noted = self._context.wakeup.noted
             written = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(tx, written, noted)

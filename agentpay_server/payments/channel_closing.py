@@ -10,7 +10,6 @@ server. What is settled is what did not come back to the account in the transact
 """
 
 import json
-import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -42,9 +41,8 @@ from agentpay_server.payments.channel_rules import SEAL_US, Act, Due, is_ended_b
 from agentpay_server.payments.channel_store import CHANNELS, Channel
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
-from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import outcomes
+from agentpay_server.sessions import outcomes, unknown_payouts
 from agentpay_server.sessions.responses import limits_of, report, to_response
 from agentpay_server.sessions.rules import check_transition, closed_by, retry_us
 from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, SESSIONS
@@ -63,8 +61,6 @@ _REFUSED: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
     message="The chain refused a transaction that closes the channel; the service will sign another later.",
 )
-
-logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChannelClosing:
@@ -151,10 +147,32 @@ class ChannelClosing:
         if pending is not None:
             await self._driver.drive(pending)
             return True
-        found = await self._found(channel)
+        found = await self._compared(channel)
         if channel.session.status == SessionStatus.OPEN:
             return await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
         return await self._closed_further(channel, found)
+
+    async def compare(self, session_id: str) -> bool:
+        """Compare a session's channel with the books; return False while it is opening.
+
+        A channel that its seller has ended takes no voucher any more, and its payout is posted.
+
+        Raises:
+            ChainUnreachableError: the chain does not show yet what the seller has settled.
+        """
+        channel = await self._database.read(channel_store.of_session, session_id)
+        if channel.session.status not in (SessionStatus.OPEN, SessionStatus.CLOSING):
+            return channel.session.status != SessionStatus.OPENING
+        if not self._context.clock_check.agrees():
+            raise ChainUnreachableError("this server's clock differs from its database's")
+        found = await self._compared(channel)
+        if channel.session.status == SessionStatus.OPEN:
+            await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
+        if found is None:
+            if await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, session_id):
+                raise ChainUnreachableError("a transaction that closes a channel is in flight")
+            await self._post(channel)
+        return True
 
     async def _closed_further(self, channel: Channel, found: codecs.ChannelAccount | None) -> bool:
         session_id, now_us = channel.session.session_id, self._context.clock.now_us()
@@ -166,10 +184,15 @@ class ChannelClosing:
             return False
         return await self._sign_and_send(channel, due)
 
-    async def _found(self, channel: Channel) -> codecs.ChannelAccount | None:
-        assert channel.session.channel is not None  # noqa: S101 - it is a channel
-        (account,) = await self._chain.account_data([channel.session.channel])
-        return read_found(account)
+    async def _compared(self, channel: Channel) -> codecs.ChannelAccount | None:
+        """Return a channel as the chain shows it; stop its account if its seller has settled too much."""
+        session = channel.session
+        assert session.channel is not None  # noqa: S101 - it is a channel
+        (account,) = await self._chain.account_data([session.channel])
+        found = read_found(account)
+        if found is not None and is_beyond_books(session, found):
+            await unknown_payouts.compare_channel(self._context, session, found.settled_micro)
+        return found
 
     async def _sign_and_send(self, channel: Channel, due: Due) -> bool:
         account = await self._database.read(account_store.ACCOUNTS.existing, channel.session.account_id)
@@ -331,14 +354,7 @@ class ChannelClosing:
                 return False
             report(posted)
             if posted.settled is not None and posted.settled > posted.running_total:
-                log(
-                    logger,
-                    logging.ERROR,
-                    "session.refund_missing",
-                    session_id=posted.session_id,
-                    account_id=posted.account_id,
-                    tx_signature=payout.signature,
-                )
+                unknown_payouts.report(posted, payout.signature)
         return False
 
     def _posted(self, connection: Connection, session_id: str, payout: Payout) -> SessionRecord | None:
@@ -384,7 +400,19 @@ class ChannelClosing:
             is_credited=entries.is_deposit_posted(connection, session.account_id, payout.signature),
             shown=None if payment is None else payment[1:],
         )
-        return apply(unit, outcome if payment is None else evolve(outcome, changes=payment[:1]), tx)
+        if payment is not None:
+            outcome = evolve(outcome, changes=payment[:1])
+        elif found.settled_micro > session.running_total:
+            outcome = unknown_payouts.stopping(
+                outcome, session, payout.signature, settled_micro=found.settled_micro
+            )
+        return apply(unit, outcome, tx)
+
+
+def is_beyond_books(session: SessionRecord, found: codecs.ChannelAccount) -> bool:
+    """Return whether a seller has settled more than the books handed out."""
+    # What is settled of a payment up to a maximum, its seller signs.
+    return not upto.is_upto(session) and found.settled_micro > session.running_total
 
 
 def read_found(account: AccountData | None) -> codecs.ChannelAccount | None:
@@ -438,6 +466,8 @@ class ChannelCloseHandler(Handler[SessionRecord]):
     """
 
     kind = Kind.CHANNEL_CLOSE
+    # It only returns money to the account, also to one that may not sign.
+    is_replaced = False
     # The subject is read again under the account's lock: another server may have settled the session.
     needs_accounts = True
 
@@ -462,9 +492,9 @@ class ChannelCloseHandler(Handler[SessionRecord]):
         reason = ClosingReason.SETTLEMENT_REFUSED
         return outcomes.outcome_of(postponed(session, _REFUSED, reason, ending.now_us))
 
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> None:  # noqa: ARG002
-        """Sign nothing: what is due may be another step by now."""
-        return
+    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> None:
+        """Never called: what is due may be another step by now."""
+        raise NotImplementedError
 
     def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Look at the chain again."""

@@ -67,6 +67,15 @@ _UNSETTLED: Final = (
     .order_by(channels.c.seq)
     .limit(bindparam("count"))
 )
+_UNSETTLED_OF: Final = select(sessions.c.session_id).where(
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.channel.is_not(None),
+    IS_LISTED,
+    sessions.c.status.in_(
+        literal_column(f"'{status}'")
+        for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+    ),
+)
 # Each payment up to a maximum has a channel of its own; the fee budget limits what these cost.
 _OPENED_SINCE: Final = select(func.count()).where(
     sessions.c.session_id == channels.c.session_id,
@@ -119,6 +128,11 @@ def live(connection: Connection, account_id: str, terms_digest: str) -> Channel 
 def unsettled_after(connection: Connection, seq: int, count: int) -> list[Channel]:
     """Return up to `count` channels that are open or closing, by `seq`, above a given one."""
     return [_channel(row) for row in connection.execute(_UNSETTLED, {"after": seq, "count": count})]
+
+
+def unsettled_of(connection: Connection, account_id: str) -> list[str]:
+    """Return the sessions of an account that have an unsettled channel."""
+    return list(connection.execute(_UNSETTLED_OF, {"account_id": account_id}).scalars())
 
 
 def opened_since(connection: Connection, operator_id: str, origin: str, *, after_us: int) -> int:

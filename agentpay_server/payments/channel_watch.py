@@ -15,7 +15,7 @@ from agentpay_server.chain.channels.codecs import PROGRAM, OnchainStatus
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import channel_store
-from agentpay_server.payments.channel_closing import ChannelClosing, read_found
+from agentpay_server.payments.channel_closing import ChannelClosing, is_beyond_books, read_found
 from agentpay_server.payments.channel_rules import is_ended_by_seller
 from agentpay_server.payments.channel_store import Channel
 from agentpay_server.platform.errors import Problem
@@ -82,6 +82,7 @@ class ChannelWatch:
             found = read_found(account)
             is_open = channel.session.status == SessionStatus.OPEN
             is_gone = found is None or found.status is OnchainStatus.DISTRIBUTED
-            if is_gone or (is_open and is_ended_by_seller(found)):
+            is_beyond = found is not None and is_beyond_books(channel.session, found)
+            if is_gone or is_beyond or (is_open and is_ended_by_seller(found)):
                 changed.append(channel)
         return changed

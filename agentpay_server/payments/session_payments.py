@@ -223,6 +223,8 @@ class SessionPayments:
             url=request.url,
             pin=selected.pin,
         )
+        # An older copy of the database does not know the newest vouchers.
+        await self._authorizer.reconcile(selected.source)
         unit = OfAccounts(
             PayByVoucher(self._context, principal, charge),
             frozenset((charge.key.account_id,)),

@@ -40,7 +40,7 @@ from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import lost_escrow, outcomes, store
+from agentpay_server.sessions import outcomes, store, unknown_payouts
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
@@ -207,7 +207,7 @@ class Closing:
         except ChainUnreachableError as error:
             if isinstance(error, EscrowMissingError):
                 with suppress(ChainUnreachableError):
-                    await lost_escrow.compare(self._context, session)
+                    await unknown_payouts.compare(self._context, session)
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
@@ -310,7 +310,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         except EscrowMissingError:
             # In a restored database, a replacement that it does not know may have paid out the escrow.
             with suppress(ChainUnreachableError):
-                await lost_escrow.compare(context, subject)
+                await unknown_payouts.compare(context, subject)
             raise
 
     def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:

@@ -38,9 +38,21 @@ class SessionSeller(Seller):
         self, amount: int = 1_000, *, shares: list[tuple[str, int]] | None = None, **more: Any
     ) -> dict[str, Any]:
         """Return `headers` of a 402 whose offer is a session; `more` are further or other `methodDetails`."""
-        self._asked += 1
         blockhash = self._run(self.chain.latest_blockhash()).value
         slot = self._run(self.chain.blockhash_slot(blockhash))
+        return self.offer_session(blockhash, slot, amount, shares=shares, **more)
+
+    def offer_session(
+        self,
+        blockhash: str,
+        slot: int,
+        amount: int = 1_000,
+        *,
+        shares: list[tuple[str, int]] | None = None,
+        **more: Any,
+    ) -> dict[str, Any]:
+        """Return the same, for a blockhash and its slot."""
+        self._asked += 1
         details: dict[str, Any] = {
             "network": "localnet",
             "decimals": 6,

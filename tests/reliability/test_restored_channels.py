@@ -1,0 +1,278 @@
+"""A restored older database, while a seller settles vouchers that it does not know (P26, P28)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import signed
+from attrs import frozen
+from restored import FINALITY_SECONDS, Lives, lives_on, not_ready
+from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
+from worlds import Answer, Party, World, micro
+
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
+from agentpay_server.database import tables
+from agentpay_server.payments.channel_watch import ChannelWatch
+
+pytestmark = pytest.mark.anyio
+
+PRICE = 1_000
+CAP = 10_000
+FUNDS = 20_000_000
+LOST = ("lost-1", "lost-2")
+
+
+@frozen
+class Market:
+    """A seller of sessions, and the server of the moment that its payer uses."""
+
+    world: World
+    seller: SessionSeller
+
+    async def pay(self, payer: Party, key: str) -> Answer:
+        """Request to pay under a key; no voucher stays in flight."""
+        chain = self.world.runtime.context.chain
+        blockhash = (await chain.latest_blockhash()).value
+        slot = await chain.blockhash_slot(blockhash)
+        assert slot is not None
+        body = {"account_id": payer.account_id, "idempotency_key": key, "origin": ORIGIN}
+        offer = self.seller.offer_session(blockhash, slot, PRICE)
+        answer = await self.world.request(
+            "POST", "/ext/v1/payments", {**body, **offer, "session_cap": f"0.{CAP:06}"}
+        )
+        if answer.status == 201 and answer.body["step"] == "voucher":
+            outcome = f"/ext/v1/payments/{answer.body['charge_id']}/outcome"
+            assert (await self.world.request("POST", outcome, {"status_code": 200})).status == 200
+        return answer
+
+    async def paid(self, payer: Party, key: str) -> int:
+        """Pay under a key, open the channel if there is none, and return the total of the voucher."""
+        while True:
+            answer = await self.pay(payer, key)
+            assert answer.status == 201, answer
+            header = answer.body["header"]
+            if answer.body["step"] == "voucher":
+                return self.seller.take_voucher(header)
+            self.seller.opening = opening_in(self.seller.payload_in(header))
+            await self.world.runtime.context.chain.send(self.seller.cosigned(header))
+            await asyncio.sleep(FINALITY_SECONDS)
+
+    async def settle(self, *, closes: bool) -> None:
+        """Let the seller record its highest voucher on chain; with `closes`, it also ends the channel."""
+        seller, opening = self.seller, self.seller.opening
+        assert opening is not None
+        assert seller.signature is not None
+        voucher = Voucher(channel=opening.address, cumulative_micro=seller.cumulative)
+        if closes:
+            steps = codecs.close_instructions(
+                opening, treasury=TREASURIES["devnet"], voucher=voucher, signature=seller.signature
+            )
+        else:
+            verified = codecs.verify_voucher(voucher, opening.signer, seller.signature)
+            steps = (verified, codecs.settle(opening.address))
+        await seller._payer.send(*steps, cosigner=seller.wallet if closes else None)
+        await asyncio.sleep(1)
+
+    async def sessions(self) -> list[dict[str, Any]]:
+        return await self.world.rows(tables.sessions)
+
+    async def allow_signing(self, payer: Party) -> None:
+        path = f"/ext/v1/console/accounts/{payer.account_id}/allow-signing"
+        assert (await self.world.request("POST", path)).status == 200
+
+
+@pytest.fixture(params=["cluster", "embedded"])
+async def lives(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
+    async with lives_on(request.param, monkeypatch) as made:
+        yield made
+
+
+async def market_of(lives: Lives) -> Market:
+    world = await lives.start()
+    context = world.runtime.context
+    seller = SessionSeller(context.chain, context.signer, lambda _: None)
+    await seller._open()
+    return Market(world, seller)
+
+
+async def restarted(lives: Lives, market: Market) -> Market:
+    await lives.kill()
+    world = await lives.start()
+    seller = market.seller
+    for each in (seller.wallet, seller._payer):
+        each._chain = world.runtime.context.chain
+    return Market(world, seller)
+
+
+def unknown_payouts(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [line for line in caplog.messages if line.startswith("session.unknown_payout")]
+
+
+async def stops_of(world: World) -> list[dict[str, Any]]:
+    audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
+    return [entry for entry in audit if entry["action"] == "session.unknown_payout"]
+
+
+@pytest.fixture(params=["polled", "unpolled"])
+def _watch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Channels that the first request after a start finds as the start has left them, or not yet polled."""
+
+    async def nothing(_: ChannelWatch) -> bool:
+        return False
+
+    if request.param == "unpolled":
+        monkeypatch.setattr(ChannelWatch, "poll", nothing)
+
+
+@pytest.mark.usefixtures("_watch")
+@pytest.mark.parametrize("seconds", [0.0, 60.0], ids=["at once", "later"])
+async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid_again(
+    lives: Lives, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    restore = lives.disk.capture()
+    for key in LOST:
+        await market.paid(payer, key)
+    await market.settle(closes=True)
+    await asyncio.sleep(seconds)
+    restore()
+    market = await restarted(lives, market)
+    for _ in range(2):
+        for key in (*LOST, "new"):
+            refused = await market.pay(payer, key)
+            assert (refused.status, refused.error) == (503, "chain_unavailable"), refused
+        await asyncio.sleep(FINALITY_SECONDS)
+    assert "allow-signing" in (await market.pay(payer, "new")).body["message"]
+    assert await not_ready(market.world) == ["stopped_accounts"]
+    assert len(unknown_payouts(caplog)) == 1
+    (stop,) = await stops_of(market.world)
+    (session,) = await market.sessions()
+    assert (stop["subject"], session["status"]) == (session["session_id"], "settled")
+    assert (micro(stop["after"]["settled_usdc"]), session["settled"]) == (3 * PRICE, 3 * PRICE)
+    (row,) = await market.world.rows(tables.accounts, account_id=payer.account_id)
+    books = (row["balance"], row["in_flight"], row["session_reserved"])
+    assert books == (FUNDS - 3 * PRICE, 0, 0)
+    assert market.world.balance(payer) == FUNDS - 3 * PRICE
+    # An operator has looked: the account pays again, and the payout is found no second time.
+    await market.allow_signing(payer)
+    market.seller.cumulative = 0
+    assert await market.paid(payer, "new") == PRICE
+    market = await restarted(lives, market)
+    assert await market.paid(payer, "newer") == 2 * PRICE
+    assert await not_ready(market.world) == []
+    assert len(unknown_payouts(caplog)) == 1
+
+
+@pytest.mark.usefixtures("_watch")
+async def test_no_voucher_is_signed_for_a_total_that_the_chain_shows_as_settled_beyond_the_books(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    restore = lives.disk.capture()
+    for key in LOST:
+        await market.paid(payer, key)
+    await market.settle(closes=False)
+    await asyncio.sleep(FINALITY_SECONDS)
+    restore()
+    market = await restarted(lives, market)
+    for key in ("new", *LOST):
+        assert (await market.pay(payer, key)).error == "chain_unavailable"
+    assert len(unknown_payouts(caplog)) == 1
+    await market.allow_signing(payer)
+    # What the seller has settled counts as handed out.
+    assert await market.paid(payer, "new") == 4 * PRICE
+    await asyncio.sleep(60)
+    assert len(unknown_payouts(caplog)) == 1
+    assert await not_ready(market.world) == []
+
+
+@pytest.mark.usefixtures("_watch")
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_payout_beyond_the_books_is_found_when_nothing_is_left_of_the_channel(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    # An old channel leaves no account, and only its payout shows what was settled.
+    await asyncio.sleep(codecs.OPEN_SLOT_WINDOW * 0.4 + 60)
+    restore = lives.disk.capture()
+    await market.paid(payer, LOST[0])
+    await market.settle(closes=True)
+    restore()
+    market = await restarted(lives, market)
+    for _ in range(4):
+        assert (await market.pay(payer, LOST[0])).error == "chain_unavailable"
+        await asyncio.sleep(FINALITY_SECONDS)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
+    assert len(unknown_payouts(caplog)) == 1
+    (stop,) = await stops_of(market.world)
+    assert stop["after"]["tx_signature"] == session["settlement_tx_signature"]
+    assert await not_ready(market.world) == ["stopped_accounts"]
+
+
+async def test_a_total_settled_beyond_the_books_is_found_without_a_request(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    restore = lives.disk.capture()
+    await market.paid(payer, LOST[0])
+    restore()
+    market = await restarted(lives, market)
+    await asyncio.sleep(FINALITY_SECONDS)
+    await market.settle(closes=False)
+    await asyncio.sleep(60)
+    assert len(unknown_payouts(caplog)) == 1
+    assert await not_ready(market.world) == ["stopped_accounts"]
+
+
+async def test_settled_vouchers_that_the_books_know_stop_no_account(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "first") == PRICE
+    await market.settle(closes=False)
+    market = await restarted(lives, market)
+    assert await market.paid(payer, "second") == 2 * PRICE
+    await market.settle(closes=True)
+    market = await restarted(lives, market)
+    await asyncio.sleep(60)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
+    assert unknown_payouts(caplog) == []
+    assert await not_ready(market.world) == []
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_an_expired_close_of_a_channel_is_signed_again_for_a_stopped_account(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lives.cluster is not None
+    market = await market_of(lives)
+    payer, thief = await market.world.account("20"), await market.world.outside()
+    assert await market.paid(payer, "key") == PRICE
+    await market.world.drain_elsewhere(payer, thief, "3")  # type: ignore[attr-defined]
+    await asyncio.sleep(FINALITY_SECONDS + 10)
+    assert await not_ready(market.world) == ["stopped_accounts"]
+    (session,) = await market.sessions()
+    with monkeypatch.context() as nothing_lands:
+        nothing_lands.setattr(lives.cluster, "submit", lambda _: "")
+        close = f"/ext/v1/sessions/{session['session_id']}/close"
+        assert (await market.world.request("POST", close)).status == 200
+        await asyncio.sleep(200)
+    assert signed.expired(await market.world.rows(tables.chain_transactions, kind="channel_close"))
+    await asyncio.sleep(300 + GRACE_SECONDS)
+    (session,) = await market.sessions()
+    # The seller did not settle, so all of it has come back.
+    assert (session["status"], session["settled"]) == ("settled", 0)
+    assert market.world.balance(payer) == FUNDS - 3_000_000
