@@ -3,6 +3,7 @@
 Openings and vouchers are signed by hand here: what is tested is the seller. The chain is the judge.
 """
 
+import contextlib
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -560,6 +561,35 @@ def test_a_reply_of_upto_is_lost_after_settling(
     with pytest.raises(httpx.RemoteProtocolError):
         shop.get("/ask", headers=header)
     assert spent() == "0.001"
+
+
+# --- Settling on request ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", [mode for mode in SessionMode if mode is not SessionMode.OUT_OF_ORDER])
+def test_a_seller_that_is_told_to_settle_takes_its_highest_voucher_in_every_mode(
+    paywall: Paywall, shop: httpx.Client, payer: ChannelPayer, spent: Any, mode: SessionMode
+) -> None:
+    session = hostile(paywall, shop, payer, mode)
+    unanswered = (SessionMode.LOSE_REPLY, SessionMode.REFUSE_ACCEPTED)
+    with pytest.raises(httpx.RemoteProtocolError) if mode in unanswered else contextlib.nullcontext():
+        session.pay(1_000)
+    paywall.settle()
+    assert (session.status, spent()) == (OnchainStatus.DISTRIBUTED, "0.001")
+    assert str(paywall.channels.one().settled_usdc) == "0.001000"
+    paywall.settle()
+    assert spent() == "0.001"
+
+
+@pytest.mark.parametrize(("mode", "taken"), [(UptoMode.NEVER_SETTLE, "0.001"), (UptoMode.FAIL, "0")])
+def test_a_seller_that_is_told_to_settle_takes_what_the_request_has_cost(
+    paywall: Paywall, shop: httpx.Client, payer: ChannelPayer, spent: Any, mode: UptoMode, taken: str
+) -> None:
+    paywall.sell_upto("/ask", "0.01", charge="0.001", mode=mode)
+    shop.get("/ask", headers=payer.upto_header(entry_in(shop.get("/ask"))))
+    paywall.settle()
+    assert spent() == taken
+    assert paywall.channels.one().status == "settled"
 
 
 # --- Arguments --------------------------------------------------------------------------------------------

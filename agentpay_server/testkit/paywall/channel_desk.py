@@ -204,6 +204,19 @@ class ChannelDesk:
                 await self._poll(account)
         return bool(due)
 
+    async def settle(self) -> None:
+        """Settle every open channel, whatever the mode."""
+        for name, account in list(self._accounts.items()):
+            # A payment by `upto` that nothing was served for is about to be settled, or is polled soon.
+            is_undecided = account.protocol == "upto" and account.signature is None and not account.served
+            if account.status != "open" or name in self._busy or is_undecided:
+                continue
+            with contextlib.suppress(InvalidPaymentError):
+                if account.protocol == "upto" and account.signature is None:
+                    await self._take(name, account.spent_micro, expires_at=0)
+                else:
+                    await self._settle(name)
+
     def _watched(self) -> list[_Account]:
         return [
             account

@@ -265,6 +265,14 @@ class Paywall:
             mode=mode,
         )
 
+    def settle(self) -> None:
+        """Settle every open channel now, in every mode: take the highest voucher, or what `upto` has cost.
+
+        A seller settles when the payer closes, or later. This takes at once what the seller could take. A
+        channel that the chain does not let it settle stays `open` in `channels`.
+        """
+        self._home.owner.call(self._seller.desk.settle())
+
     @property
     def channels(self) -> Records[PaywallChannel]:
         """The channels that payers opened, oldest first."""
