@@ -16,8 +16,8 @@ from attrs import frozen
 
 from agentpay import __version__
 from agentpay_lab.crash_test import trial
-from agentpay_lab.crash_test.trial import Trial, TrialPlan, TrialReport
-from agentpay_server.paywall import Protocol
+from agentpay_lab.crash_test.orders import TrialProtocol, TrialReport
+from agentpay_lab.crash_test.trial import Trial, TrialPlan
 
 SEED, SECONDS = 2, 60.0
 ADAPTERS = Path(trial.__file__).with_name("adapters")
@@ -31,11 +31,13 @@ order. `scripts/trial_results.py` writes this page.
 | client | version | protocol | orders | kills | paid twice | found after | the shortest run that fails |
 | -- | -- | -- | -- | -- | -- | -- | -- |"""
 TAIL = """
-All trials: {date}, seed {seed}, at most {seconds:.0f} seconds of orders; a trial ends at the first order that
-was paid twice. The first row is the adapter of this project's client, whose payments the service makes
-under the order's name. The other clients sign with a wallet of their own, with their spend controls
-where they have some, and have no name for a purchase: their adapters call them again when they are asked
-again. The moments of kills depend on the machine, so the numbers of another run differ.
+All trials: {date}, seed {seed}, at most {seconds:.0f} seconds of orders; a trial ends at the first order
+that was paid twice. The first three rows are the adapter of this project's client, whose payments the
+service makes under the order's name. `session` is a session of MPP, and `upto` a scheme of x402. For
+both, what was settled from the channels of an order counts as paid for it. The other clients sign with a
+wallet of their own, with their spend controls where they have some, and have no name for a purchase:
+their adapters call them again when they are asked again. The moments of kills depend on the machine, so
+the numbers of another run differ.
 """
 
 
@@ -47,37 +49,37 @@ class Client:
     version: str
     packages: tuple[str, ...]
     adapter: str
-    protocol: Protocol
+    protocol: TrialProtocol
 
 
 CLIENTS = (
-    Client(
-        name="agentpay",
-        version=__version__,
-        packages=(),
-        adapter="payer.py",
-        protocol=Protocol.X402_V2,
+    *(
+        Client(name="agentpay", version=__version__, packages=(), adapter="payer.py", protocol=protocol)
+        for protocol in (TrialProtocol.X402_V2, TrialProtocol.SESSION, TrialProtocol.UPTO)
     ),
-    Client(
-        name="@x402/fetch (npm)",
-        version="2.27.0",
-        packages=("@x402/fetch@2.27.0", "@x402/core@2.27.0", "@x402/svm@2.27.0", "@solana/kit@5.5.1"),
-        adapter="wallets/x402_fetch.mjs",
-        protocol=Protocol.X402_V2,
+    *(
+        Client(
+            name="@x402/fetch (npm)",
+            version="2.27.0",
+            packages=("@x402/fetch@2.27.0", "@x402/core@2.27.0", "@x402/svm@2.27.0", "@solana/kit@5.5.1"),
+            adapter="wallets/x402_fetch.mjs",
+            protocol=protocol,
+        )
+        for protocol in (TrialProtocol.X402_V2, TrialProtocol.UPTO)
     ),
     Client(
         name="x402 (PyPI)",
         version="2.25.0",
         packages=("x402[svm,httpx]==2.25.0",),
         adapter="wallets/x402_python.py",
-        protocol=Protocol.X402_V2,
+        protocol=TrialProtocol.X402_V2,
     ),
     Client(
         name="pympp (PyPI)",
         version="0.16.0",
         packages=("pympp==0.16.0", "solders==0.29.0"),
         adapter="wallets/pympp_client.py",
-        protocol=Protocol.MPP,
+        protocol=TrialProtocol.MPP,
     ),
 )
 

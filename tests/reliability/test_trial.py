@@ -15,14 +15,32 @@ import pytest
 import validators
 from attrs import evolve
 from click.testing import CliRunner
+from solders.hash import Hash
+from solders.instruction import Instruction
+from solders.keypair import Keypair
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 
 from agentpay_lab.cli import main
 from agentpay_lab.crash_test import payer as payers
 from agentpay_lab.crash_test import trial
+from agentpay_lab.crash_test.node import LandedChannel, LandedPayments, channel_steps
+from agentpay_lab.crash_test.orders import (
+    Bought,
+    Kill,
+    TimelineEntry,
+    TrialOrder,
+    TrialProtocol,
+    TrialReport,
+)
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
 from agentpay_lab.crash_test.payer import Payer, PayerError
-from agentpay_lab.crash_test.trial import Bought, Kill, TimelineEntry, TrialOrder, TrialReport
-from agentpay_server.paywall import Mode, Protocol
+from agentpay_lab.crash_test.run import PRICE_USDC
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import OnchainTerms, Share, Voucher
+from agentpay_server.chain.instructions import USDC_MINTS
 
 ADAPTERS = Path(trial.__file__).with_name("adapters")
 
@@ -32,7 +50,10 @@ PLANTED = {
     "payer.sh": ('--arg key "$1"', '--arg key "$1-$(date +%N)"'),
     "payer.ts": ("idempotency_key: order", "idempotency_key: `${order}-${Math.random()}`"),
 }
-TYPES = re.compile(r"type Result = .*;|: (?:string|Promise<Result>|Result)(?=[,) ])| as \{[^}]*\}(?: \})?")
+TYPES = re.compile(
+    r"type (?:Result|Payment) = .*;|: (?:string|object|Promise<\w+>|Result)(?=[,) ])"
+    r"| as (?:Payment|\{[^}]*\})"
+)
 
 
 def run(*arguments: str) -> tuple[int, dict[str, Any]]:
@@ -58,23 +79,37 @@ def command_of(program: Path) -> list[str]:
     return ["node", str(plain)]
 
 
+EXACT = ("x402_v2", "mpp")
+TRIALS = [
+    *((name, EXACT) for name in PLANTED),
+    ("payer.py", ("session",)),
+    ("payer.py", ("upto",)),
+    ("payer.sh", ("session",)),
+    ("payer.ts", ("session", "upto")),
+]
+
+
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(("name", "protocols"), TRIALS)
+def test_a_new_key_on_each_retry_is_found_and_the_adapter_passes(
+    tmp_path: Path, name: str, protocols: tuple[str, ...]
+) -> None:
     program, page = tmp_path / name, tmp_path / "report.html"
     text = (ADAPTERS / name).read_text("utf-8")
     line, planted = PLANTED[name]
     assert line in text
+    options = ["--for", "300", "--seed", "2", *(f"--protocol={each}" for each in protocols)]
     program.write_text(text.replace(line, planted), "utf-8")
-    code, told = run("--for", "300", "--seed", "2", "--html", str(page), "--", *command_of(program))
+    code, told = run(*options, "--html", str(page), "--", *command_of(program))
     report = told["report"]
-    assert (code, told["has_passed"]) == (1, False)
+    assert (code, told["has_passed"], report["protocols"]) == (1, False, list(protocols))
     wrong = next(each for each in report["orders"] if each["order"] == report["first_wrong"])
-    assert wrong["landed"] > 1
+    assert wrong["landed"] > 1 or wrong["paid_usdc"] > float(PRICE_USDC)
     assert wrong["order"] in page.read_text("utf-8")
+    assert f"<td>{wrong['protocol']}</td>" in page.read_text("utf-8")
 
     program.write_text(text, "utf-8")
-    code, told = run("--for", "300", "--purchases", "6", "--seed", "2", "--", *command_of(program))
+    code, told = run(*options, "--purchases", "6", "--", *command_of(program))
     report = told["report"]
     assert (code, report["first_wrong"], report["stray_usdc"]) == (0, None, 0), report
     assert any(each["landed"] for each in report["orders"])
@@ -203,6 +238,12 @@ def test_children_of_a_payer_do_not_outlive_it(payer_of: Callable[[str], Payer],
     awaited(lambda: not status.exists() or "State:\tZ" in status.read_text())
 
 
+def test_protocols_are_chosen_only_for_a_payer_of_yours() -> None:
+    result = CliRunner().invoke(main, ["crash-test", "--protocol", "session"])
+    assert result.exit_code == 2
+    assert "--protocol needs COMMAND" in result.output
+
+
 def test_the_page_needs_a_directory() -> None:
     result = CliRunner().invoke(main, ["crash-test", "--html", "/does/not/exist/x.html", "--", "true"])
     assert result.exit_code == 2
@@ -219,7 +260,14 @@ def test_an_adapter_is_printed_to_start_from(language: str) -> None:
 # --- The report
 
 PAID_ONCE = Bought(
-    order="order-0", story="Once.", asked=1, result="served", landed=1, paid_usdc=Decimal("0.01"), timeline=()
+    order="order-0",
+    protocol=TrialProtocol.X402_V2,
+    story="Once.",
+    asked=1,
+    result="served",
+    landed=1,
+    paid_usdc=Decimal("0.01"),
+    timeline=(),
 )
 PAID_TWICE = evolve(
     PAID_ONCE,
@@ -229,7 +277,14 @@ PAID_TWICE = evolve(
     timeline=(TimelineEntry(seconds=Decimal("0.500"), what="a payment lands"),),
 )
 CLEAN = TrialReport(
-    seed=7, orders=(PAID_ONCE,), kills=1, first_wrong=None, shortest=None, stray_usdc=Decimal(0), seconds=3
+    seed=7,
+    protocols=(TrialProtocol.X402_V2,),
+    orders=(PAID_ONCE,),
+    kills=1,
+    first_wrong=None,
+    shortest=None,
+    stray_usdc=Decimal(0),
+    seconds=3,
 )
 
 
@@ -267,12 +322,69 @@ def test_a_price_above_the_order_is_wrong_too() -> None:
     assert not PAID_ONCE.is_wrong
 
 
-def test_simpler_orders_have_less_going_wrong() -> None:
-    order = TrialOrder(
-        name="x", mode=Mode.LOSE_REPLY, protocol=Protocol.MPP, kill=Kill.RANDOM, loses_reply=True
+def test_an_order_paid_through_channels_says_what_was_settled_from_how_many() -> None:
+    bought = evolve(PAID_ONCE, protocol=TrialProtocol.SESSION, paid_usdc=Decimal("0.02"))
+    report = evolve(CLEAN, protocols=(TrialProtocol.SESSION,), orders=(bought,), first_wrong="order-0")
+    words = "order-0 was paid 0.02 USDC through 1 channel, for a price of 0.01 (seed 7)."
+    assert words in verdict_of(report)
+    assert "1 orders by session" in next(iter(lines_of_trial(report)))
+    assert "<td>session</td>" in page_of(report)
+    assert "through 2 channels" in evolve(bought, landed=2).payments
+
+
+def test_a_channel_is_opened_for_its_recipients_and_paid_by_the_highest_voucher() -> None:
+    payer, signer, payee, other = (Keypair() for _ in range(4))
+    opening = OnchainTerms(
+        payer=payer.pubkey(),
+        rent_payer=payee.pubkey(),
+        payee=payee.pubkey(),
+        mint=Pubkey.from_string(USDC_MINTS["mainnet-beta"]),
+        signer=signer.pubkey(),
+        salt=1,
+        open_slot=5,
+        deposit_micro=100_000,
+        grace_seconds=900,
+        shares=(Share(other.pubkey(), 100),),
     )
-    simpler = list(trial._simpler(order))
+
+    def transaction(*steps: Instruction) -> VersionedTransaction:
+        message = MessageV0.try_compile(payee.pubkey(), list(steps), [], Hash.default())
+        return VersionedTransaction.populate(message, [Signature.default()] * 2)
+
+    def vouched(cumulative_micro: int) -> VersionedTransaction:
+        voucher = Voucher(channel=opening.address, cumulative_micro=cumulative_micro)
+        signature = signer.sign_message(voucher.message())
+        steps = codecs.close_instructions(
+            opening, treasury=codecs.TREASURIES["devnet"], voucher=voucher, signature=signature
+        )
+        return transaction(*steps)
+
+    unpaid = codecs.close_instructions(
+        opening, treasury=codecs.TREASURIES["devnet"], voucher=None, signature=None
+    )
+    assert list(channel_steps(transaction(codecs.open_channel(opening)))) == [opening]
+    assert list(channel_steps(vouched(20_000))) == [Voucher(channel=opening.address, cumulative_micro=20_000)]
+    assert list(channel_steps(transaction(*unpaid))) == []
+
+    channel = LandedChannel(
+        payer=str(payer.pubkey()), recipients=frozenset({"payee", "other"}), deposit_micro=1
+    )
+    landed = LandedPayments((), (channel,))
+    assert [list(landed.channels_to(each)) for each in ("payee", "other", "stranger")] == [
+        [channel],
+        [channel],
+        [],
+    ]
+
+
+@pytest.mark.parametrize("protocol", TrialProtocol)
+def test_simpler_orders_have_less_going_wrong(protocol: TrialProtocol) -> None:
+    order = TrialOrder(
+        name="x", mode=protocol.modes("lose_reply"), protocol=protocol, kill=Kill.RANDOM, loses_reply=True
+    )
+    simpler = list(order.simpler())
     assert not any(each.loses_reply for each in simpler)
     assert evolve(order, kill=None, loses_reply=False) in simpler
-    assert evolve(order, mode=Mode.HONEST, loses_reply=False) in simpler
+    assert evolve(order, mode=protocol.modes("honest"), loses_reply=False) in simpler
     assert order not in simpler
+    assert {each.kill for each in simpler} <= {None, *protocol.kills}

@@ -85,9 +85,9 @@ _ADAPTERS: Final = {
 @click.option(
     "--protocol",
     "protocols",
-    type=click.Choice(["x402_v2", "x402_v1", "mpp"]),
+    type=click.Choice(["x402_v2", "x402_v1", "mpp", "session", "upto"]),
     multiple=True,
-    help="With COMMAND: a protocol of the sellers. Repeatable.  [default: x402_v2 and mpp]",
+    help="With COMMAND: how the sellers are paid. Repeatable.  [default: x402_v2 and mpp]",
 )
 @takes_json
 def crash_test(
@@ -130,6 +130,10 @@ def crash_test(
             html=html,
         )
         return
+    if protocols:
+        raise click.UsageError(
+            "--protocol needs COMMAND: the agents of this test buy in every exact protocol."
+        )
     count = servers if servers is not None else (1 if database_url is None else 2)
     if count > 1 and database_url is None:
         raise click.UsageError("several servers need one PostgreSQL database: pass --database-url.")
@@ -174,11 +178,11 @@ def _try_payer(
     protocols: "Sequence[str]",
     html: Path | None,
 ) -> None:
+    from agentpay_lab.crash_test.orders import TrialProtocol  # noqa: PLC0415
     from agentpay_lab.crash_test.pages import lines_of_trial, page_of  # noqa: PLC0415 - as above
     from agentpay_lab.crash_test.payer import PayerError  # noqa: PLC0415
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
     from agentpay_lab.crash_test.trial import Trial, TrialPlan  # noqa: PLC0415
-    from agentpay_server.paywall import Protocol  # noqa: PLC0415 - as above
 
     if html is not None and not html.absolute().parent.is_dir():
         raise click.UsageError(f"--html: {html.parent} is not a directory.")
@@ -187,7 +191,7 @@ def _try_payer(
         seed=seed,
         seconds=seconds,
         orders=purchases or _MOST_ORDERS,
-        protocols=tuple(Protocol(each) for each in protocols),
+        protocols=tuple(TrialProtocol(each) for each in protocols),
     )
     try:
         with output.progress("Trying") as say:

@@ -1,21 +1,24 @@
 """The chain of a crash test: an embedded chain on a port, used as a cluster. It outlives every server."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import uvicorn
-from attrs import Factory, field, frozen
+from attrs import Factory, evolve, field, frozen
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.message import Message
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import ChannelError, Discriminator, OnchainTerms, Voucher
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import (
     MEMO_PROGRAM,
@@ -61,6 +64,22 @@ class LandedPayment:
         return sum(self.taken_micro.values())
 
 
+@frozen(kw_only=True)
+class LandedChannel:
+    """A payment channel that was opened; amounts in micro-USDC.
+
+    Attributes:
+        payer: address of the owner who paid the deposit.
+        recipients: addresses of the payee and of everyone who has a share.
+        settled_micro: cumulative amount of the highest voucher that was settled: what the payer has paid.
+    """
+
+    payer: str
+    recipients: frozenset[str]
+    deposit_micro: int
+    settled_micro: int = 0
+
+
 def _by_memo(landed: "LandedPayments") -> dict[str, list[LandedPayment]]:
     found: defaultdict[str, list[LandedPayment]] = defaultdict(list)
     for payment in landed.payments:
@@ -71,9 +90,13 @@ def _by_memo(landed: "LandedPayments") -> dict[str, list[LandedPayment]]:
 
 @frozen
 class LandedPayments:
-    """The payments that landed, oldest first. A purchase is identified by its memo."""
+    """The payments that landed, oldest first.
+
+    A purchase is identified by its memo, or, through a channel, by a recipient of its own.
+    """
 
     payments: Sequence[LandedPayment]
+    channels: Sequence[LandedChannel] = ()
     _by_memo: dict[str, list[LandedPayment]] = field(
         init=False, repr=False, eq=False, default=Factory(_by_memo, takes_self=True)
     )
@@ -87,6 +110,10 @@ class LandedPayments:
     def micro(self, purchase: str) -> int:
         return sum(payment.amount_micro for payment in self.of(purchase))
 
+    def channels_to(self, recipient: str) -> Sequence[LandedChannel]:
+        """Return the channels from which a recipient is paid."""
+        return [channel for channel in self.channels if recipient in channel.recipients]
+
 
 class ChainNode:
     """A running chain with its RPC node; `environment` has the keys that a server on it needs."""
@@ -97,6 +124,7 @@ class ChainNode:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._payments: list[LandedPayment] = []
+        self._channels: dict[str, LandedChannel] = {}
         self._socket = bound_socket("127.0.0.1", 0)
         self._owner = OwnerThread("crash-test-chain")
         self._owner.call(self._start())
@@ -108,7 +136,7 @@ class ChainNode:
 
     def landed(self) -> LandedPayments:
         with self._lock:
-            return LandedPayments(tuple(self._payments))
+            return LandedPayments(tuple(self._payments), tuple(self._channels.values()))
 
     @property
     def usdc_mint(self) -> str:
@@ -194,3 +222,33 @@ class ChainNode:
         payment = LandedPayment(signature=signature, memos=memos, taken_micro=taken_micro)
         with self._lock:
             self._payments.append(payment)
+            for step in channel_steps(transaction):
+                self._note_channel(step)
+
+    def _note_channel(self, step: OnchainTerms | Voucher) -> None:
+        if isinstance(step, OnchainTerms):
+            owners = {step.payee, *(share.recipient for share in step.shares)}
+            self._channels[str(step.address)] = LandedChannel(
+                payer=str(step.payer),
+                recipients=frozenset(map(str, owners)),
+                deposit_micro=step.deposit_micro,
+            )
+        elif channel := self._channels.get(str(step.channel)):
+            self._channels[str(step.channel)] = evolve(channel, settled_micro=step.cumulative_micro)
+
+
+def channel_steps(transaction: VersionedTransaction) -> Iterator[OnchainTerms | Voucher]:
+    """Yield the channels that a transaction opens, and the vouchers that it settles, if it succeeds.
+
+    The program accepts a voucher only if it is above the settled one, and verified by the instruction before.
+    """
+    keys, steps = transaction.message.account_keys, transaction.message.instructions
+    for number, step in enumerate(steps):
+        if keys[step.program_id_index] != codecs.PROGRAM:
+            continue
+        data = bytes(step.data)
+        if data[0] == Discriminator.OPEN:
+            with contextlib.suppress(ChannelError):
+                yield codecs.read_opening([keys[index] for index in step.accounts], data)
+        elif data[0] == Discriminator.SETTLE or data[:2] == bytes((Discriminator.SETTLE_AND_SEAL, 1)):
+            yield Voucher.of(bytes(steps[number - 1].data)[-codecs.VOUCHER_BYTES :])

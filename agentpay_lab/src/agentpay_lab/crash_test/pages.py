@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
-from agentpay_lab.crash_test.trial import Bought, TrialReport
+from agentpay_lab.crash_test.orders import Bought, TrialReport
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
@@ -16,8 +16,7 @@ def verdict_of(report: TrialReport) -> str:
     """Return the verdict as a sentence."""
     if report.first_wrong is not None:
         wrong = next(each for each in report.orders if each.order == report.first_wrong)
-        paid = f"{wrong.order} was paid {wrong.landed} times, {wrong.paid_usdc} USDC"
-        return f"FAILED: {paid} (seed {report.seed})."
+        return f"FAILED: {wrong.order} was {wrong.payments} (seed {report.seed})."
     if report.stray_usdc:
         return f"FAILED: {report.stray_usdc} USDC were paid for no order (seed {report.seed})."
     if not report.has_passed:
@@ -31,13 +30,13 @@ def lines_of_trial(report: TrialReport) -> Iterator[str]:
     paid = sum(1 for each in report.orders if each.landed)
     asked = sum(each.asked for each in report.orders)
     yield (
-        f"{len(report.orders)} orders, asked {asked} times, {paid} paid, "
+        f"{len(report.orders)} orders by {_protocols(report)}, asked {asked} times, {paid} paid, "
         f"{sum(1 for each in report.orders if each.is_wrong)} paid twice or too much; "
         f"the payer was killed {report.kills} times in {report.seconds} s"
     )
     for each in report.orders:
         if each.is_wrong:
-            yield f"  {each.order}: paid {each.landed} times, {each.paid_usdc} USDC. {each.story}"
+            yield f"  {each.order}: {each.payments}. {each.story}"
     if report.shortest is not None:
         yield f"The shortest run found that fails: {report.shortest.story}"
         for moment in report.shortest.timeline:
@@ -49,7 +48,7 @@ def page_of(report: TrialReport) -> str:
     """Return a report as an HTML page that needs no other file."""
     rows = "".join(
         f"<tr{' class=wrong' if each.is_wrong else ''}><td><code>{escape(each.order)}</code></td>"
-        f"<td>{escape(each.story)}</td><td>{each.asked}</td><td>{escape(each.result)}</td>"
+        f"<td>{each.protocol}</td><td>{escape(each.story)}</td><td>{each.asked}</td><td>{escape(each.result)}</td>"
         f"<td>{each.landed}</td><td>{each.paid_usdc}</td></tr>"
         for each in report.orders
     )
@@ -59,8 +58,9 @@ def page_of(report: TrialReport) -> str:
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><title>Crash test</title>"
         f"<style>{_STYLE}</style><h1>{escape(verdict_of(report))}</h1>"
-        f"<p>The payer was killed {report.kills} times in {report.seconds} s.</p>"
-        "<table><tr><th>Order<th>What went wrong<th>Asked<th>Result<th>Landed<th>USDC</tr>"
+        f"<p>Orders by {_protocols(report)}. "
+        f"The payer was killed {report.kills} times in {report.seconds} s.</p>"
+        "<table><tr><th>Order<th>Protocol<th>What went wrong<th>Asked<th>Result<th>Landed<th>USDC</tr>"
         f"{rows}</table>{failures}</html>\n"
     )
 
@@ -70,5 +70,9 @@ def _failure(bought: Bought, title: str) -> str:
         f"<tr><td>{moment.seconds:.3f} s</td><td>{escape(moment.what)}</td></tr>"
         for moment in bought.timeline
     )
-    paid = f"Paid {bought.landed} times, {bought.paid_usdc} USDC."
-    return f"<h2>{escape(title)}</h2><p>{escape(bought.story)} {paid}</p><table>{moments}</table>"
+    said = escape(f"{bought.story} It was {bought.payments}.")
+    return f"<h2>{escape(title)}</h2><p>{said}</p><table>{moments}</table>"
+
+
+def _protocols(report: TrialReport) -> str:
+    return " and ".join(report.protocols)

@@ -3,9 +3,15 @@
 A payer is a process. It reads an order per line from standard input, buys, and writes a line with the result.
 It is killed at chosen and at random moments, started again, and asked for the same order again, while sellers
 misbehave and replies are lost. What counts is the chain: each order landed at most once, for its price.
+
+An exact payment names its order in its memo. A channel has no memo, so each order by session or `upto` has a
+seller of its own: an origin, so that the payer opens a channel for this order alone, and a payee, which the
+chain shows. When the order is over, the seller settles the highest voucher that it holds, in every mode,
+because it could. What was settled from all channels of the order is what was paid for it.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import os
@@ -14,9 +20,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -27,122 +32,40 @@ from attrs import define, evolve, field, frozen
 from agentpay import AgentPay
 from agentpay.contract.identity import KeyKind
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_lab.crash_test.node import ChainNode
+from agentpay_lab.crash_test.node import ChainNode, LandedChannel
+from agentpay_lab.crash_test.orders import (
+    Bought,
+    Kill,
+    SellerMode,
+    TimelineEntry,
+    TrialOrder,
+    TrialProtocol,
+    TrialReport,
+)
 from agentpay_lab.crash_test.payer import DIRECTORY, POLL_SECONDS, Payer
 from agentpay_lab.crash_test.run import PRICE_USDC, SPEED
 from agentpay_lab.crash_test.servers import ServerProcess
 from agentpay_server.clients import Sandbox
-from agentpay_server.paywall import Mode, Paywall, Protocol
+from agentpay_server.paywall import Mode, Paywall, SessionMode
 from agentpay_server.platform.credentials import new_key
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
+CHARGE_USDC: Final = Decimal("0.006")
+"""What a request costs by `upto`; the price is its maximum."""
+
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
-_LATEST_SECONDS: Final = 30.0
-"""How long sellers may broadcast after the end, in real time: longer than they hold a payment."""
+_LATEST_SECONDS: Final = 90.0
+"""How long sellers may broadcast after the end, by the chain's clock: longer than they hold a payment."""
+
+_SETTLE_SECONDS: Final = 10.0
+_TURN_SECONDS: Final = 31.0
+"""How long the service waits for the outcome of a voucher before it signs the next one, and a little more."""
 
 _RANDOM_KILL_SECONDS: Final = 1.5
 _SHRINK_SECONDS: Final = 40.0
 _LOST_REPLY: Final = "http:POST /ext/v1/payments"
-
-
-class Kill(StrEnum):
-    """When the payer is killed."""
-
-    ASKED = "when the seller has asked for payment"
-    PAID = "when the seller has received the payment"
-    LANDED = "when the payment has landed"
-    RANDOM = "at a random moment"
-
-
-@frozen(kw_only=True)
-class TrialOrder:
-    """An order, and what goes wrong with it.
-
-    Attributes:
-        name: its name, which is also the memo of its payment on the chain.
-        mode: how the seller behaves.
-        kill: when the payer is killed, at the first try; None if it is not.
-        kill_after: for a random moment: seconds after the order was sent.
-        loses_reply: whether the service's reply to the first payment is lost.
-    """
-
-    name: str
-    mode: Mode
-    protocol: Protocol
-    kill: Kill | None
-    kill_after: float = 0.0
-    loses_reply: bool = False
-
-    @property
-    def story(self) -> str:
-        """What goes wrong, as a sentence."""
-        parts = [f"The seller is {self.mode.value}"]
-        if self.kill is not None:
-            parts.append(f"the payer is killed {self.kill.value}")
-        if self.loses_reply:
-            parts.append("the service's reply to the payment is lost")
-        return f"{', '.join(parts)}."
-
-
-@frozen(kw_only=True)
-class TimelineEntry:
-    """Something that happened to an order: seconds since the order was first sent, and what."""
-
-    seconds: Decimal
-    what: str
-
-
-@frozen(kw_only=True)
-class Bought:
-    """The result of an order, counted on the chain.
-
-    Attributes:
-        order: its name.
-        story: what went wrong around it.
-        asked: how often the payer was asked for it.
-        result: the payer's last word: `served`, `refused`, `failed`, or empty.
-        landed: how many payments landed.
-        paid_usdc: their sum.
-    """
-
-    order: str
-    story: str
-    asked: int
-    result: str
-    landed: int
-    paid_usdc: Decimal
-    timeline: tuple[TimelineEntry, ...]
-
-    @property
-    def is_wrong(self) -> bool:
-        """Whether it was paid more than once, or for more than its price."""
-        return self.landed > 1 or self.paid_usdc > PRICE_USDC
-
-
-@frozen(kw_only=True)
-class TrialReport:
-    """The verdict of a trial.
-
-    Attributes:
-        first_wrong: the first order that was paid twice or too much; None if none was.
-        shortest: the shortest run found that still fails; None if none failed, or none could be repeated.
-        stray_usdc: paid from the payer's accounts, and for no order.
-    """
-
-    seed: int
-    orders: tuple[Bought, ...]
-    kills: int
-    first_wrong: str | None
-    shortest: Bought | None
-    stray_usdc: Decimal
-    seconds: int
-
-    @property
-    def has_passed(self) -> bool:
-        """Whether something was paid, and nothing twice, too much or for no order."""
-        return self.first_wrong is None and not self.stray_usdc and any(each.landed for each in self.orders)
 
 
 @frozen(kw_only=True)
@@ -160,14 +83,16 @@ class TrialPlan:
     seed: int
     seconds: float
     orders: int
-    protocols: tuple[Protocol, ...] = (Protocol.X402_V2, Protocol.MPP)
+    protocols: tuple[TrialProtocol, ...] = (TrialProtocol.X402_V2, TrialProtocol.MPP)
 
 
 @define
 class _Tried:
     order: TrialOrder
+    recipient: str
     asked: int = 0
     result: str = ""
+    is_killed: bool = False
     is_silent: bool = False
     began: float = field(factory=time.monotonic)
     timeline: list[TimelineEntry] = field(factory=list)
@@ -185,6 +110,7 @@ class _World:
     key: str = field(repr=False)
     environment: dict[str, str] = field(repr=False)
     own_accounts: frozenset[str]
+    own_addresses: frozenset[str]
 
 
 class Trial:
@@ -194,6 +120,11 @@ class Trial:
         self._plan = plan
         self._say = say
         self._random = random.Random(plan.seed)  # noqa: S311 - no secret depends on it
+        # The expiry of a voucher is compared with the clocks of payer, seller and chain.
+        self._speed = 1 if any(each.has_channels for each in plan.protocols) else SPEED
+        self._is_buying = False
+        # Of the orders that are paid through channels.
+        self._recipients: set[str] = set()
 
     def run(self) -> TrialReport:
         """Give the orders, kill, wait for every payment to end, count, and look for a shorter failure.
@@ -213,7 +144,7 @@ class Trial:
             finally:
                 payer.kill(counts=False)
             self._say("waiting for every payment to end")
-            _await_end(world.shop)
+            self._await_end(world.shop)
             bought = [self._counted(world, each) for each in tried]
             wrong = next((each for each in bought if each.is_wrong), None)
             shortest = None
@@ -222,6 +153,7 @@ class Trial:
                 shortest = self._shortest(world, scratch, order)
             return TrialReport(
                 seed=self._plan.seed,
+                protocols=self._plan.protocols,
                 orders=tuple(bought),
                 kills=payer.kills,
                 first_wrong=None if wrong is None else wrong.order,
@@ -235,7 +167,7 @@ class Trial:
     @contextlib.contextmanager
     def _world(self, scratch: Path) -> Iterator[_World]:
         key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
-        with contextlib.closing(ChainNode(speed=SPEED)) as node:
+        with contextlib.closing(ChainNode(speed=self._speed)) as node:
             options = ["--rpc-url", node.url, "--operator-key", key, "--no-dashboard"]
             options += ["--data-dir", str(scratch / "data")]
             environment = {**node.environment, "AGENTPAY_SERVER_ENCRYPTION_KEY": secrets.token_hex(32)}
@@ -265,8 +197,10 @@ class Trial:
             "TRIAL_USDC_MINT": node.usdc_mint,
             "TRIAL_WALLET_SECRET": json.dumps(list(bytes(wallet))),
         }
-        own = frozenset({account.usdc_token_account, node.token_account(str(wallet.pubkey()))})
-        return _World(node, server, shop, key, environment, own)
+        address = str(wallet.pubkey())
+        accounts = frozenset({account.usdc_token_account, node.token_account(address)})
+        addresses = frozenset({account.chain_address, address})
+        return _World(node, server, shop, key, environment, accounts, addresses)
 
     def _payer(self, world: _World, scratch: Path, name: str) -> Payer:
         disk = scratch / name
@@ -280,11 +214,12 @@ class Trial:
         tried: list[_Tried] = []
         ends_at = time.monotonic() + self._plan.seconds
         # Every mode and kind of kill comes early, in an order that the seed decides.
-        modes = [Mode.HONEST, *self._random.sample(list(Mode), len(Mode))]
+        kinds = dict.fromkeys(protocol.modes for protocol in self._plan.protocols)
+        modes = {kind: itertools.cycle([kind("honest"), *self._shuffled(kind)]) for kind in kinds}
         for number in range(self._plan.orders):
             if time.monotonic() >= ends_at:
                 break
-            order = self._order(f"order-{number}", modes[number % len(modes)])
+            order = self._order(f"order-{number}", modes)
             self._say(f"order {number + 1}: {order.story}")
             tried.append(self._try(world, payer, order, ends_at))
             if any(self._counted(world, each).is_wrong for each in tried):
@@ -292,57 +227,94 @@ class Trial:
                 break
         return tried
 
-    def _order(self, name: str, mode: Mode) -> TrialOrder:
+    def _shuffled(self, kind: type[SellerMode]) -> list[SellerMode]:
+        return self._random.sample(list(kind), len(kind))
+
+    def _order(self, name: str, modes: Mapping[type[SellerMode], Iterator[SellerMode]]) -> TrialOrder:
         chance = self._random
+        protocol = chance.choice(self._plan.protocols)
         return TrialOrder(
             name=name,
-            mode=mode,
-            protocol=chance.choice(self._plan.protocols),
-            kill=chance.choice((None, *Kill)),
+            mode=next(modes[protocol.modes]),
+            protocol=protocol,
+            kill=chance.choice((None, *protocol.kills)),
             kill_after=chance.uniform(0, _RANDOM_KILL_SECONDS),
             loses_reply=chance.random() < 0.3,
         )
 
     def _try(self, world: _World, payer: Payer, order: TrialOrder, ends_at: float = math.inf) -> _Tried:
-        tried = _Tried(order)
-        protocols = [order.protocol]
-        world.shop.sell(
-            f"/{order.name}", PRICE_USDC, protocols=protocols, external_id=order.name, mode=order.mode
-        )
-        if order.loses_reply:
-            _lose_reply(world)
+        with self._seller(world, order) as seller:
+            tried = _Tried(order, seller.recipient)
+            if order.loses_reply:
+                _lose_reply(world)
+            self._ask(world, seller, payer, tried, ends_at)
+            if order.loses_reply:
+                _lose_no_reply(world)
+            if order.protocol.has_channels:
+                _settle(seller)
+                settled_micro = sum(each.settled_micro for each in _channels_of(world, tried))
+                tried.note(f"the seller has settled {from_micro(settled_micro)} USDC")
+        return tried
+
+    @contextlib.contextmanager
+    def _seller(self, world: _World, order: TrialOrder) -> Iterator[Paywall]:
+        """Yield the seller of an order: for exact payments always the same, else one of its own."""
+        path, mode = f"/{order.name}", order.mode
+        if isinstance(mode, Mode):
+            protocols = [order.protocol.value]
+            world.shop.sell(path, PRICE_USDC, protocols=protocols, external_id=order.name, mode=mode)
+            yield world.shop
+            return
+        with Paywall(rpc_url=world.node.url, clock=world.node.clock) as seller:
+            if isinstance(mode, SessionMode):
+                seller.sell_by_session(path, PRICE_USDC, mode=mode)
+            else:
+                seller.sell_upto(path, PRICE_USDC, charge=CHARGE_USDC, mode=mode)
+            self._recipients.add(seller.recipient)
+            seller.listen()
+            yield seller
+
+    def _ask(self, world: _World, seller: Paywall, payer: Payer, tried: _Tried, ends_at: float) -> None:
+        order = tried.order
+        asked = {
+            "order": order.name,
+            "url": f"{seller.base_url}/{order.name}",
+            "price_usdc": f"{PRICE_USDC:.6f}",
+            "protocol": order.protocol.value,
+        }
         for number in range(TRIES):
+            if number == TRIES - 1 and _waits_for_turn(tried) and time.monotonic() < ends_at:
+                tried.note("the service waits for the outcome of the dead payer's voucher")
+                time.sleep(_TURN_SECONDS)
             tried.asked += 1
             tried.note("asked")
-            url = f"{world.shop.base_url}/{order.name}"
-            payer.ask({"order": order.name, "url": url, "price_usdc": f"{PRICE_USDC:.6f}"})
+            payer.ask(asked)
             kill = order.kill if number == 0 else None
-            tried.result = self._await(world, payer, tried, kill)
+            tried.result = self._await(world, seller, payer, tried, kill)
             if tried.result in ("served", "refused"):
                 break
             if tried.is_silent and time.monotonic() >= ends_at:
                 break
-        if order.loses_reply:
-            _lose_no_reply(world)
-        return tried
 
-    def _await(self, world: _World, payer: Payer, tried: _Tried, kill: Kill | None) -> str:
+    def _await(self, world: _World, seller: Paywall, payer: Payer, tried: _Tried, kill: Kill | None) -> str:
         """Wait for the payer's word, or kill it; note what the seller and the chain saw."""
-        began, seen = time.monotonic(), _Seen(world, tried)
+        began, seen = time.monotonic(), _Seen(world, seller, tried)
         while True:
             time.sleep(POLL_SECONDS)
             result = payer.result(tried.order.name)
             seen.look()
+            self._is_buying |= seen.has_requests
             if result is not None:
                 tried.note(f"the payer says: {result or 'nothing'}")
                 return result
             waited = time.monotonic() - began
             if kill is not None and seen.is_time_for(kill, waited, tried.order):
                 payer.kill()
+                tried.is_killed = True
                 tried.note("the payer is killed")
                 return ""
             if payer.has_ended:
-                if world.shop.requests:
+                if self._is_buying:
                     # It buys, so what it paid counts, however it ends.
                     payer.kill(counts=False)
                 else:
@@ -355,26 +327,40 @@ class Trial:
                 tried.note(f"the payer is killed: no result came within {_REPLY_SECONDS:.0f} seconds")
                 return ""
 
+    def _await_end(self, shop: Paywall) -> None:
+        deadline = time.monotonic() + _LATEST_SECONDS / self._speed
+        while time.monotonic() < deadline and any(sale.status == "held" for sale in shop.sales):
+            time.sleep(0.1)
+
     # --- The verdict
 
     def _counted(self, world: _World, tried: _Tried) -> Bought:
         landed = world.node.landed().of(tried.order.name)
+        amounts = [payment.amount_micro for payment in landed]
+        amounts += [each.settled_micro for each in _channels_of(world, tried) if each.settled_micro]
         return Bought(
             order=tried.order.name,
+            protocol=tried.order.protocol,
             story=tried.order.story,
             asked=tried.asked,
             result=tried.result,
-            landed=len(landed),
-            paid_usdc=from_micro(sum(payment.amount_micro for payment in landed)),
+            landed=len(amounts),
+            paid_usdc=from_micro(sum(amounts)),
             timeline=tuple(tried.timeline),
         )
 
     def _stray_micro(self, world: _World) -> int:
-        """Return what the payer's accounts paid for no order."""
+        """Return what the payer's accounts paid, or locked in a channel, for no order."""
         prefix = ("order-", "again-")
-        return sum(
+        landed = world.node.landed()
+        locked = sum(
+            channel.deposit_micro
+            for channel in landed.channels
+            if channel.payer in world.own_addresses and not channel.recipients & self._recipients
+        )
+        return locked + sum(
             micro
-            for payment in world.node.landed().payments
+            for payment in landed.payments
             if not any(memo.startswith(prefix) for memo in payment.memos)
             for account, micro in payment.taken_micro.items()
             if account in world.own_accounts
@@ -388,7 +374,7 @@ class Trial:
         found = self._again(world, scratch, order)
         if found is None:
             return None
-        for simpler in _simpler(order):
+        for simpler in order.simpler():
             if time.monotonic() >= deadline:
                 break
             fails = self._again(world, scratch, simpler)
@@ -405,19 +391,9 @@ class Trial:
         finally:
             payer.kill(counts=False)
             shutil.rmtree(scratch / again.name, ignore_errors=True)
-        _await_end(world.shop)
+        self._await_end(world.shop)
         counted = self._counted(world, tried)
         return counted if counted.is_wrong else None
-
-
-def _simpler(order: TrialOrder) -> Iterator[TrialOrder]:
-    """Yield orders with less going wrong, the simplest first."""
-    honest = evolve(order, mode=Mode.HONEST)
-    for kill in dict.fromkeys((None, order.kill, Kill.LANDED)):
-        for base in (honest, order):
-            simpler = evolve(base, kill=kill, loses_reply=False)
-            if simpler != order and (simpler.kill is not None or simpler.mode is not Mode.HONEST):
-                yield simpler
 
 
 @define
@@ -425,19 +401,27 @@ class _Seen:
     """What the seller and the chain saw of an order during one try."""
 
     world: _World
+    seller: Paywall
     tried: _Tried
     _before: int = field(init=False)
     _requests: int = 0
     _paid: int = 0
     _landed: int = field(init=False)
     _landed_before: int = field(init=False)
+    _vouchers: Decimal = field(init=False)
+    _vouchers_before: Decimal = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self._before = len(self.world.shop.requests)
-        self._landed = self._landed_before = self.world.node.landed().times(self.tried.order.name)
+        self._before = len(self.seller.requests)
+        self._landed = self._landed_before = self._times()
+        self._vouchers = self._vouchers_before = self._accepted_usdc()
+
+    @property
+    def has_requests(self) -> bool:
+        return self._requests > 0
 
     def look(self) -> None:
-        requests = self.world.shop.requests[self._before :]
+        requests = self.seller.requests[self._before :]
         for request in requests[self._requests :]:
             if not request.url.endswith(f"/{self.tried.order.name}"):
                 continue
@@ -447,25 +431,63 @@ class _Seen:
             said = "no reply" if request.status is None else str(request.status)
             self.tried.note(f"the seller receives {what}: {said}")
         self._requests = len(requests)
-        times = self.world.node.landed().times(self.tried.order.name)
+        times = self._times()
+        what = "a channel opens" if self.tried.order.protocol.has_channels else "a payment lands"
         for _ in range(times - self._landed):
-            self.tried.note("a payment lands")
+            self.tried.note(what)
         self._landed = times
+        accepted = self._accepted_usdc()
+        if accepted > self._vouchers:
+            self.tried.note(f"the seller holds vouchers for {accepted} USDC")
+        self._vouchers = accepted
 
     def is_time_for(self, kill: Kill, waited: float, order: TrialOrder) -> bool:
-        if kill is Kill.ASKED:
-            return self._requests > 0
-        if kill is Kill.PAID:
-            return self._paid > 0
-        if kill is Kill.LANDED:
-            return self._landed > self._landed_before
+        match kill:
+            case Kill.ASKED:
+                return self._requests > 0
+            case Kill.PAID if order.protocol is TrialProtocol.SESSION:
+                # An opening is no payment.
+                return self._vouchers > self._vouchers_before
+            case Kill.PAID:
+                return self._paid > 0
+            case Kill.LANDED | Kill.OPENED:
+                return self._landed > self._landed_before
         return waited >= order.kill_after
 
+    def _times(self) -> int:
+        if self.tried.order.protocol.has_channels:
+            return len(_channels_of(self.world, self.tried))
+        return self.world.node.landed().times(self.tried.order.name)
 
-def _await_end(shop: Paywall) -> None:
-    deadline = time.monotonic() + _LATEST_SECONDS
-    while time.monotonic() < deadline and any(sale.status == "held" for sale in shop.sales):
+    def _accepted_usdc(self) -> Decimal:
+        if self.tried.order.protocol is not TrialProtocol.SESSION:
+            return Decimal(0)
+        return sum((channel.accepted_usdc for channel in self.seller.channels), Decimal(0))
+
+
+def _channels_of(world: _World, tried: _Tried) -> Sequence[LandedChannel]:
+    if not tried.order.protocol.has_channels:
+        return ()
+    return world.node.landed().channels_to(tried.recipient)
+
+
+def _waits_for_turn(tried: _Tried) -> bool:
+    """Return whether the service may be waiting for the outcome of a voucher that a dead payer presented.
+
+    A payer with another key is refused until then, whether or not it would pay twice.
+    """
+    order = tried.order
+    is_paid = order.kill is Kill.PAID and order.protocol is TrialProtocol.SESSION
+    return is_paid and order.is_honest and tried.is_killed and tried.result == "failed"
+
+
+def _settle(seller: Paywall) -> None:
+    """Let a seller take what it can take; a payment that is in progress is settled soon."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    seller.settle()
+    while time.monotonic() < deadline and any(channel.status == "open" for channel in seller.channels):
         time.sleep(0.1)
+        seller.settle()
 
 
 def _lose_reply(world: _World) -> None:

@@ -29,7 +29,8 @@ def buy(http: httpx.Client, order: str, url: str) -> str:
 service = AgentPay(
     api_key=os.environ["AGENTPAY_API_KEY"], base_url=os.environ["AGENTPAY_BASE_URL"], max_retries=0
 )
-auth = PaymentAuth(service, account_id=os.environ["AGENTPAY_ACCOUNT_ID"])
+# The cap is locked for each seller that sells by session (--protocol session).
+auth = PaymentAuth(service, account_id=os.environ["AGENTPAY_ACCOUNT_ID"], session_cap="0.1")
 with httpx.Client(auth=auth, trust_env=False) as http:
     for line in sys.stdin:
         asked = json.loads(line)

@@ -4,6 +4,7 @@
 import { createInterface } from "node:readline";
 import { createKeyPairSignerFromBytes } from "@solana/kit";
 import { ExactSvmScheme } from "@x402/svm/exact/client";
+import { UptoSvmScheme } from "@x402/svm/upto/client";
 import { wrapFetchWithPaymentFromConfig } from "@x402/fetch";
 
 const { TRIAL_NETWORK: network, TRIAL_RPC_URL: rpcUrl, TRIAL_USDC_MINT: asset, TRIAL_WALLET_SECRET } = process.env;
@@ -12,7 +13,7 @@ const signer = await createKeyPairSignerFromBytes(new Uint8Array(JSON.parse(TRIA
 async function buy(url, priceUsdc) {
   const maxAmountPerPayment = String(Math.round(Number(priceUsdc) * 1e6));
   const pay = wrapFetchWithPaymentFromConfig(fetch, {
-    schemes: [{ network, client: new ExactSvmScheme(signer, { rpcUrl }) }],
+    schemes: [ExactSvmScheme, UptoSvmScheme].map((Scheme) => ({ network, client: new Scheme(signer, { rpcUrl }) })),
     spendControls: { allowedAssets: [{ network, asset, maxAmountPerPayment }] },
   });
   const response = await pay(url, { signal: AbortSignal.timeout(25_000) });
