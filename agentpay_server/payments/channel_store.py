@@ -33,8 +33,6 @@ class Channel:
 CHANNELS: Final = Rows(ChannelRecord, "session_id")
 VOUCHERS: Final = Rows(VoucherRecord, "charge_id")
 
-IS_IN_FLIGHT: Final = channels.c.in_flight == bindparam("charge_id")
-
 _COLUMNS: Final = len(sessions.columns)
 
 
