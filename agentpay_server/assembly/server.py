@@ -119,7 +119,14 @@ class Services:
         self.approvals: Approvals = Approvals(context, execution)
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
         session_payments = SessionPayments(context, self.settlement, authorizer, channels, self.payment_watch)
-        purchases = Purchases(context, execution, self.payment_watch, session_payments)
+        purchases = Purchases(
+            context,
+            self.settlement,
+            execution,
+            closing=channels,
+            watch=self.payment_watch,
+            sessions=session_payments,
+        )
         self.payments: Payments = Payments(context, purchases, session_payments)
         self.channel_watch: ChannelWatch = ChannelWatch(context, channels)
         self.origins: Origins = Origins(context)

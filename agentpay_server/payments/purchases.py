@@ -4,6 +4,8 @@ Checks run in the order of a transfer's: the account, the key, paused, recipient
 The service signs one transaction for a key, and returns it to every request on equal terms.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
 from typing import Final
 
@@ -12,10 +14,16 @@ from agentpay.contract.payments import AuthorizePayment, Payment, SessionStep
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Parties
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import transactions
+from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict, perform
-from agentpay_server.payments import rules, store, x402
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.payments import channel_store, rules, store, x402, x402_upto
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.channel_building import opening_of
+from agentpay_server.payments.channel_closing import ChannelClosing
 from agentpay_server.payments.channel_signing import landing_of
 from agentpay_server.payments.responses import problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
@@ -38,12 +46,21 @@ class Purchases:
     """Pays purchases; those of offers that sell by session within their sessions."""
 
     def __init__(
-        self, context: Context, execution: Execution, watch: PaymentWatch, sessions: SessionPayments
+        self,
+        context: Context,
+        settlement: Settlement,
+        execution: Execution,
+        *,
+        closing: ChannelClosing,
+        watch: PaymentWatch,
+        sessions: SessionPayments,
     ) -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
+        self._settlement = settlement
         self._execution = execution
+        self._closing = closing
         self._watch = watch
         self._sessions = sessions
 
@@ -75,10 +92,19 @@ class Purchases:
 
     async def poll_one(self, payment: PaymentRow) -> None:
         """Post the outcome of a submitted payment if the chain has it."""
-        if payment.protocol == Protocol.X402_UPTO:
-            await self._sessions.poll_payment(payment.transfer_id, within_seconds=_POLL_SECONDS)
-        else:
-            await self._watch.poll_one(payment.transfer_id, within_seconds=_POLL_SECONDS)
+        is_upto = payment.protocol == Protocol.X402_UPTO
+        kind = Kind.CHANNEL_OPEN if is_upto else Kind.PAYMENT
+        tx = await self._database.read(transactions.pending, kind, payment.transfer_id)
+        if tx is not None or is_upto:
+            poll = self._context.tasks.start(self._poll(payment.transfer_id, tx, is_upto=is_upto))
+            await asyncio.wait({poll}, timeout=_POLL_SECONDS)
+
+    async def _poll(self, transfer_id: str, tx: StoredTransaction | None, *, is_upto: bool) -> None:
+        is_ended = tx is None or await self._settlement.poll_one(tx) is not None
+        if is_upto and is_ended:
+            # The opening of its channel. Another server does it while this one's clock is wrong.
+            with contextlib.suppress(Problem):
+                await self._closing.advance(transfer_id)
 
     # --- Repeated requests ----------------------------------------------------------------------------------
 
@@ -101,7 +127,12 @@ class Purchases:
     ) -> Payment:
         assert payment.raw is not None  # noqa: S101 - it was signed
         if payment.protocol == Protocol.X402_UPTO:
-            payload = await self._sessions.upto_payload(payment, offer)
+            channel = await self._database.read(channel_store.of_session, payment.transfer_id)
+            account = await self._database.read(ACCOUNTS.existing, payment.account_id)
+            payer, usdc_mint = self._closing.payer(account), self._chain.usdc_mint
+            payload = x402_upto.payload(
+                opening_of(channel, payer=payer, usdc_mint=usdc_mint), channel.record, offer
+            )
             header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
         else:
             header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)

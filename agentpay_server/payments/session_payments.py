@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from attrs import frozen
 
@@ -27,15 +27,14 @@ from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord, PaymentRow, SessionRecord, VoucherRecord
+from agentpay_server.database.tables import AccountRecord, SessionRecord, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
-from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import channel_store, mpp, mpp_sessions, x402_upto
+from agentpay_server.payments import channel_store, mpp, mpp_sessions
 from agentpay_server.payments.channel_building import opening_of
 from agentpay_server.payments.channel_closing import ChannelClosing
 from agentpay_server.payments.channel_opening import OpenChannel, Opening
@@ -186,29 +185,6 @@ class SessionPayments:
         with contextlib.suppress(Problem):
             await self._database.run(ReportVoucher(self._context, principal, report.charge_id, report))
             self._context.wakeup.set()
-
-    # --- Payments up to a maximum
-
-    async def upto_payload(self, payment: PaymentRow, offer: Offer) -> dict[str, Any]:
-        """Return the payload that presents a signed payment."""
-        channel = await self._database.read(channel_store.of_session, payment.transfer_id)
-        account = await self._database.read(ACCOUNTS.existing, payment.account_id)
-        opening = opening_of(
-            channel, payer=self._closing.payer(account), usdc_mint=self._context.chain.usdc_mint
-        )
-        return x402_upto.payload(opening, channel.record, offer)
-
-    async def poll_payment(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Post the opening of a payment's channel, and its end; stop waiting after `within_seconds`."""
-        poll = self._context.tasks.start(self._poll_payment(transfer_id))
-        await asyncio.wait({poll}, timeout=within_seconds)
-
-    async def _poll_payment(self, transfer_id: str) -> None:
-        tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, transfer_id)
-        if tx is None or await self._settlement.poll_one(tx) is not None:
-            # Another server does it while this one's clock is wrong.
-            with contextlib.suppress(Problem):
-                await self._closing.advance(transfer_id)
 
     # --- Vouchers
 

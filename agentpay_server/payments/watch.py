@@ -14,7 +14,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.payments import channel_store, store
 from agentpay_server.platform.pace import Every
 
@@ -54,13 +54,6 @@ class PaymentWatch:
         """Check a transaction that the embedded chain has executed, by its signatures."""
         if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._poll_for(signatures))
-
-    async def poll_one(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Post the outcome of a payment if it has one; stop waiting after `within_seconds`."""
-        tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
-        if tx is not None:
-            poll = self._context.tasks.start(self._settlement.poll_one(tx))
-            await asyncio.wait({poll}, timeout=within_seconds)
 
     async def poll(self) -> tuple[bool, bool]:
         """Check every open payment; return whether any ended, and whether any is still open.
