@@ -3,10 +3,11 @@
 The table of refusals is that of the field's own facilitators; where they differ, the stricter one's.
 """
 
+import asyncio
 import base64
 import json
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +34,12 @@ from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
+from agentpay_server.payments.terms import ChallengeTerms
+from agentpay_server.testkit.facilitator import service
+from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
+from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.facilitator.service import NETWORKS
+from agentpay_server.testkit.node.errors import RpcError
 
 USDC = USDC_MINTS["mainnet-beta"]
 PRICE = 1_000
@@ -498,6 +504,58 @@ def test_a_facilitator_that_settles_twice_reports_the_one_payment_again(
     assert [result["success"] for result in results] == [True] * 3
     assert len({result["transaction"] for result in results}) == 1
     assert _received(client, seller) == PAID
+
+
+def test_a_facilitator_that_settles_twice_reports_a_payment_that_is_being_settled(
+    server: AgentPayServer,
+    client: AgentPay,
+    case: Case,
+    seller: Account,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request, broadcast = case.request(), FeePayer.broadcast
+    checked: list[bytes] = []
+    all_checked = asyncio.Event()
+
+    def counted(raw: bytes, terms: ChallengeTerms, *, fee_payers: Collection[str]) -> CheckedPayment:
+        checked.append(raw)
+        if len(checked) == 4:
+            all_checked.set()
+        return check_payment(raw, terms, fee_payers=fee_payers)
+
+    async def once_all_are_checked(fee_payer: FeePayer, transaction: VersionedTransaction) -> str:
+        await all_checked.wait()
+        return await broadcast(fee_payer, transaction)
+
+    monkeypatch.setattr(FeePayer, "broadcast", once_all_are_checked)
+    monkeypatch.setattr(service, "check_payment", counted)
+    with server.sandbox.fault("facilitator:settles_twice"), ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: post(server, "/settle", request), range(4)))
+    assert [result["success"] for result in results] == [True] * 4
+    assert _received(client, seller) == PAID
+
+
+def test_a_settlement_whose_reply_is_lost_is_pending_and_not_failed(
+    server: AgentPayServer,
+    client: AgentPay,
+    case: Case,
+    seller: Account,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A seller that is told of a failure asks for another payment."""
+    request, broadcast = case.request(), FeePayer.broadcast
+
+    async def loses_reply(fee_payer: FeePayer, transaction: VersionedTransaction) -> str:
+        await broadcast(fee_payer, transaction)
+        raise RpcError(-32000, "scripted: the node does not respond")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FeePayer, "broadcast", loses_reply)
+        result = post(server, "/settle", request)
+    assert (result["success"], result["errorReason"]) == (False, "settlement_pending")
+    assert any(result["transaction"] == each.signature for each in server.transactions)
+    assert _received(client, seller) == PAID
+    assert post(server, "/settle", request)["errorReason"] == "duplicate_settlement"
 
 
 def test_a_slow_facilitator_settles_before_it_responds(

@@ -26,6 +26,8 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.payments.terms import EXACT, ChallengeTerms, UnreadableChallengeError
 from agentpay_server.paywall import Mode, Paywall, Protocol
+from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall.hostile import MALFORMED_KINDS
 from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
 
@@ -505,6 +507,35 @@ def test_a_seller_that_holds_a_payment_can_still_take_it_before_it_expires(
     assert purse.spent == "0"
     server.sandbox.clock.advance(1)
     assert (purse.spent, len(paywall.sales)) == ("0.25", 1)
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_a_settlement_whose_reply_is_lost_is_held_until_the_chain_shows_it(
+    server: AgentPayServer,
+    paywall: Paywall,
+    shop: httpx.Client,
+    payer: Payer,
+    purse: Purse,
+    monkeypatch: pytest.MonkeyPatch,
+    is_sent: bool,
+) -> None:
+    broadcast = FeePayer.broadcast
+
+    async def loses_reply(fee_payer: FeePayer, transaction: VersionedTransaction) -> str:
+        if is_sent:
+            await broadcast(fee_payer, transaction)
+        raise RpcError(-32000, "scripted: the node does not respond")
+
+    header = payer.header(shop.get("/forecast"))
+    with monkeypatch.context() as patched:
+        patched.setattr(FeePayer, "broadcast", loses_reply)
+        refused = shop.get("/forecast", headers=header)
+    assert (refused.status_code, paywall.requests[-1].reason) == (402, "settlement_pending")
+    sale = paywall.sales.one()
+    assert (sale.status, sale.tx_signature is not None) == ("held", True)
+    assert sale.tx_signature in str(paywall.requests[-1].message)
+    server.sandbox.clock.advance(5)
+    assert (paywall.sales.one().status, purse.spent) == ("settled", "0.25")
 
 
 def test_a_payment_that_is_held_past_its_expiry_never_lands(

@@ -40,6 +40,9 @@ _OPTIONAL_STEPS: Final = ("fourth", "fifth", "sixth")
 _INVALID: Final = "invalid_exact_svm_payload"
 
 UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
+DUPLICATE: Final = "duplicate_settlement"
+PENDING: Final = "settlement_pending"
+"""The payment was broadcast, and whether it lands is unknown."""
 
 
 class InvalidPaymentError(ValueError):

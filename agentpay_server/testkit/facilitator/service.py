@@ -15,6 +15,8 @@ from agentpay_server.payments import fields, x402
 from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol, UnreadableChallengeError
 from agentpay_server.sandbox.request_faults import FacilitatorFault, RequestFaults
 from agentpay_server.testkit.facilitator.checking import (
+    DUPLICATE,
+    PENDING,
     UNDECODABLE,
     CheckedPayment,
     InvalidPaymentError,
@@ -147,9 +149,12 @@ class Facilitator:
             await self._settled(checked)
             raise InvalidPaymentError("transaction_failed", "the transaction failed on chain", checked.payer)
         if self._takes(FacilitatorFault.SETTLES_TWICE):
-            if not await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
-                await self._settled(checked)
-            return signature
+            try:
+                return await self._settled(checked)
+            except InvalidPaymentError as refused:
+                if refused.reason != DUPLICATE:
+                    raise
+                return signature
         delay_ms = self._takes_delay()
         try:
             return await self._settled(checked)
@@ -170,21 +175,23 @@ class Facilitator:
         the payment has landed.
         """
         if checked.message_hash in self._settling:
-            raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
+            raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
         completed = self._fee_payer.completed(checked.transaction)
-        signature = str(completed.signatures[0])
+        signature, is_sent = str(completed.signatures[0]), False
         try:
             if await self._fee_payer.has_landed(completed):
-                raise InvalidPaymentError("duplicate_settlement", "this payment has settled", checked.payer)
+                raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
             await self._simulate(checked)
+            is_sent = True
             await self._fee_payer.broadcast(completed)
             if waits:
                 await self._fee_payer.confirmed(signature)
-        except (RpcError, FailedOnChainError) as error:
+        except (RpcError, FailedOnChainError, NotConfirmedError) as error:
+            # A node that does not respond may have the transaction all the same.
+            if is_sent and not isinstance(error, FailedOnChainError):
+                raise _pending(checked, signature) from None
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-        except NotConfirmedError:
-            raise _pending(checked, signature) from None
         finally:
             self._settling.discard(checked.message_hash)
         return signature
@@ -192,7 +199,7 @@ class Facilitator:
 
 def _pending(checked: CheckedPayment, signature: str) -> InvalidPaymentError:
     return InvalidPaymentError(
-        "settlement_pending",
+        PENDING,
         f"{signature} has not landed yet: look it up before you ask for another payment",
         checked.payer,
         transaction=signature,

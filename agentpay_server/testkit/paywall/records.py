@@ -21,9 +21,9 @@ class Sale:
         amount_usdc: total of all legs, in USDC.
         payer: address of the owner who paid.
         recipient: address of the primary recipient.
-        status: `held` if the seller has the signed bytes and has not broadcast them; `settled` if the payment
-            landed; `failed` if the chain refused it.
-        tx_signature: signature under which it was broadcast; None while it is held.
+        status: `held` if the seller has the signed bytes, and has not broadcast them or does not know whether
+            they landed; `settled` if the payment landed; `failed` if the chain refused it.
+        tx_signature: signature under which it was broadcast; None before.
         at: the seller's time at which it was accepted.
         message_hash: identifies the signed message.
     """

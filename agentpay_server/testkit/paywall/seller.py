@@ -14,7 +14,12 @@ from agentpay_server.payments.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
-from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
+from agentpay_server.testkit.facilitator.checking import (
+    PENDING,
+    CheckedPayment,
+    InvalidPaymentError,
+    check_payment,
+)
 from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -35,6 +40,9 @@ COLLECTOR_PATH: Final = "/collector"
 """Path prefix on another origin, to which `REDIRECT` sends a payment."""
 
 _COLLECTOR_HOST: Final = "collector.invalid"
+LOOK_SECONDS: Final = 5
+"""How long after a settlement of unknown outcome the seller looks at the chain again."""
+
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
 
@@ -374,28 +382,45 @@ class Seller:
             raise InvalidPaymentError("transaction_simulation_failed", reason, checked.payer) from None
 
     async def _settle(self, checked: CheckedPayment) -> Sale:
-        """Broadcast a payment; `InvalidPaymentError` if it has not landed."""
-        sale = self._sales[checked.message_hash]
+        """Broadcast a payment; `InvalidPaymentError` if it has not landed, or may not have."""
+        completed = self._fee_payer.completed(checked.transaction)
+        sale = evolve(self._sales[checked.message_hash], tx_signature=str(completed.signatures[0]))
         try:
-            signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
-            sale = evolve(sale, tx_signature=signature)
-            await self._fee_payer.confirmed(signature)
+            await self._fee_payer.confirmed(await self._fee_payer.broadcast(completed))
             sale = evolve(sale, status="settled")
-        except (RpcError, FailedOnChainError, NotConfirmedError) as error:
+        except FailedOnChainError as error:
             sale = evolve(sale, status="failed")
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
+        except (RpcError, NotConfirmedError) as error:
+            # The node may have it all the same: the next look decides.
+            self._look_later(checked)
+            reason = f"{sale.tx_signature} may still land: {error}"
+            raise InvalidPaymentError(PENDING, reason, checked.payer) from None
         finally:
             self._sales[checked.message_hash] = sale
         return sale
 
     async def _settle_late(self, checked: CheckedPayment) -> None:
+        """Settle a payment that was held, or that may have landed."""
+        sale = self._sales[checked.message_hash]
+        try:
+            has_landed = await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction))
+        except RpcError:
+            self._look_later(checked)
+            return
+        if has_landed:
+            self._sales[checked.message_hash] = evolve(sale, status="settled")
+            return
         try:
             await self._simulate(checked)
         except InvalidPaymentError:
-            sale = self._sales[checked.message_hash]
             self._sales[checked.message_hash] = evolve(sale, status="failed")
             raise
         await self._settle(checked)
+
+    def _look_later(self, checked: CheckedPayment) -> None:
+        self._late[checked.message_hash] = (self._now_us() + LOOK_SECONDS * SECOND_US, checked)
+        self._on_late_work()
 
     async def _prepare(self, offers: Sequence[ChallengeTerms]) -> None:
         """Fund the fee payer, and create the missing token accounts of all recipients."""
