@@ -2,6 +2,9 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
 import sys
 from pathlib import Path
 
@@ -111,6 +114,43 @@ def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None
     )
     with pytest.raises(ReceiverError, match="exit code 1"):
         asyncio.run(ReceiverTest(plan, lambda _: None).run())
+
+
+def test_a_process_that_listens_already_is_not_tested_in_place_of_the_receiver(tmp_path: Path) -> None:
+    """Its secret is another one, so each check would miss."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        plan = ReceiverTestPlan(url=url, acted=str(tmp_path / "x"), secret="whsec_x", command=("sleep", "60"))
+        with pytest.raises(ReceiverError, match="listens there already"):
+            asyncio.run(ReceiverTest(plan, lambda _: None).run())
+
+
+LEAVES_CHILD = """
+import pathlib, subprocess, sys
+child = subprocess.Popen([sys.executable, "-S", *sys.argv[2:]], start_new_session=True)
+pathlib.Path(sys.argv[1]).write_text(str(child.pid))
+child.wait()
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs sessions of processes")
+def test_a_child_that_survives_its_receiver_is_reported(tmp_path: Path) -> None:
+    program, port, acted, child = (
+        tmp_path / "parent.py",
+        steady_port(),
+        tmp_path / "acted",
+        tmp_path / "child",
+    )
+    program.write_text(LEAVES_CHILD, "utf-8")
+    receiver = (str(HERE / "planted_receiver.py"), str(port), str(acted), "none")
+    command = (sys.executable, "-S", str(program), str(child), *receiver)
+    url = f"http://127.0.0.1:{port}/"
+    plan = ReceiverTestPlan(url=url, acted=str(acted), command=command, kills=1, **SECRETS)
+    try:
+        with pytest.raises(ReceiverError, match="survives the end of the receiver"):
+            asyncio.run(ReceiverTest(plan, lambda _: None).run())
+    finally:
+        os.kill(int(child.read_text()), signal.SIGKILL)
 
 
 BAD_RECEIVER = """

@@ -21,6 +21,9 @@ from agentpay_lab.receiver_test.deliveries import DeliveryRequest, Events, Sampl
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of a variable
 _TIMEOUT_SECONDS: Final = 10.0
 _START_SECONDS: Final = 60.0
+_END_SECONDS: Final = 5.0
+"""How long a killed receiver may keep its port."""
+
 _POLL_SECONDS: Final = 0.05
 _GRACE_SECONDS: Final = 0.5
 """How long after all expected events an unexpected one is awaited."""
@@ -205,6 +208,7 @@ class ReceiverTest:
             self.acts_once(event, again, "an event that was repeated after it was killed")
 
     async def _start(self) -> None:
+        await self._await_free_port()
         self._process = _started(self._plan.command, self.secret)
         deadline = time.monotonic() + _START_SECONDS
         while time.monotonic() < deadline:
@@ -217,6 +221,23 @@ class ReceiverTest:
             except (httpx.HTTPError, TimeoutError):
                 await asyncio.sleep(_POLL_SECONDS)
         raise ReceiverError(f"nothing listens at {self._plan.url} after {_START_SECONDS:.0f} seconds")
+
+    async def _await_free_port(self) -> None:
+        """Wait until nothing listens: what does would be tested in place of the receiver."""
+        deadline = time.monotonic() + _END_SECONDS
+        while True:
+            try:
+                async with asyncio.timeout(_END_SECONDS), self._http.stream("GET", self._plan.url):
+                    pass
+            except httpx.ConnectError:
+                return
+            except (httpx.HTTPError, TimeoutError):
+                # It listens, and does not respond.
+                pass
+            if time.monotonic() >= deadline:
+                what = "survives the end of the receiver" if self._process else "listens there already"
+                raise ReceiverError(f"a process {what}, at {self._plan.url}: end it, or pass no COMMAND")
+            await asyncio.sleep(_POLL_SECONDS)
 
     def _kill(self) -> None:
         if self._process is not None:
