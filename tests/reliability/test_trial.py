@@ -83,7 +83,6 @@ EXACT = ("x402_v2", "mpp")
 TRIALS = [
     *((name, EXACT) for name in PLANTED),
     ("payer.py", ("session",)),
-    ("payer.py", ("upto",)),
     ("payer.sh", ("session",)),
     ("payer.ts", ("session", "upto")),
 ]
