@@ -45,9 +45,9 @@ async def _measured(store: list[str], options: list[str]) -> list[Result]:
                 for number, caller in enumerate(callers):
                     caller.key = keys[number // _CALLERS_OF_AN_OPERATOR]
                 paid = [pairs[caller.key][number % PAYERS] for number, caller in enumerate(callers)]
-                await settled(callers, paid, count * 2)
+                await settled(callers, paid, count * 2, Caller.pay)
                 before = cpu_seconds(process)
-                seconds = await settled(callers, paid, count * ROUNDS)
+                seconds = await settled(callers, paid, count * ROUNDS, Caller.pay)
                 cpu = (cpu_seconds(process) - before) / len(seconds)
             median = statistics.median(seconds)
             name = f"a cluster that lands in {LANDING_SECONDS} s, {count} callers: median, in landings"

@@ -1,9 +1,10 @@
-"""Transfers on PostgreSQL by the whole path: what each costs in CPU time, and how many settle in a second.
+"""Transfers and charges on PostgreSQL by the whole path: what each costs in CPU time, and how many a second.
 
 The server, PostgreSQL, the cluster and the callers are separate processes. CPU time is read from the kernel,
 so that other work on the machine changes it little; rates are only comparable within one run. Round trips are
 counted by a proxy between the server and PostgreSQL: each time that the server sends after it has received.
-The background work of the server counts in all figures.
+The background work of the server counts in all figures. Two servers on one PostgreSQL are measured on a
+cluster, against one of them with the same callers; the CPU time of both counts.
 
 PostgreSQL waits for the disk, as in production. pgbench, if it is installed, runs TPC-B on the same server.
 """
@@ -19,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
+import asyncpg
 import postgres
 import rpc_world
 from attrs import frozen
@@ -44,6 +47,10 @@ COUNTED = 200
 PGBENCH_SECONDS = 5
 TICKS = os.sysconf("SC_CLK_TCK")
 SOCKET = ".s.PGSQL.5432"
+SHARED = 8
+"""Payers that the callers of two servers share."""
+
+T = TypeVar("T")
 
 _keys = itertools.count()
 
@@ -53,7 +60,7 @@ Pair = tuple[str, str]
 
 @frozen
 class Measured:
-    """One load: seconds for a transfer, of the wall and of two kinds of processes."""
+    """One load: seconds for a call, of the wall and of two kinds of processes."""
 
     name: str
     wall: float
@@ -72,14 +79,16 @@ class Measured:
 def run() -> list[Result]:
     """Print the table, and return what is compared within the run."""
     print(f"load of the machine before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")
-    print(f"{'':44}  {'settled':>9}  {'server CPU':>10}  {'PostgreSQL':>10}  {'p50':>10}")
+    print(f"{'':44}  {'done':>9}  {'server CPU':>10}  {'PostgreSQL':>10}  {'p50':>10}")
     results = []
     with postgres.server() as url:
         names = (f"throughput_{number}" for number in itertools.count())
         for world in ("embedded", "cluster"):
             with cluster(*(["cluster_process.py"] if world == "cluster" else [])) as options:
-                _, spread, hot = asyncio.run(_loads(url, next(names), world, options))
+                _, spread, hot, *_ = asyncio.run(_loads(url, next(names), world, options))
                 trips = asyncio.run(_round_trips(url, next(names), options))
+                if world == "cluster":
+                    results += asyncio.run(_two_servers(url, next(names), options))
             print(f"{world}, 1 caller: {trips:.1f} round trips to PostgreSQL for each transfer")
             name = f"{world}, {CALLERS} callers: one payer, against many"
             results.append(Result(name, hot.wall * 1e6, spread.wall * 1e6, hot.wall / spread.wall, 1.25))
@@ -215,6 +224,18 @@ class Caller:
         assert transfer["status"] == "settled", transfer
         return time.perf_counter() - start
 
+    async def open(self, pair: Pair) -> str:
+        """Return a new session."""
+        body = {"account_id": pair[0], "to": pair[1], "cap_usdc": "100", "idempotency_key": f"{next(_keys)}"}
+        return (await self.post("/ext/v1/sessions", body))["session_id"]
+
+    async def charge(self, session_id: str) -> float:
+        """Charge a session once, and return how long it took."""
+        body = {"amount": "0.000001", "idempotency_key": f"key-{next(_keys)}"}
+        start = time.perf_counter()
+        await self.post(f"/ext/v1/sessions/{session_id}/charges", body)
+        return time.perf_counter() - start
+
     def close(self) -> None:
         """Close the connection."""
         self._writer.close()
@@ -231,42 +252,108 @@ async def connected(port: int, count: int) -> AsyncIterator[list[Caller]]:
             caller.close()
 
 
+@frozen
+class Load:
+    """Servers on one database, measured together.
+
+    Attributes:
+        processes: of the servers and of PostgreSQL.
+        ports: of the servers. Each has as many callers as the others.
+    """
+
+    world: str
+    processes: Sequence[int]
+    postgres: int
+    ports: Sequence[int]
+
+    async def measured(
+        self, name: str, count: int, subjects: Sequence[T], call: "Callable[[Caller, T], Awaitable[float]]"
+    ) -> Measured:
+        """Let a caller for each subject call again and again, `count` times together, and print the costs."""
+        async with AsyncExitStack() as stack:
+            each = len(subjects) // len(self.ports)
+            callers = [
+                caller
+                for port in self.ports
+                for caller in await stack.enter_async_context(connected(port, each))
+            ]
+            await settled(callers, subjects, len(subjects) * 3, call)
+            before = self._cpu_seconds()
+            start = time.perf_counter()
+            seconds = await settled(callers, subjects, count, call)
+            wall = (time.perf_counter() - start) / count
+            server, database = (
+                (after - earlier) / count for after, earlier in zip(self._cpu_seconds(), before, strict=True)
+            )
+        found = Measured(f"{self.world}, {name}", wall, server, database, statistics.median(seconds))
+        print(found.line(), flush=True)
+        return found
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        return sum(map(cpu_seconds, self.processes)), cpu_seconds(self.postgres)
+
+
 async def _loads(url: str, name: str, world: str, options: list[str]) -> list[Measured]:
-    postgres_process = postmaster(url)
     database_url = await asyncio.to_thread(postgres.new_database, url, name)
     async with served(["--database-url", database_url], options) as (process, port):
         async with connected(port, CALLERS) as callers:
             pairs = await asyncio.gather(*(caller.pair() for caller in callers))
-
-        async def load(name: str, count: int, pairs: list[Pair]) -> Measured:
-            async with connected(port, len(pairs)) as callers:
-                await settled(callers, pairs, len(pairs) * 3)
-                before = cpu_seconds(process), cpu_seconds(postgres_process)
-                start = time.perf_counter()
-                seconds = await settled(callers, pairs, count)
-                wall = (time.perf_counter() - start) / count
-                server = (cpu_seconds(process) - before[0]) / count
-                database = (cpu_seconds(postgres_process) - before[1]) / count
-            found = Measured(f"{world}, {name}", wall, server, database, statistics.median(seconds))
-            print(found.line(), flush=True)
-            return found
-
-        return [
-            await load("1 caller", TRANSFERS_ALONE, pairs[:1]),
-            await load(f"{CALLERS} callers, a payer each", TRANSFERS, pairs),
-            await load(f"{CALLERS} callers, one payer", TRANSFERS, pairs[:1] * CALLERS),
+        load = Load(world, [process], postmaster(url), [port])
+        found = [
+            await load.measured("1 caller", TRANSFERS_ALONE, pairs[:1], Caller.pay),
+            await load.measured(f"{CALLERS} callers, a payer each", TRANSFERS, pairs, Caller.pay),
+            await load.measured(f"{CALLERS} callers, one payer", TRANSFERS, pairs[:1] * CALLERS, Caller.pay),
         ]
+        async with connected(port, CALLERS) as callers:
+            sessions = await asyncio.gather(*map(Caller.open, callers, pairs))
+        name = f"{CALLERS} callers, charges of a session each"
+        found.append(await load.measured(name, TRANSFERS * 2, sessions, Caller.charge))
+    return found
 
 
-async def settled(callers: list[Caller], pairs: list[Pair], count: int) -> list[float]:
-    """Return how long each of `count` transfers took, each caller's one after the other."""
+async def _two_servers(url: str, name: str, options: list[str]) -> list[Result]:
+    database_url = await asyncio.to_thread(postgres.new_database, url, name)
+    store = ["--database-url", database_url]
+    async with served(store, options) as first, served(store, options) as second:
+        processes, ports = zip(first, second, strict=True)
+        async with connected(ports[0], CALLERS) as callers:
+            pairs = await asyncio.gather(*(caller.pair() for caller in callers))
+        one = Load("1 server", processes, postmaster(url), ports[:1])
+        two = Load("2 servers", processes, postmaster(url), ports)
+        results = []
+        for kind, its_pairs in (("a payer each", pairs), (f"{SHARED} payers", pairs[:SHARED] * SHARED)):
+            alone = await one.measured(f"{CALLERS} callers, {kind}", TRANSFERS, its_pairs, Caller.pay)
+            both = await two.measured(f"{CALLERS} callers, {kind}", TRANSFERS, its_pairs, Caller.pay)
+            name = f"2 servers, {CALLERS} callers, {kind}: server CPU, against one server"
+            ratio = both.server / alone.server
+            results.append(Result(name, both.server * 1e6, alone.server * 1e6, ratio, 1 / 0.9))
+    print(f"2 servers: {await _deadlocks(database_url)} deadlocks")
+    return results
+
+
+async def _deadlocks(database_url: str) -> int:
+    connection = await asyncpg.connect(database_url)
+    try:
+        query = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        return int(await connection.fetchval(query))
+    finally:
+        await connection.close()
+
+
+async def settled(
+    callers: Sequence[Caller],
+    subjects: Sequence[T],
+    count: int,
+    call: Callable[[Caller, T], Awaitable[float]],
+) -> list[float]:
+    """Return how long each of `count` calls took, each caller's one after the other."""
     left, seconds = iter(range(count)), []
 
-    async def repeated(caller: Caller, pair: Pair) -> None:
+    async def repeated(caller: Caller, subject: T) -> None:
         for _ in left:
-            seconds.append(await caller.pay(pair))  # noqa: PERF401 - of all callers
+            seconds.append(await call(caller, subject))  # noqa: PERF401 - of all callers
 
-    await asyncio.gather(*map(repeated, callers, pairs))
+    await asyncio.gather(*map(repeated, callers, subjects))
     return seconds
 
 
@@ -312,9 +399,9 @@ async def _round_trips(url: str, name: str, options: list[str]) -> float:
         by_proxy = database_url.set(query={"host": directory}).render_as_string(hide_password=False)
         async with served(["--database-url", by_proxy], options) as (_, port), connected(port, 1) as callers:
             pairs = [await callers[0].pair()]
-            await settled(callers, pairs, 20)
+            await settled(callers, pairs, 20, Caller.pay)
             before = turns.count
-            await settled(callers, pairs, COUNTED)
+            await settled(callers, pairs, COUNTED, Caller.pay)
             counted = (turns.count - before) / COUNTED
         listening.close()
     return counted
