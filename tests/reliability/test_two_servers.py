@@ -385,9 +385,9 @@ async def test_charges_of_many_sessions_in_opposite_orders_at_both_servers_do_no
         )
         assert {answer.status for answer in answers} == {200}
     assert answers_of_postgres["deadlock"] == 0
-    rows = await first.rows(tables.sessions)
+    rows = await first.rows("sessions")
     assert [row["running_total"] for row in rows] == [300_000] * len(sessions)
-    assert len(await first.rows(tables.session_charges)) == 20 * len(sessions)
+    assert len(await first.rows("session_charges")) == 20 * len(sessions)
 
 
 async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_another_session(
@@ -410,7 +410,7 @@ async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_anot
             await holder.execute(lock, each)
     assert (await waiting).status == 200
     assert answers_of_postgres["deadlock"] == 0
-    assert [row["running_total"] for row in await first.rows(tables.sessions)] == [10_000] * len(sessions)
+    assert [row["running_total"] for row in await first.rows("sessions")] == [10_000] * len(sessions)
 
 
 async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
