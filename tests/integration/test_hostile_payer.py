@@ -11,6 +11,7 @@ import validators
 
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Attempt, HostilePayer, Mode, Paywall, Protocol, Trick
+from agentpay_server.testkit.paywall.modes import LATE_SECONDS
 
 PRICE = Decimal("0.25")
 PROTOCOLS = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
@@ -84,6 +85,25 @@ def test_a_seller_that_serves_unpaid_is_reported(
     attempt = payer.attempt(trick, client(paywall), "/x402_v2")
     assert attempt.is_cheated
     assert "at a price of 0.250000 USDC" in str(attempt)
+
+
+def test_a_payment_that_lands_late_counts_for_its_own_attempt(
+    server: AgentPayServer, paywall: Paywall, payer: HostilePayer
+) -> None:
+    """It would hide that the seller serves the next attempt for nothing."""
+    paywall.mode = Mode.SETTLE_LATE
+    assert payer.attempt(Trick.HONEST, client(paywall), "/x402_v2").is_cheated
+
+    def time_passes(request: httpx.Request) -> None:
+        if "payment-signature" in request.headers:
+            server.sandbox.clock.advance(LATE_SECONDS)
+
+    paywall.mode = Mode.NEVER_SETTLE
+    http = client(paywall)
+    http.event_hooks = {"request": [time_passes]}
+    attempt = payer.attempt(Trick.HONEST, http, "/x402_v2")
+    assert paywall.received_usdc == PRICE
+    assert (attempt.is_cheated, attempt.paid_usdc) == (True, 0)
 
 
 def test_a_seller_that_trusts_every_header_is_cheated_by_each_trick_that_pays_nothing(

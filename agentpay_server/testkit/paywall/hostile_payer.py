@@ -1,11 +1,11 @@
 """A payer for tests of sellers: it pays, or tries to get more than it pays for.
 
-It has a wallet of its own on the chain of a server in process, which belongs to no account and obeys no
-policy. What it has paid is what left that wallet.
+It has wallets of its own on the chain of a server in process, which belong to no account and obey no policy.
+What it has paid in an attempt is what left the wallet of that attempt.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from enum import StrEnum
@@ -104,8 +104,7 @@ class HostilePayer:
             for attempt in HostilePayer(server).attack(http, "/forecast"):
                 assert not attempt.is_cheated, attempt
 
-    It pays by x402 (`exact`) and MPP (`charge`). Before each attempt its wallet is given the price in test
-    USDC.
+    It pays by x402 (`exact`) and MPP (`charge`). Each attempt has a new wallet with the price in test USDC.
     """
 
     def __init__(self, server: AgentPayServer, *, name: str = "hostile payer") -> None:
@@ -120,12 +119,9 @@ class HostilePayer:
         """
         self._home = ServerHome(server, name)
         self._context: Context = server._running.server.context  # noqa: SLF001 - as its port does
-        self._keypair = self._home.keypair("wallet")
-        self._elsewhere = str(self._home.keypair("elsewhere").pubkey())
-        self._fees = FeePayer(self._keypair, self._home.rpc)
         self._numbers = itertools.count(1)
-        self.address: str = str(self._keypair.pubkey())
-        self._token_account = associated_token_address(self.address, self._home.usdc_mint)
+        self._wallet = self._new_wallet("wallet")
+        self.address: str = self._wallet.address
 
     def attack(
         self,
@@ -148,7 +144,7 @@ class HostilePayer:
             **request: further arguments of `http.request`, such as `json`.
 
         Raises:
-            ValueError: as `attempt`.
+            ValueError, httpx.HTTPError: as `attempt`.
         """
         chosen = [Trick(trick) for trick in tricks] if tricks is not None else list(Trick)
         if tricks is None and other is None:
@@ -179,6 +175,7 @@ class HostilePayer:
         Raises:
             ValueError: the trick is unknown, the seller did not respond 402, its 402 offers nothing that the
                 payer can pay, or `TWO_SELLERS` has no other seller.
+            httpx.HTTPError: the seller did not respond.
         """
         trick = Trick(trick)
         if trick is Trick.TWO_SELLERS and other is None:
@@ -187,7 +184,9 @@ class HostilePayer:
         asked = http.request(method, url, headers=headers, **request)
         offer = self._offer(asked)
         price_micro = offer.terms.amount_micro
-        before = self._home.owner.call(self._stock(price_micro))
+        # A payment of an earlier attempt that lands late must not count as paid for this one.
+        wallet = self._new_wallet(f"wallet {next(self._numbers)}")
+        before = self._home.owner.call(wallet.stock(price_micro))
 
         def present(header: Header, client: httpx.Client = http) -> httpx.Response:
             paid = httpx.Headers([*headers.multi_items(), header])
@@ -195,14 +194,17 @@ class HostilePayer:
 
         responses: list[httpx.Response] = []
         if trick is Trick.TRUNCATED:
-            name, value = self._signed(offer)
-            responses = [present((name, value[: len(value) // 2])), present(self._signed(offer, half=True))]
+            name, value = self._signed(wallet, offer)
+            responses = [
+                present((name, value[: len(value) // 2])),
+                present(self._signed(wallet, offer, half=True)),
+            ]
         elif trick is Trick.OTHER_AMOUNT:
-            responses = [present(self._signed(offer, less=1))]
+            responses = [present(self._signed(wallet, offer, less=1))]
         else:
-            header = self._signed(offer)
+            header = self._signed(wallet, offer)
             if trick is Trick.WITHDRAWN:
-                self._home.owner.call(self._withdraw(before))
+                self._home.owner.call(wallet.withdraw(before))
                 before = 0
             if trick is Trick.REPLAY_AT_ONCE:
                 with ThreadPoolExecutor(_AT_ONCE) as pool:
@@ -213,7 +215,7 @@ class HostilePayer:
                 responses.append(present(header))
             if trick is Trick.TWO_SELLERS and other is not None:
                 responses.append(present(header, other))
-        left = self._home.owner.call(self._balance())
+        left = self._home.owner.call(wallet.balance())
         return Attempt(
             trick=trick,
             price_usdc=from_micro(price_micro),
@@ -228,8 +230,8 @@ class HostilePayer:
             ValueError: `response` is not a 402, or offers nothing that the payer can pay.
         """
         offer = self._offer(response)
-        self._home.owner.call(self._stock(offer.terms.amount_micro))
-        return self._signed(offer)
+        self._home.owner.call(self._wallet.stock(offer.terms.amount_micro))
+        return self._signed(self._wallet, offer)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"
@@ -249,7 +251,11 @@ class HostilePayer:
             raise ValueError(f"the 402 offers nothing that this payer can pay: {reasons}")
         return payable[0]
 
-    def _signed(self, offer: Offer, *, less: int = 0, half: bool = False) -> Header:
+    def _new_wallet(self, name: str) -> "_Wallet":
+        keypair, elsewhere = self._home.keypair(name), self._home.keypair("elsewhere")
+        return _Wallet(keypair, str(elsewhere.pubkey()), self._home, self._context, self._numbers)
+
+    def _signed(self, wallet: "_Wallet", offer: Offer, *, less: int = 0, half: bool = False) -> Header:
         """Sign a payment of an offer: `less` micro-USDC less than its price, or cut in `half`."""
         terms = offer.terms
         if less:
@@ -261,23 +267,34 @@ class HostilePayer:
         async def signed() -> bytes:
             number = next(self._numbers)
             return build_payment(
-                _WalletSigner(self._keypair),
+                _WalletSigner(wallet.keypair),
                 await self._context.chain.latest_blockhash(),
                 terms,
                 payer_key=_WALLET,
                 usdc_mint=self._home.usdc_mint,
                 own_addresses=(),
                 nonce=number,
-                nonce_memo=f"payment {number} of {self.address[:8]}",
+                nonce_memo=f"payment {number} of {wallet.address[:8]}",
             ).raw
 
         raw = self._home.owner.call(signed())
         payment_id = f"pay_{next(self._numbers):026}"
         return rules.wrap(offer, raw[: len(raw) // 2] if half else raw, payment_id=payment_id)
 
-    # --- The wallet
 
-    async def _stock(self, micro: int) -> int:
+class _Wallet:
+    """A key with test USDC and SOL. `elsewhere` owns what it withdraws."""
+
+    def __init__(
+        self, keypair: Keypair, elsewhere: str, home: ServerHome, context: Context, numbers: Iterator[int]
+    ) -> None:
+        self.keypair = keypair
+        self._elsewhere, self._home, self._context, self._numbers = elsewhere, home, context, numbers
+        self._fees = FeePayer(keypair, home.rpc)
+        self.address: str = str(keypair.pubkey())
+        self._token_account = associated_token_address(self.address, home.usdc_mint)
+
+    async def stock(self, micro: int) -> int:
         """Mint the price to the wallet, and return its balance."""
         context = self._context
         await self._fees.ready()
@@ -292,27 +309,27 @@ class HostilePayer:
         )
         await context.chain.send(minted.raw)
         await self._fees.confirmed(minted.signature)
-        return await self._balance()
+        return await self.balance()
 
-    async def _withdraw(self, micro: int) -> None:
+    async def withdraw(self, micro: int) -> None:
         mint = self._home.usdc_mint
         await self._fees.ensure_token_accounts([self._elsewhere], mint)
         steps = [
             transfer_checked(
                 source=Pubkey.from_string(self._token_account),
                 destination=Pubkey.from_string(associated_token_address(self._elsewhere, mint)),
-                owner=self._keypair.pubkey(),
+                owner=self.keypair.pubkey(),
                 mint=Pubkey.from_string(mint),
                 amount_micro=micro,
             ),
             memo(f"withdrawal {next(self._numbers)}"),
         ]
         blockhash = Hash.from_string((await self._context.chain.latest_blockhash()).value)
-        message = Message.new_with_blockhash(steps, self._keypair.pubkey(), blockhash)
-        sent = await self._fees.broadcast(VersionedTransaction(message, [self._keypair]))
+        message = Message.new_with_blockhash(steps, self.keypair.pubkey(), blockhash)
+        sent = await self._fees.broadcast(VersionedTransaction(message, [self.keypair]))
         await self._fees.confirmed(sent)
 
-    async def _balance(self) -> int:
+    async def balance(self) -> int:
         (held,) = await self._context.chain.token_accounts([self._token_account])
         return 0 if held is None else held.amount_micro
 
