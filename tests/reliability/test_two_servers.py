@@ -372,22 +372,41 @@ async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once
     assert first.balance(to) == 1_000_000
 
 
-async def test_charges_of_many_sessions_in_opposite_orders_at_both_servers_do_not_deadlock(
+async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
     servers: tuple[World, World], answers_of_postgres: Counter[str]
 ) -> None:
+    """Both servers charge the sessions in opposite orders, each key at both of them."""
     first, second = servers
     source, to = await first.account("100"), await first.account()
-    sessions = [await first.opened_session(f"s-{number}", source, to, "1") for number in range(8)]
+    sessions = [await first.opened_session(f"s-{number}", source, to, "0.31") for number in range(8)]
+    ways = [(first, sessions), (second, sessions[::-1])]
+    told = set()
     for number in range(10):
+        asked = [
+            (world, session_id, f"key-{key}")
+            for turn in range(2)
+            for place, (world, way) in enumerate(ways)
+            for key in [2 * number + (place + turn) % 2]
+            for session_id in way
+        ]
         answers = await asyncio.gather(
-            *(first.charge(f"first-{number}", session_id, "0.01") for session_id in sessions),
-            *(second.charge(f"second-{number}", session_id, "0.02") for session_id in reversed(sessions)),
+            *(world.charge(key, session_id, "0.02") for world, session_id, key in asked)
         )
-        assert {answer.status for answer in answers} == {200}
+        assert {(answer.status, answer.error) for answer in answers} <= {
+            (200, None),
+            (402, "session_cap_exceeded"),
+        }
+        for (_, session_id, key), answer in zip(asked, answers, strict=True):
+            if answer.status == 200:
+                told.add((session_id, key))
     assert answers_of_postgres["deadlock"] == 0
-    rows = await first.rows("sessions")
-    assert [row["running_total"] for row in rows] == [300_000] * len(sessions)
-    assert len(await first.rows("session_charges")) == 20 * len(sessions)
+    charges = await first.rows("session_charges")
+    assert {(row["session_id"], row["idempotency_key"]) for row in charges} == told
+    assert Counter(row["session_id"] for row in charges) == dict.fromkeys(sessions, 15)
+    assert [row["running_total"] for row in await first.rows("sessions")] == [300_000] * len(sessions)
+    closed = await asyncio.gather(*(first.close_session(session_id) for session_id in sessions))
+    assert {answer.body["settled_usdc"] for answer in closed} == {"0.300000"}
+    await settled_books(servers, source, to)
 
 
 async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_another_session(

@@ -577,10 +577,11 @@ async def test_a_deadlock_undoes_the_batch_and_runs_each_unit_again(database, ot
     assert sum(tries.values()) > 4
 
 
-async def test_a_cancelled_caller_changes_nothing_for_the_batch(database, sent):
+@pytest.mark.parametrize("count", range(1, 8))
+async def test_a_cancelled_caller_changes_nothing_for_the_batch(database, sent, count):
     running = [asyncio.ensure_future(database.run(of_account(each), each)) for each in IDS]
-    # The accounts are locked.
-    while len(sent) < 2:  # noqa: ASYNC110 - what is sent sets no event
+    # From BEGIN to COMMIT.
+    while len(sent) < count:  # noqa: ASYNC110 - what is sent sets no event
         await asyncio.sleep(0)
     running[2].cancel()
     results = await asyncio.gather(*running, return_exceptions=True)
