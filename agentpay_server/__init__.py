@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncSandbox, Sandbox
+    from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError
     from agentpay_server.platform.settings import OnchainMemo, PolicyUpdate, Settings
     from agentpay_server.testkit.embedded.inbox import Receipt, WebhookInbox
     from agentpay_server.testkit.embedded.recorder import ChainTransaction, RecordedRequest, Records
@@ -19,6 +20,7 @@ __all__ = [
     "AsyncSandbox",
     "CannotListenError",
     "ChainTransaction",
+    "DatabaseUnavailableError",
     "Finality",
     "OnchainMemo",
     "PolicyUpdate",
@@ -28,6 +30,7 @@ __all__ = [
     "RpcSettings",
     "Sandbox",
     "Settings",
+    "StartRefusedError",
     "WebhookInbox",
 ]
 
@@ -36,6 +39,7 @@ _HOMES = {
     "AsyncSandbox": "agentpay_server.clients",
     "CannotListenError": "agentpay_server.testkit.embedded.world",
     "ChainTransaction": "agentpay_server.testkit.embedded.recorder",
+    "DatabaseUnavailableError": "agentpay_server.database.runner",
     "Finality": "agentpay_server.chain.rpc.settings",
     "OnchainMemo": "agentpay_server.platform.settings",
     "PolicyUpdate": "agentpay_server.platform.settings",
@@ -45,6 +49,7 @@ _HOMES = {
     "RpcSettings": "agentpay_server.chain.rpc.settings",
     "Sandbox": "agentpay_server.clients",
     "Settings": "agentpay_server.platform.settings",
+    "StartRefusedError": "agentpay_server.database.runner",
     "WebhookInbox": "agentpay_server.testkit.embedded.inbox",
 }
 
