@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from attrs import evolve
+from solders.pubkey import Pubkey
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
@@ -110,8 +111,9 @@ class ChannelClosing:
             is_closing: whether the voucher closes the channel.
             challenge: the challenge to answer; None for the newest one.
         """
-        opening = opening_of(channel, payer=self.payer(account), usdc_mint=self._chain.usdc_mint)
-        voucher = Voucher(channel=opening.address, cumulative_micro=cumulative_micro)
+        address = channel.session.channel
+        assert address is not None  # noqa: S101 - stored with the opening, from whose terms it follows
+        voucher = Voucher(channel=Pubkey.from_string(address), cumulative_micro=cumulative_micro)
         payload = mpp_sessions.voucher_payload(
             voucher,
             signer=channel.record.signer,
