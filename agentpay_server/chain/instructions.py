@@ -2,7 +2,6 @@
 
 import hashlib
 import struct
-from functools import lru_cache
 from typing import Final
 
 from solders.instruction import AccountMeta, Instruction
@@ -61,7 +60,6 @@ _MAX_AMOUNT_MICRO: Final = 2**64 - 1
 _MAX_SEED_BYTES: Final = 32
 
 
-@lru_cache(maxsize=1024)
 def associated_token_address(owner: str, mint: str) -> str:
     """Return the address of `owner`'s associated token account for `mint`, whether or not it exists."""
     return str(get_associated_token_address(Pubkey.from_string(owner), Pubkey.from_string(mint)))
