@@ -492,10 +492,43 @@ def test_what_could_not_be_settled_and_was_not_served_returns(
             raise RpcError(-32000, "scripted: the node does not respond")
 
         patched.setattr(ChannelDesk, "_send", unavailable)
-        assert refusal(shop.get("/ask", headers=header)) == "transaction_failed"
+        assert refusal(shop.get("/ask", headers=header)) == "settlement_pending"
     assert spent() == "0.01"
     server.sandbox.clock.advance(5)
     assert (spent(), paywall.channels.one().status) == ("0", "settled")
+
+
+@pytest.mark.parametrize("protocol", ["session", "upto"])
+def test_a_settlement_whose_reply_is_lost_is_read_from_the_chain(
+    server: AgentPayServer,
+    paywall: Paywall,
+    shop: httpx.Client,
+    payer: ChannelPayer,
+    spent: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: str,
+) -> None:
+    send = ChannelDesk._send
+
+    async def loses_reply(desk: ChannelDesk, steps: Any) -> str:
+        await send(desk, steps)
+        raise RpcError(-32000, "scripted: the node does not respond")
+
+    paywall.sell_upto("/ask", "0.01", charge="0.001")
+    if protocol == "session":
+        session = Session(shop, payer)
+        session.open()
+        session.pay(1_000)
+    header = payer.upto_header(entry_in(shop.get("/ask")))
+    with monkeypatch.context() as patched:
+        patched.setattr(ChannelDesk, "_send", loses_reply)
+        ended = session.close(1_000) if protocol == "session" else shop.get("/ask", headers=header)
+    assert refusal(ended) == "settlement_pending"
+    assert spent() == "0.001"
+    server.sandbox.clock.advance(900)
+    channel = paywall.channels.one()
+    assert (channel.status, str(channel.settled_usdc)) == ("settled", "0.001000")
+    assert str(paywall.received_usdc) == "0.001000"
 
 
 def test_a_payment_up_to_a_maximum_is_good_once(

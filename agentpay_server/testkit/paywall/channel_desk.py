@@ -32,7 +32,7 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus, OnchainTerms, Share, Voucher
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
+from agentpay_server.testkit.facilitator.checking import PENDING, InvalidPaymentError
 from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -253,8 +253,13 @@ class ChannelDesk:
         is_over = account.protocol == "upto" or (end_us is not None and end_us <= now_us)
         self._update(name, poll_us=now_us + _pause_us(account.opening), has_failed=is_over)
         found = await self._channel(account.opening.address)
-        if found is None or found.status in (OnchainStatus.SEALED, OnchainStatus.DISTRIBUTED):
+        if found is None:
             self._update(name, status="lost")
+        elif found.status in (OnchainStatus.SEALED, OnchainStatus.DISTRIBUTED):
+            # Only the seller settles: it did, and the node's response was lost.
+            is_settled = found.settled_micro > 0
+            status: ChannelStatus = "settled" if is_settled else "lost"
+            self._update(name, status=status, settled_micro=found.settled_micro)
         elif found.status is OnchainStatus.CLOSING or is_over:
             await self._settle(name)
 
@@ -657,8 +662,10 @@ class ChannelDesk:
                 account.opening, treasury=TREASURY, voucher=voucher, signature=account.signature
             )
             signature = await self._send(steps)
-        except (FailedOnChainError, NotConfirmedError, RpcError) as error:
+        except FailedOnChainError as error:
             raise InvalidPaymentError("transaction_failed", f"the channel was not settled: {error}") from None
+        except (NotConfirmedError, RpcError) as error:
+            raise InvalidPaymentError(PENDING, f"the channel may not be settled yet: {error}") from None
         finally:
             self._busy.discard(name)
         settled_micro = 0 if voucher is None else voucher.cumulative_micro

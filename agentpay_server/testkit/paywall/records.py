@@ -82,7 +82,7 @@ class PaywallChannel:
             ended on chain without the seller.
         settled_usdc: what the seller took; 0 until it is settled.
         tx_signature: signature of the opening.
-        settlement_tx_signature: signature of the payout; None before.
+        settlement_tx_signature: signature of the payout; None before, and if the node did not respond to it.
         at: the seller's time at which it was opened.
     """
 
