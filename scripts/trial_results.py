@@ -5,6 +5,7 @@ DIRECTORY keeps the clients' packages between runs. Takes about two minutes per 
     python scripts/trial_results.py ~/.cache/agentpay/trials > docs/reference/trials.md
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,13 +32,14 @@ order. `scripts/trial_results.py` writes this page.
 | client | version | protocol | orders | kills | paid twice | found after | the shortest run that fails |
 | -- | -- | -- | -- | -- | -- | -- | -- |"""
 TAIL = """
-All trials: {date}, seed {seed}, at most {seconds:.0f} seconds of orders; a trial ends at the first order
-that was paid twice. The first three rows are the adapter of this project's client, whose payments the
-service makes under the order's name. `session` is a session of MPP, and `upto` a scheme of x402. For
-both, what was settled from the channels of an order counts as paid for it. The other clients sign with a
-wallet of their own, with their spend controls where they have some, and have no name for a purchase:
-their adapters call them again when they are asked again. The moments of kills depend on the machine, so
-the numbers of another run differ.
+All trials: {date}, seed {seed}, at most {seconds:.0f} seconds of orders, on {processors} processors at a
+load average of {load:.0f}. A trial ends at the first order that was paid twice; *found after* counts from
+its first order. The first three rows are the adapter of this project's client, whose payments the service
+makes under the order's name. `session` is a session of MPP, and `upto` a scheme of x402. For both, what
+was settled from the channels of an order counts as paid for it. The other clients sign with a wallet of
+their own, with their spend controls where they have some, and have no name for a purchase: their adapters
+call them again when they are asked again. The moments of kills depend on the machine, so the numbers of
+another run differ.
 """
 
 
@@ -132,16 +134,20 @@ def main() -> None:
             orders=10_000,
             protocols=(client.protocol,),
         )
-        began, found = time.monotonic(), [0.0]
+        began = time.monotonic()
+        times = {"first order": began, "found": began}
 
-        def say(what: str, began: float = began, found: list[float] = found) -> None:
+        def say(what: str, began: float = began, times: dict[str, float] = times) -> None:
             print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr)
-            if what == "waiting for every payment to end" and not found[0]:
-                found[0] = time.monotonic() - began
+            if what.startswith("order 1:"):
+                times["first order"] = time.monotonic()
+            elif what == "waiting for every payment to end":
+                times["found"] = time.monotonic()
 
         report = Trial(plan, say).run()
-        print(line_of(client, report, found[0]), flush=True)
-    print(TAIL.format(date=datetime.now(UTC).date(), seed=SEED, seconds=SECONDS), end="")
+        print(line_of(client, report, times["found"] - times["first order"]), flush=True)
+    said = {"date": datetime.now(UTC).date(), "seed": SEED, "seconds": SECONDS}
+    print(TAIL.format(**said, processors=os.cpu_count(), load=os.getloadavg()[-1]), end="")
 
 
 if __name__ == "__main__":
