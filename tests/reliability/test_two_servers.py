@@ -18,6 +18,7 @@ import stores
 from attrs import evolve
 from chains import Act
 from sellers import ORIGIN, Seller
+from session_sellers import SessionSeller
 from solders.account import Account
 from solders.pubkey import Pubkey
 from two_servers import started
@@ -31,6 +32,7 @@ from agentpay_server.database.postgres_connections import PreparedConnection
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 CALLS = 200
+TRANSACTIONS_OF = "SELECT count(DISTINCT xmin::text) FROM"
 
 
 @pytest.fixture
@@ -70,25 +72,20 @@ async def servers(request: pytest.FixtureRequest, url: str) -> AsyncIterator[tup
 
 
 @pytest.fixture
-def answers_of_postgres(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How many commits PostgreSQL has been asked for, and how many deadlocks it has resolved."""
-    counted = Counter[str]()
-    answered, execute = PreparedConnection._answered, PreparedConnection.execute
+def deadlocks(monkeypatch: pytest.MonkeyPatch) -> list[Exception]:
+    """The deadlocks that PostgreSQL has resolved."""
+    found: list[Exception] = []
+    answered = PreparedConnection._answered
 
     async def watched(session: Any, answer: Any) -> Any:
         try:
             return await answered(session, answer)
-        except asyncpg.DeadlockDetectedError:
-            counted["deadlock"] += 1
+        except asyncpg.DeadlockDetectedError as error:
+            found.append(error)
             raise
 
-    async def executing(session: Any, text: str) -> str:
-        counted[text] += 1
-        return await execute(session, text)
-
     monkeypatch.setattr(PreparedConnection, "_answered", watched)
-    monkeypatch.setattr(PreparedConnection, "execute", executing)
-    return counted
+    return found
 
 
 async def at_once(servers: tuple[World, World], key: str, source: Party, to: Party) -> list[Answer]:
@@ -373,7 +370,7 @@ async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once
 
 
 async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
-    servers: tuple[World, World], answers_of_postgres: Counter[str]
+    servers: tuple[World, World], deadlocks: list[Exception]
 ) -> None:
     """Both servers charge the sessions in opposite orders, each key at both of them."""
     first, second = servers
@@ -399,7 +396,7 @@ async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
         for (_, session_id, key), answer in zip(asked, answers, strict=True):
             if answer.status == 200:
                 told.add((session_id, key))
-    assert answers_of_postgres["deadlock"] == 0
+    assert not deadlocks
     charges = await first.rows("session_charges")
     assert {(row["session_id"], row["idempotency_key"]) for row in charges} == told
     assert Counter(row["session_id"] for row in charges) == dict.fromkeys(sessions, 15)
@@ -410,7 +407,7 @@ async def test_charges_of_many_sessions_with_repeated_keys_are_exact(
 
 
 async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_another_session(
-    servers: tuple[World, World], holder: asyncpg.Connection, answers_of_postgres: Counter[str]
+    servers: tuple[World, World], holder: asyncpg.Connection, deadlocks: list[Exception]
 ) -> None:
     first, _ = servers
     source, to = await first.account("100"), await first.account()
@@ -418,22 +415,73 @@ async def test_a_charge_that_waits_for_another_server_holds_up_no_charge_of_anot
     lock = "SELECT FROM sessions WHERE session_id = $1 FOR UPDATE"
     async with holder.transaction():
         await holder.execute(lock, sessions[0])
-        answers_of_postgres.clear()
         waiting, *others = (asyncio.ensure_future(first.charge("key", each, "0.01")) for each in sessions)
         assert {answer.status for answer in await asyncio.gather(*others)} == {200}
         # The charges of one server share transactions.
-        assert answers_of_postgres["COMMIT"] < len(others)
+        assert await holder.fetchval(f"{TRANSACTIONS_OF} session_charges") < len(others)
         assert not waiting.done()
         # The other server locks sessions in another order.
         for each in sessions[1:]:
             await holder.execute(lock, each)
     assert (await waiting).status == 200
-    assert answers_of_postgres["deadlock"] == 0
+    assert not deadlocks
     assert [row["running_total"] for row in await first.rows("sessions")] == [10_000] * len(sessions)
 
 
+async def test_vouchers_of_many_sessions_at_both_servers_are_signed_once_for_each_key(
+    servers: tuple[World, World], holder: asyncpg.Connection
+) -> None:
+    first, _ = servers
+    loop, signer = asyncio.get_running_loop(), first.runtime.context.signer
+    sellers = [
+        SessionSeller(
+            first.chain,
+            signer,
+            lambda work: asyncio.run_coroutine_threadsafe(work, loop).result(),
+            number,
+        )
+        for number in range(10, 16)
+    ]
+    payers = [await first.account("10") for _ in sellers]
+    for seller in sellers:
+        await seller._open()
+
+    async def paid(key: str, *worlds: World) -> list[Answer]:
+        bodies = [
+            {
+                "account_id": payer.account_id,
+                "idempotency_key": f"{key} {payer.account_id}",
+                "origin": ORIGIN,
+                "session_cap": "1",
+                **await asyncio.to_thread(seller.ask_session),
+            }
+            for payer, seller in zip(payers, sellers, strict=True)
+        ]
+        asked = (world.request("POST", "/ext/v1/payments", body) for world in worlds for body in bodies)
+        answers = await asyncio.gather(*asked)
+        assert {answer.status for answer in answers} == {201}, answers
+        return answers
+
+    for seller, opening in zip(sellers, await paid("one", first), strict=True):
+        status = await asyncio.to_thread(seller.accept_opening, opening.body["header"])
+        assert status is not None
+        assert status.failure is None
+    answers = await paid("one", *servers)
+    assert [answer.body["step"] for answer in answers] == ["voucher"] * 12
+    assert [a.body["header"] for a in answers[:6]] == [a.body["header"] for a in answers[6:]]
+    for answer in answers[:6]:
+        outcome = f"/ext/v1/payments/{answer.body['charge_id']}/outcome"
+        assert (await first.request("POST", outcome, {"status_code": 200})).status == 200
+    answers = await paid("two", first)
+    # Those of one server share transactions.
+    assert await holder.fetchval(f"{TRANSACTIONS_OF} vouchers WHERE cumulative = 2000") < len(sellers)
+    assert {answer.body["running_total_usdc"] for answer in answers} == {"0.002000"}
+    vouchers = await first.rows("vouchers")
+    assert sorted(row["cumulative"] for row in vouchers) == [1_000] * 6 + [2_000] * 6
+
+
 async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
-    servers: tuple[World, World], holder: asyncpg.Connection, answers_of_postgres: Counter[str]
+    servers: tuple[World, World], holder: asyncpg.Connection, deadlocks: list[Exception]
 ) -> None:
     """One of them writes several outcomes in one database transaction, the other one of them by itself."""
     first, _ = servers
@@ -460,7 +508,7 @@ async def test_a_transaction_that_two_servers_end_at_once_is_no_deadlock(
         for each in sorted((sources[0].account_id, to.account_id)):
             await holder.execute("SELECT FROM accounts WHERE account_id = $1 FOR UPDATE", each)
     assert (await running[0]).status == 200
-    assert answers_of_postgres["deadlock"] == 0
+    assert not deadlocks
     await settled_books(servers, to, *sources)
 
 
