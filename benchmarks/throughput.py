@@ -1,7 +1,8 @@
 """Transfers and charges on PostgreSQL by the whole path: what each costs in CPU time, and how many a second.
 
 The server, PostgreSQL, the cluster and the callers are separate processes. CPU time is read from the kernel,
-so that other work on the machine changes it little; rates are only comparable within one run. Round trips are
+so that other work on the machine changes it less; rates are only comparable within one run. The last two
+columns are computed: what a core of the server and one of PostgreSQL can do at most. Round trips are
 counted by a proxy between the server and PostgreSQL: each time that the server sends after it has received.
 The background work of the server counts in all figures. Two servers on one PostgreSQL are measured on a
 cluster, against one of them with the same callers; the CPU time of both counts.
@@ -72,14 +73,17 @@ class Measured:
         """Return it as a line of the table."""
         return (
             f"{self.name:44}  {1 / self.wall:>7.0f}/s  {self.server * 1e3:>7.2f} ms  "
-            f"{self.postgres * 1e3:>7.2f} ms  {self.p50 * 1e3:>7.1f} ms"
+            f"{self.postgres * 1e3:>7.2f} ms  {self.p50 * 1e3:>7.1f} ms  "
+            f"{1 / self.server:>7.0f}/s  {1 / self.postgres:>7.0f}/s"
         )
 
 
 def run() -> list[Result]:
     """Print the table, and return what is compared within the run."""
     print(f"load of the machine before: {os.getloadavg()[0]:.2f} on {os.cpu_count()} CPUs")
-    print(f"{'':44}  {'done':>9}  {'server CPU':>10}  {'PostgreSQL':>10}  {'p50':>10}")
+    print(
+        f"{'':44}  {'done':>9}  {'server CPU':>10}  {'PostgreSQL':>10}  {'p50':>10}  {'at most, a core':>20}"
+    )
     results = []
     with postgres.server() as url:
         names = (f"throughput_{number}" for number in itertools.count())
