@@ -248,7 +248,7 @@ def test_forbidden_imports_are_detected(module: str, source: str) -> None:
             "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",
         ),
         ("agentpay_server.http.app", "import ulid, attrs, httpx"),
-        ("agentpay_server.chain.rpc.client", "import h11, websockets"),
+        ("agentpay_server.chain.rpc.client", "import httpcore, websockets"),
         ("agentpay.integrations.flask", "import werkzeug"),
     ],
 )

@@ -8,7 +8,8 @@ without a request.
 import asyncio
 import itertools
 import json
-from typing import Final, Protocol
+import secrets
+from typing import Any, Final, Protocol
 
 from agentpay.contract.bodies import BodyError
 from agentpay_server.chain.protocol import ChainUnreachableError
@@ -63,7 +64,8 @@ class RpcClient:
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._quiet_until = 0.0
-        self._numbers = itertools.count(1)
+        # Not from 1: of a proxy that mixes up connections, the response to another client must not fit.
+        self._numbers = itertools.count(secrets.randbits(48))
         self._endpoint = HttpEndpoint(url, max_connections=max_connections, max_bytes=BODY_MAX_BYTES)
 
     async def call(self, method: str, *params: object) -> object:
@@ -77,12 +79,17 @@ class RpcClient:
             raise ChainUnreachableError(f"{method}: not sent, because the node asked for fewer requests")
         number = next(self._numbers)
         request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        content = json.dumps(request, separators=(",", ":")).encode()
+
+        def read(response: Response) -> dict[str, Any]:
+            if response.status != _OK:
+                raise self._unavailable(method, response)
+            return _reply(method, number, json.loads(response.body))
+
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await self._endpoint.post(json.dumps(request, separators=(",", ":")).encode())
-            if response.status == _OK:
-                return _result(method, number, json.loads(response.body))
-            failure = self._unavailable(method, response)
+                reply = await self._endpoint.post(content, read)
+            return _result(method, reply)
         except ChainUnreachableError:
             raise
         except TimeoutError:
@@ -98,7 +105,7 @@ class RpcClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        self._endpoint.close()
+        await self._endpoint.close()
         await asyncio.sleep(0)  # They close in the next turn of the event loop.
 
     def _unavailable(self, method: str, response: Response) -> ChainUnreachableError:
@@ -109,19 +116,28 @@ class RpcClient:
         return kind(f"{method}: the node answered with HTTP status {response.status}")
 
 
-def _result(method: str, number: int, reply: object) -> object:
-    """Return the result in a response to request `number`.
+def _reply(method: str, number: int, reply: object) -> dict[str, Any]:
+    """Return a response to request `number`, with either a result or an error.
 
     Raises:
-        RpcRefusalError: it is an error.
         ChainUnreachableError: it is not a response to this request.
     """
     if not isinstance(reply, dict) or ("result" in reply) == (reply.get("error") is not None):
         raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
-    error = reply.get("error")
     # A node that cannot read a request does not know its number.
-    if reply.get("id") != number and not (error is not None and reply.get("id") is None):
+    if reply.get("id") != number and not (reply.get("error") is not None and reply.get("id") is None):
         raise ChainUnreachableError(f"{method}: the answer is that to another request")
+    return reply
+
+
+def _result(method: str, reply: dict[str, Any]) -> object:
+    """Return the result in a response.
+
+    Raises:
+        RpcRefusalError: it is an error.
+        ChainUnreachableError: its error is malformed.
+    """
+    error = reply.get("error")
     if error is None:
         return reply["result"]
     if not (isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str):

@@ -30,6 +30,11 @@ from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 pytestmark = pytest.mark.anyio
 
 
+@pytest.fixture(autouse=True)
+def _numbers_from_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module.secrets, "randbits", lambda _: 1)
+
+
 class Script:
     """Returns the responses of a list, and the last one forever."""
 
@@ -232,6 +237,16 @@ async def test_the_response_to_another_request_is_refused(number: bytes) -> None
             await client.call("getThing")
 
 
+async def test_the_numbers_of_two_clients_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    script = Script(json_rpc_server.result("ok"))
+    for _ in range(2):
+        async with client_of(script) as client:
+            await client.call("getThing")
+    first, second = (json.loads(request)["id"] for request in script.requests)
+    assert first != second
+
+
 async def test_an_error_without_a_number_is_accepted() -> None:
     script = Script(
         json_rpc_server.ok(b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "no"}}')
@@ -318,13 +333,16 @@ async def test_a_connection_that_the_node_closes_is_not_used_again() -> None:
     assert counts == [1, 1]
 
 
-async def test_data_after_a_response_is_never_the_response_to_the_next_call() -> None:
+async def test_a_response_to_another_request_ends_its_connection() -> None:
     async def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> None:
-        writer.write(sized(reply_to(number)) + sized(reply_to(number + 1)))
+        writer.write(sized(reply_to(number)) + sized(reply_to(99)))
 
     async with talking(talk) as (client, counts):
-        assert [await client.call("getThing") for _ in range(2)] == [1, 2]
-    assert counts == [1, 1]
+        assert await client.call("getThing") == 1
+        with pytest.raises(ChainUnreachableError, match="the answer is that to another request"):
+            await client.call("getThing")
+        assert await client.call("getThing") == 3
+    assert len(counts) == 2
 
 
 async def test_a_cancelled_call_does_not_leave_its_response_to_the_next() -> None:
