@@ -114,7 +114,8 @@ class Schemas:
         if origin is tuple:
             return {"type": "array", "items": self.of(get_args(kind)[0])}
         if origin is dict:
-            return {"type": "object", "additionalProperties": True}
+            item = get_args(kind)[1]
+            return {"type": "object", "additionalProperties": True if item is Any else self.of(item)}
         if origin is Literal:
             kind = _ENUMS.get(kind, kind)
         return self._reference(kind)

@@ -28,7 +28,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",
     ),
-    "scene": ("agentpay_server.cli.scene:scene", "Save the state of a running server as a scene."),
+    "scene": ("agentpay_server.cli.scene:scene", "List, build and save scenes: states of a running server."),
     "trigger": (
         "agentpay_server.cli.trigger:trigger",
         "Cause an event by real operations, on a test chain.",

@@ -36,7 +36,9 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.platform.logs import LogFormat, log, logging_to
+from agentpay_server.testkit.embedded.owner_thread import RunningLoop
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
+from agentpay_server.testkit.scenes.desk import SceneDesk
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.hosting import SceneHost
@@ -263,6 +265,7 @@ async def _serve_until_stopped(
     start_deadline: float,
 ) -> None:
     application = Application(server)
+    server.scenes = SceneDesk(application, server, RunningLoop(asyncio.get_running_loop()))
     app: ASGIApp = application
     sellers: SceneHost | None = None
     if scene is not None:

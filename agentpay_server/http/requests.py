@@ -53,13 +53,18 @@ class Call:
 
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
     """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise unauthorized()
-    principal = await keys.authenticate(key.strip(" "), request_id)
+    principal = await keys.authenticate(key_of(headers), request_id)
     if principal is None:
         raise unauthorized()
     return principal
+
+
+def key_of(headers: Mapping[str, str]) -> str:
+    """Return the API key of a request; raise `unauthorized` if it is missing or too long."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
+        raise unauthorized()
+    return key.strip(" ")
 
 
 class Pause:

@@ -33,6 +33,8 @@ OTHER_NAMES = {
     "sandbox.faults.list": "sandbox.faults",
     "sandbox.faults.set": "sandbox.set_fault",
     "sandbox.operators.create": "sandbox.create_operator",
+    "sandbox.scenes.create": "sandbox.create_scene",
+    "sandbox.scenes.list": "sandbox.scenes",
     "sandbox.snapshots.create": "sandbox.snapshot",
     "sandbox.snapshots.list": "sandbox.snapshots",
     "sandbox.snapshots.restore": "sandbox.restore",
@@ -40,7 +42,11 @@ OTHER_NAMES = {
 }
 """The methods that are not named like their endpoint."""
 
-CHALLENGE = {"origin": "https://api.example.com", "headers": [("payment-required", "e30=")]}
+ONE_OF: dict[str, dict[str, Any]] = {
+    "payments.authorize": {"origin": "https://api.example.com", "headers": [("payment-required", "e30=")]},
+    "sandbox.scenes.create": {"name": "pending_approval"},
+}
+"""What a call needs of arguments of which none is required alone."""
 
 
 def example_of(model: Any) -> Any:
@@ -73,7 +79,7 @@ def call_of(endpoint: Endpoint, **given: Any) -> Callable[[Any], Any]:
     def call(client: Any) -> Any:
         method = method_of(client, endpoint)
         in_path = iter(re.findall(r"{(\w+)}", endpoint.path))
-        positional, named = [], dict(CHALLENGE if endpoint.name == "payments.authorize" else {}) | given
+        positional, named = [], dict(ONE_OF.get(endpoint.name, {})) | given
         for name, parameter in inspect.signature(method).parameters.items():
             if parameter.kind is inspect.Parameter.VAR_KEYWORD or name in named:
                 continue

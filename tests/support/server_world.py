@@ -94,7 +94,7 @@ def assert_error_shape(response: httpx.Response) -> None:
         assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
     elif response.status_code == 409:
-        assert extra in (set(), {"transfer_id"})
+        assert extra in (set(), {"transfer_id"}, {"details"})
     elif body["error"] == "nothing_payable":
         assert extra in (set(), {"details"})
     else:

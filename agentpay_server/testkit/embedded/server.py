@@ -35,7 +35,7 @@ from agentpay_server.testkit.embedded.recorder import (
 )
 from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
-from agentpay_server.testkit.scenes.building import BuiltScene, build
+from agentpay_server.testkit.scenes.building import BuiltScene, GoOn, build
 from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook, read_scene
 from agentpay_server.testkit.scenes.rehearsal import Unheard, rehearse, require_empty
 from agentpay_server.testkit.scenes.saving import save
@@ -502,14 +502,26 @@ class AgentPayServer(Homes):
         self._config = evolve(self._config, mounts=mounts)
         return self
 
-    def _build(self, scene: Scene, *, has_inboxes: bool = True) -> BuiltScene:
+    def _build(
+        self,
+        scene: Scene,
+        *,
+        has_inboxes: bool = True,
+        has_sellers: bool = True,
+        go_on: GoOn = lambda: None,
+    ) -> BuiltScene:
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
             from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 
-        inbox = self._inbox_of if has_inboxes else None
-        return build(self._operator, scene, inbox=inbox, opener=opener)
+        return build(
+            self._operator,
+            scene,
+            inbox=self._inbox_of if has_inboxes else None,
+            opener=opener if has_sellers else None,
+            go_on=go_on,
+        )
 
     def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
         inbox = self.webhook_inbox(

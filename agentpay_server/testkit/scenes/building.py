@@ -10,16 +10,18 @@ from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
 from agentpay.contract.console import NewAgentKey
+from agentpay.contract.errors import FieldError
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay.errors import AgentPayError, TransferRejectedError
+from agentpay.errors import AgentPayError, APIError, OutcomeUnknownError, TransferRejectedError
 from agentpay_server.clients import Sandbox
 from agentpay_server.testkit.embedded.inbox import WebhookInbox
 from agentpay_server.testkit.scenes.document import (
     INBOX,
+    MAX_FAULTS,
     OUTSIDE,
     Scene,
     SceneError,
@@ -40,6 +42,9 @@ Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
 
 Opener = Callable[[SceneSeller, str | None], "Paywall"]
 """Opens a local seller that pays to an address, None for its own."""
+
+GoOn = Callable[[], None]
+"""Raises if the build must end."""
 
 
 @frozen(kw_only=True)
@@ -83,6 +88,7 @@ def build(
     inbox: Inbox | None = None,
     opener: Opener | None = None,
     existing: Mapping[str, str] | None = None,
+    go_on: GoOn = lambda: None,
 ) -> BuiltScene:
     """Build a scene: add its accounts to the existing ones.
 
@@ -97,12 +103,38 @@ def build(
         opener: opens a local seller; None if the server is elsewhere.
         existing: the `account_id` of accounts of the scene that exist already, by their names in it. They
             keep their names and policies, and get the money that they lack.
+        go_on: called before each step; what it raises ends the build.
 
     Raises:
         SceneError: a step has another outcome than the scene says, or the server refuses one: then its
-            `__cause__` is the server's error.
+            `__cause__` is the server's error. Its `built` names what remains.
     """
-    return _Builder(server, scene, inbox, opener, existing or {}).built()
+    require_hosted(scene, has_inboxes=inbox is not None, has_sellers=opener is not None)
+    builder = _Builder(server, scene, inbox=inbox, opener=opener, existing=existing or {}, go_on=go_on)
+    return builder.built()
+
+
+def require_hosted(scene: Scene, *, has_inboxes: bool, has_sellers: bool) -> None:
+    """Raise `SceneError` if the scene needs an inbox or a local seller, and the server has none."""
+    faults = [
+        FieldError(
+            field=f"webhooks[{place}].url",
+            message=f'"{INBOX}" needs AgentPayServer(scene=…); allowed here: the URL of a receiver',
+        )
+        for place, webhook in enumerate(scene.webhooks)
+        if webhook.url == INBOX and not has_inboxes
+    ]
+    faults += [
+        FieldError(
+            field=f"sellers[{place}]",
+            message="is a local seller, which needs serve --scene or AgentPayServer(scene=…); allowed here: "
+            "an origin",
+        )
+        for place, seller in enumerate(scene.sellers)
+        if seller.origin is None and not has_sellers
+    ]
+    if faults:
+        raise SceneError.at(*faults[:MAX_FAULTS])
 
 
 class _Builder:
@@ -110,21 +142,26 @@ class _Builder:
         self,
         server: AgentPay,
         scene: Scene,
+        *,
         inbox: Inbox | None,
         opener: Opener | None,
         existing: Mapping[str, str],
+        go_on: GoOn,
     ) -> None:
         self._server = server
         self._scene = scene
         self._inbox = inbox
         self._opener = opener
         self._existing = existing
+        self._go_on = go_on
         self._accounts: dict[str, str] = {}
-        self._keys: list[NewAgentKey] = []
-        self._webhooks: list[str] = []
+        self._keys: dict[str, NewAgentKey] = {}
+        self._webhooks: dict[str, str] = {}
         self._paywalls: dict[str, Paywall] = {}
         self._outside: dict[str, str] = {}
         self._with_policy: set[str] = set()
+        self._pinned: dict[str, str] = {}
+        self._happened: dict[str, str] = {}
         self._place = ""
 
     @cached_property
@@ -135,22 +172,44 @@ class _Builder:
         try:
             return self._build()
         except AgentPayError as error:
+            message = f"the server refuses it: {_reason(error)}"
+            fault = FieldError(field=self._place, message=message)
+            if isinstance(error, OutcomeUnknownError) and error.transfer_id is not None:
+                self._happened[self._place] = f"{error.transfer_id}, whose outcome is unknown"
             self._withdraw()
-            raise SceneError(f"{self._place}: the server refuses it: {error}") from error
-        except SceneError:
+            raise SceneError(f"{self._place}: {message}", faults=[fault], built=self._left()) from error
+        except SceneError as error:
             self._withdraw()
+            error.built = self._left()
             raise
+
+    def _at(self, place: str) -> None:
+        self._place = place
+        self._go_on()
 
     def _withdraw(self) -> None:
         """Remove keys that the caller never learns, and webhooks that the next attempt would repeat."""
-        for key in self._keys:
+        for place, key in list(self._keys.items()):
             with suppress(AgentPayError):
                 self._server.agent_keys.revoke(key.key_id)
-        for webhook_id in self._webhooks:
+                del self._keys[place]
+        for place, webhook_id in list(self._webhooks.items()):
             with suppress(AgentPayError):
                 self._server.webhooks.delete(webhook_id)
+                del self._webhooks[place]
         for paywall in self._paywalls.values():
             paywall.close()
+
+    def _left(self) -> tuple[FieldError, ...]:
+        """Return what was created and could not be removed again."""
+        accounts = {
+            f"accounts.{name}": account_id
+            for name, account_id in self._accounts.items()
+            if name not in self._existing
+        }
+        keys = {place: key.key_id for place, key in self._keys.items()}
+        left = {**accounts, **keys, **self._pinned, **self._webhooks, **self._happened}
+        return tuple(FieldError(field=place, message=f"remains as {each}") for place, each in left.items())
 
     def _build(self) -> BuiltScene:
         scene = self._scene
@@ -160,7 +219,7 @@ class _Builder:
         }
         funds = _deposits(scene, held)
         for name, account in scene.accounts.items():
-            self._place = f"accounts.{name}"
+            self._at(f"accounts.{name}")
             if name in self._existing:
                 self._accounts[name] = self._existing[name]
                 continue
@@ -168,14 +227,13 @@ class _Builder:
             self._accounts[name] = created.account_id
         keys: dict[str, tuple[str, ...]] = {}
         for name, account in scene.accounts.items():
-            self._place = f"accounts.{name}"
+            self._at(f"accounts.{name}")
             if funds[name]:
                 self._sandbox.fund(self._accounts[name], from_micro(funds[name]))
-            created_keys = [self._key(self._accounts[name], key) for key in account.keys]
-            keys[name] = tuple(each.key for each in created_keys)
+            keys[name] = tuple(self._key(name, number, key) for number, key in enumerate(account.keys))
         urls: dict[str, str] = {}
         for place, seller in enumerate(scene.sellers):
-            self._place = f"sellers[{place}]"
+            self._at(f"sellers[{place}]")
             origin = seller.origin or self._open(seller).base_url
             if seller.name is not None:
                 urls[seller.name] = origin + seller.path
@@ -189,6 +247,7 @@ class _Builder:
                 blocked=seller.blocked,
                 sponsor_fees=seller.sponsor_fees,
             )
+            self._pinned[self._place] = f"the pin of {origin}"
         secrets, inboxes = self._register_webhooks()
         steps = [self._step(place, step) for place, step in enumerate(scene.history)]
         self._set_policies(len(scene.history))
@@ -196,34 +255,33 @@ class _Builder:
             accounts=self._accounts,
             agent_keys=keys,
             webhook_secrets=tuple(secrets),
-            webhook_ids=tuple(self._webhooks),
+            webhook_ids=tuple(self._webhooks.values()),
             sellers=urls,
             steps=tuple(steps),
             inboxes=tuple(inboxes),
             paywalls=self._paywalls,
         )
 
-    def _key(self, account_id: str, key: SceneKey) -> NewAgentKey:
+    def _key(self, name: str, number: int, key: SceneKey) -> str:
+        self._at(f"accounts.{name}.keys[{number}]")
         created = self._server.agent_keys.create(
-            account_id, name=key.name, expires_in=key.expires_in, max_total_usdc=key.max_total_usdc
+            self._accounts[name],
+            name=key.name,
+            expires_in=key.expires_in,
+            max_total_usdc=key.max_total_usdc,
         )
-        self._keys.append(created)
-        return created
+        self._keys[self._place] = created
+        return created.key
 
     def _register_webhooks(self) -> tuple[list[str], list[WebhookInbox]]:
         secrets: list[str] = []
         inboxes: list[WebhookInbox] = []
         for place, webhook in enumerate(self._scene.webhooks):
-            self._place = f"webhooks[{place}]"
+            self._at(f"webhooks[{place}]")
             account_ids = [self._accounts[name] for name in webhook.accounts]
-            if webhook.url == INBOX:
-                if self._inbox is None:
-                    raise SceneError(
-                        f'{self._place}.url: "{INBOX}" needs AgentPayServer(scene=…); allowed here: '
-                        "the URL of a receiver"
-                    )
+            if webhook.url == INBOX and self._inbox is not None:
                 inboxes.append(self._inbox(webhook, account_ids))
-                self._webhooks.append(inboxes[-1].webhook_id or "")
+                self._webhooks[self._place] = inboxes[-1].webhook_id or ""
                 secrets.append(inboxes[-1].secret)
                 continue
             created = self._server.webhooks.create(
@@ -232,16 +290,12 @@ class _Builder:
                 account_ids=account_ids,
                 low_balance_threshold_usdc=webhook.low_balance_threshold_usdc,
             )
-            self._webhooks.append(created.webhook_id or "")
+            self._webhooks[self._place] = created.webhook_id or ""
             secrets.append(created.secret)
         return secrets, inboxes
 
     def _open(self, seller: SceneSeller) -> "Paywall":
-        if self._opener is None:
-            raise SceneError(
-                f"{self._place}: a local seller needs serve --scene or AgentPayServer(scene=…); allowed "
-                "here: an origin"
-            )
+        assert self._opener is not None  # noqa: S101 - the scene was checked
         pay_to = seller.pay_to
         if pay_to in self._accounts:
             pay_to = self._server.accounts.get(self._accounts[pay_to]).chain_address
@@ -269,7 +323,7 @@ class _Builder:
         for name, account in self._scene.accounts.items():
             if name in self._existing or name in self._with_policy:
                 continue
-            self._place = f"accounts.{name}.policy"
+            self._at(f"accounts.{name}.policy")
             change = {each: getattr(account.policy, each) for each in POLICY_FIELDS}
             change = {each: value for each, value in change.items() if value is not UNSET}
             if name in waiting:
@@ -288,7 +342,7 @@ class _Builder:
     def _step(self, place: int, step: SceneStep) -> Transfer | Session | None:
         if step.is_judged:
             self._set_policies(place)
-        self._place = f"history[{place}]"
+        self._at(f"history[{place}]")
         if step.advance_seconds is not None:
             self._sandbox.clock.advance(step.advance_seconds)
             return None
@@ -305,6 +359,7 @@ class _Builder:
         session = sessions.open(
             account_id=from_, to=to, cap_usdc=step.cap_usdc, category=step.category, idempotency_key=key
         )
+        self._happened[self._place] = session.session_id
         try:
             if step.charged_usdc:
                 session = sessions.charge(session.session_id, amount=step.charged_usdc, idempotency_key=key)
@@ -319,15 +374,26 @@ class _Builder:
                 from_=from_, to=to, amount=amount, memo=step.memo, category=step.category, idempotency_key=key
             )
         except TransferRejectedError as refusal:
+            self._happened[self._place] = refusal.transfer_id or ""
             if step.status is StepStatus.REJECTED:
                 return self._server.transfers.get(refusal.transfer_id or "")
             raise
+        self._happened[self._place] = transfer.transfer_id
         if transfer.status != step.status:
-            raise SceneError(
-                f"{self._place}.status is {step.status}, but the transfer is {transfer.status}: change the "
-                f"status, or the policy of {step.from_}"
+            message = (
+                f"is {step.status}, but the transfer is {transfer.status}: change the status, or the policy "
+                f"of {step.from_}"
             )
+            raise SceneError.at(FieldError(field=f"{self._place}.status", message=message))
         return transfer
+
+
+def _reason(error: AgentPayError) -> str:
+    """Return what a server says of an operation, without the request, which the caller did not send."""
+    cause = error.__cause__ if isinstance(error, OutcomeUnknownError) else error
+    if not isinstance(cause, APIError):
+        return str(error)
+    return "; ".join([cause.summary, *(f"{fault.field} {fault.message}" for fault in cause.details)])
 
 
 def _deposits(scene: Scene, held: Mapping[str, int]) -> dict[str, int]:
@@ -359,8 +425,9 @@ def _deposits(scene: Scene, held: Mapping[str, int]) -> dict[str, int]:
     for name, deposit in deposits.items():
         if name not in held and deposit + least[name] < 0:
             missing = from_micro(-(deposit + least[name]))
-            raise SceneError(
-                f"accounts.{name}.balance_usdc is {scene.accounts[name].balance_usdc}, too little for its "
-                f"history: allowed are {scene.accounts[name].balance_usdc + missing} and more"
+            message = (
+                f"is {scene.accounts[name].balance_usdc}, too little for its history: allowed are "
+                f"{scene.accounts[name].balance_usdc + missing} and more"
             )
+            raise SceneError.at(FieldError(field=f"accounts.{name}.balance_usdc", message=message))
     return deposits

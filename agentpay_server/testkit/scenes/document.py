@@ -6,21 +6,24 @@ built.
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date, time
 from decimal import Decimal
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import attrs
 from attrs import field, frozen
 
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 from agentpay.contract.codec import InvalidValueError, structure
+from agentpay.contract.errors import FieldError
 from agentpay.contract.fields import Category, JsonObject, Rule, text, whole_number
 from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.policies import PolicyChange
-from agentpay.contract.requests import UNSET, Request, UnsetType
+from agentpay.contract.requests import MAX_NESTING, UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber, to_decimal
 from agentpay.contract.webhooks import EventName
 
@@ -35,10 +38,38 @@ _LOCAL: Final = ("name", "path", "protocols", "mode", "pay_to", "port")
 MAX_BYTES: Final = 1_000_000
 """The largest file that is read."""
 _MAX_ADVANCE: Final = 10 * 365 * 86_400
+MAX_FAULTS: Final = 20
+"""How many faults an error names at most."""
+
+_MAX_PLACE: Final = 200
+_MAX_MESSAGE: Final = 1000
+_MAX_NAMES: Final = 20
+_MAX_INTEGER: Final = 2**63
+_PART: Final = r"""(?:(?<![\w-])[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*"""
+_LONG_KEY: Final = re.compile(
+    rf"(?:^|[\[{{,])[ \t]*{_PART}(?:\.[ \t]*{_PART}){{{MAX_NESTING}}}", re.MULTILINE
+)
 
 
 class SceneError(ValueError):
-    """The scene cannot be read or built. The message names the file's line or key, and what is allowed."""
+    """The scene cannot be read or built. The message names the file's line or key, and what is allowed.
+
+    Attributes:
+        faults: each fault with its place in the file, at most 20.
+        built: what had been created when the build failed, and remains: an identifier for each place.
+    """
+
+    def __init__(
+        self, message: str, *, faults: Sequence[FieldError] = (), built: Sequence[FieldError] = ()
+    ) -> None:
+        super().__init__(message)
+        self.faults: tuple[FieldError, ...] = tuple(faults) or (FieldError(field="", message=message),)
+        self.built: tuple[FieldError, ...] = tuple(built)
+
+    @classmethod
+    def at(cls, *faults: FieldError) -> Self:
+        """Return the error of faults with their places."""
+        return cls("; ".join(f"{each.field} {each.message}" for each in faults), faults=faults)
 
 
 def _parse_usdc(value: object) -> Decimal:
@@ -213,21 +244,67 @@ def parse_scene(content: str, *, name: str = "the scene") -> Scene:
         SceneError: as `read_scene`.
     """
     try:
-        document = tomllib.loads(content, parse_float=Decimal)
-    except tomllib.TOMLDecodeError as error:
-        raise SceneError(f"{name} is not TOML: {error}") from None
+        document = _parsed(content)
+    except ValueError as error:
+        raise SceneError(f"{name} {error}", faults=[FieldError(field="", message=str(error))]) from None
+    faults: Iterable[FieldError] = list(islice(_unfit_values(document), MAX_FAULTS))
+    if not faults:
+        try:
+            scene = structure(document, Scene)
+        except InvalidValueError as error:
+            faults = (_fault(each.field, each.message, content) for each in error.faults)
+        else:
+            faults = [
+                FieldError(field=key, message=message)
+                for key, message in islice(_contradictions(scene), MAX_FAULTS)
+            ]
+            if not faults:
+                return scene
+    shown = [
+        FieldError(field=each.field[:_MAX_PLACE], message=each.message[:_MAX_MESSAGE])
+        for each in islice(faults, MAX_FAULTS)
+    ]
+    raise SceneError(f"{name}: " + "; ".join(f"{each.field} {each.message}" for each in shown), faults=shown)
+
+
+def _parsed(content: str) -> dict[str, object]:
+    """Return the document; a ValueError says what it is not."""
+    # The parser takes quadratic time for a key of many parts, and recurses for each nested array.
+    if _LONG_KEY.search(content):
+        raise ValueError(f"has a key of more than {MAX_NESTING} parts")
     try:
-        scene = structure(document, Scene)
-    except InvalidValueError as error:
-        faults = [_fault(fault.field, fault.message, content) for fault in error.faults]
-    else:
-        faults = [f"{key} {message}" for key, message in _contradictions(scene)]
-        if not faults:
-            return scene
-    raise SceneError(f"{name}: " + "; ".join(faults))
+        return tomllib.loads(content, parse_float=Decimal)
+    except RecursionError:
+        raise ValueError(f"nests deeper than {MAX_NESTING} levels") from None
+    except ValueError as error:
+        # Not only a TOMLDecodeError: Python reads no integer of thousands of digits.
+        raise ValueError(f"is not TOML: {error}") from None
 
 
-def _fault(key: str, message: str, content: str) -> str:
+def _unfit_values(document: dict[str, object]) -> Iterator[FieldError]:
+    """Yield each value that TOML has and JSON has not, and each one that nests too deep."""
+    left: list[tuple[str, object, int]] = [("", document, 0)]
+    while left:
+        place, value, depth = left.pop()
+        if isinstance(value, dict | list):
+            if depth > MAX_NESTING:
+                yield FieldError(field=place, message=f"nests deeper than {MAX_NESTING} levels")
+                continue
+            inner = (
+                [(f"{place}.{key}".lstrip("."), each) for key, each in value.items()]
+                if isinstance(value, dict)
+                else [(f"{place}[{number}]", each) for number, each in enumerate(value)]
+            )
+            left += [(where, each, depth + 1) for where, each in reversed(inner)]
+        elif isinstance(value, date | time):
+            yield FieldError(field=place, message=f'is a time of TOML; allowed: a string, "{value}"')
+        elif isinstance(value, Decimal) and not value.is_finite():
+            yield FieldError(field=place, message="must be a finite number")
+        elif isinstance(value, int) and not -_MAX_INTEGER <= value < _MAX_INTEGER:
+            yield FieldError(field=place, message="must be an integer of at most 64 bits")
+
+
+def _fault(key: str, message: str, content: str) -> FieldError:
     # The codec shows the key of a table in brackets, as if it were the place in a list.
     key = re.sub(r"\[([^\]\d][^\]]*)\]", r".\1", key)
     parent, _, leaf = key.rpartition(".")
@@ -235,16 +312,26 @@ def _fault(key: str, message: str, content: str) -> str:
         model = next((model for pattern, model in _MODELS.items() if re.fullmatch(pattern, parent)), Scene)
         allowed = ", ".join(each.name.removesuffix("_") for each in attrs.fields(model))
         message = f"is unknown; allowed: {allowed}"
-    lines = [
-        number
-        for number, line in enumerate(content.splitlines(), 1)
-        if re.search(rf"(^|[\s{{,\[.]){re.escape(leaf)}\s*[=\]]", line)
-    ]
-    return f"{key} (line {lines[0]}) {message}" if len(lines) == 1 else f"{key} {message}"
+    # What is missing has no line: the key may be there in other tables.
+    lines = (
+        []
+        if message == "is required"
+        else [
+            number
+            for number, line in enumerate(content.splitlines(), 1)
+            if re.search(rf"(^|[\s{{,\[.]){re.escape(leaf)}\s*[=\]]", line)
+        ]
+    )
+    return FieldError(field=key, message=f"(line {lines[0]}) {message}" if len(lines) == 1 else message)
+
+
+def _allowed(names: Iterable[str]) -> str:
+    shown = list(islice(names, _MAX_NAMES + 1))
+    return f"allowed: {', '.join(shown[:_MAX_NAMES])}" + (", …" if len(shown) > _MAX_NAMES else "")
 
 
 def _contradictions(scene: Scene) -> Iterator[tuple[str, str]]:
-    known = f"allowed: {', '.join(scene.accounts)}"
+    known = _allowed(scene.accounts)
     for name in scene.accounts:
         if not re.fullmatch(_NAME, name) or name.startswith((OUTSIDE, "acct_")):
             yield f"accounts.{name}", f"needs a name of letters, digits, - and _, not {OUTSIDE}… or acct_…"
@@ -302,7 +389,7 @@ def _seller_faults(seller: SceneSeller, scene: Scene) -> Iterator[tuple[str, str
     if seller.pay_to not in scene.accounts and not is_public_key(seller.pay_to):
         yield (
             ".pay_to",
-            f"must name an account of the scene, or an address; allowed: {', '.join(scene.accounts)}",
+            f"must name an account of the scene, or an address; {_allowed(scene.accounts)}",
         )
 
 
@@ -313,7 +400,7 @@ def _step_faults(step: SceneStep, scene: Scene) -> Iterator[tuple[str, str]]:
         return
     if step.advance_seconds is not None:
         return
-    known = f"allowed: {', '.join(scene.accounts)}"
+    known = _allowed(scene.accounts)
     if step.from_ not in scene.accounts:
         yield ".from", f"must name an account of the scene, not {step.from_!r}; {known}"
     if step.to is None:

@@ -1,10 +1,14 @@
 """Builds a scene in memory first, so that one that cannot be built leaves nothing in stored data."""
 
+import math
 from typing import TYPE_CHECKING
 
 import httpx
+from attrs import evolve
 
+from agentpay_server.platform.failpoints import exempt_thread
 from agentpay_server.platform.settings import Settings
+from agentpay_server.testkit.scenes.building import GoOn
 from agentpay_server.testkit.scenes.document import Scene, SceneError
 
 if TYPE_CHECKING:
@@ -24,7 +28,15 @@ class Unheard(httpx.AsyncBaseTransport):
         return httpx.Response(503, request=request)
 
 
-def rehearse(scene: Scene, *, settings: Settings, has_manual_clock: bool, has_inboxes: bool) -> None:
+def rehearse(
+    scene: Scene,
+    *,
+    settings: Settings,
+    has_manual_clock: bool,
+    has_inboxes: bool,
+    has_sellers: bool = True,
+    go_on: GoOn = lambda: None,
+) -> None:
     """Build a scene on a server of its own, and forget it.
 
     Raises:
@@ -32,9 +44,16 @@ def rehearse(scene: Scene, *, settings: Settings, has_manual_clock: bool, has_in
     """
     from agentpay_server.testkit.embedded.server import AgentPayServer  # noqa: PLC0415 - it imports this module
 
+    # A limit of requests would count the rehearsal, too.
+    settings = evolve(settings, rate_limit_per_minute=math.inf)
     created = AgentPayServer(clock="manual" if has_manual_clock else "system", settings=settings)
     with created._without_receivers() as server:  # noqa: SLF001 - a part of it
-        server._build(scene, has_inboxes=has_inboxes)  # noqa: SLF001 - as above
+        server._running.call(_exempt())  # noqa: SLF001 - as above
+        server._build(scene, has_inboxes=has_inboxes, has_sellers=has_sellers, go_on=go_on)  # noqa: SLF001 - as above
+
+
+async def _exempt() -> None:
+    exempt_thread()
 
 
 def require_empty(client: "AgentPay | None") -> None:
