@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from agentpay_lab.crash_test.orders import (
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
 from agentpay_lab.crash_test.payer import Payer, PayerError
 from agentpay_lab.crash_test.run import PRICE_USDC
+from agentpay_lab.crash_test.trial import Trial, TrialPlan
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainTerms, Share, Voucher
 from agentpay_server.chain.instructions import USDC_MINTS
@@ -329,6 +331,19 @@ def test_an_order_paid_through_channels_says_what_was_settled_from_how_many() ->
     assert "1 orders by session" in next(iter(lines_of_trial(report)))
     assert "<td>session</td>" in page_of(report)
     assert "through 2 channels" in evolve(bought, landed=2).payments
+
+
+def test_a_channel_for_no_order_counts_with_all_that_is_locked_in_it() -> None:
+    ours = LandedChannel(payer="us", recipients=frozenset({"seller"}), deposit_micro=30, settled_micro=10)
+    channels = (ours, evolve(ours, recipients=frozenset({"a", "b"})), evolve(ours, payer="another"))
+    node = SimpleNamespace(landed=lambda: LandedPayments((), channels))
+    world: Any = SimpleNamespace(node=node, own_accounts=frozenset(), own_addresses=frozenset({"us"}))
+    trials = Trial(TrialPlan(command=(), seed=1, seconds=1, orders=1), lambda _: None)
+    assert trials._stray_micro(world) == 60
+    trials._recipients.add("seller")
+    assert trials._stray_micro(world) == 30
+    trials._recipients.add("b")
+    assert trials._stray_micro(world) == 0
 
 
 def test_a_channel_is_opened_for_its_recipients_and_paid_by_the_highest_voucher() -> None:
