@@ -1,16 +1,17 @@
 """The mutation check: bugs that are planted, each found within a minute of processor time over many seeds."""
 
+import planted_channels  # noqa: F401 - plants some more
 import planted_lies  # noqa: F401 - plants some more
 import planted_payments  # noqa: F401 - plants some more
 import pytest
 from planted import BUGS
 
-from agentpay_lab.simulation.plan import Plan, Skew, drawn
+from agentpay_lab.simulation.plan import ODDS, Plan, Skew, drawn
 from agentpay_lab.simulation.world import RunResult, simulate
 
 BUDGET_SECONDS = 180.0  # A minute on an idle machine.
 FIRST_SEED = 999
-SAMPLE_SEED = 2025  # Its world is small, and finds the whole sample.
+SAMPLE_SEED = 2026  # Its world is small, and finds the whole sample.
 MISFITS = ("TypeError(", "AttributeError(", "NameError(")
 
 # Checked in every run: bugs of several kinds that most seeds find.
@@ -21,19 +22,20 @@ SAMPLE = (
     "a_body_tells_its_attempt",
     "an_unknown_outcome_is_told_as_a_failure",
     "a_payment_expires_before_that_is_proved",
+    "a_repeated_key_gets_a_higher_voucher",
 )
 
 
 def plan_of(seed: int) -> Plan:
-    """Return one of six kinds of worlds.
+    """Return one of seven kinds of worlds.
 
     Short ones, dense ones, ones whose nodes lie about statuses for minutes, ones with wrong clocks and an
-    older database at the end, ones whose nodes lie about what an account received, and calm ones whose nodes
-    get stuck. Most bugs show at once. What only goes wrong when a
-    transaction expires takes time and trouble; where a server dies every minute and restarts its waits,
-    hardly any transaction is ever considered expired.
+    older database at the end, ones whose nodes lie about what an account received, ones that buy through
+    channels and get an older database at the end, and calm ones whose nodes get stuck. Most bugs show at
+    once. What only goes wrong when a transaction expires takes time and trouble; where a server dies every
+    minute and restarts its waits, hardly any transaction is ever considered expired.
     """
-    match seed % 6:
+    match seed % 7:
         case 0:
             return drawn(seed, minutes=1.5, lies=True)
         case 1:
@@ -63,6 +65,19 @@ def plan_of(seed: int) -> Plan:
                 agents=2,
                 odds={"lie.history": 0.05, "lie.transaction": 0.05},
                 skew=Skew(think_seconds=0.3, sessions=0.1, purchases=0.1),
+            )
+        case 5:
+            return Plan(
+                seed=seed,
+                minutes=1.5,
+                servers=2,
+                agents=4,
+                odds={
+                    "http.lost reply": 0.05,
+                    **{kind: 0.02 for kind in ODDS if kind.startswith(("channel.", "upto."))},
+                },
+                every_seconds={"database.copied": 30.0},
+                skew=Skew(sessions=0.0, purchases=1.0, channels=1.0, repeats=0.4),
             )
         case _:
             return Plan(

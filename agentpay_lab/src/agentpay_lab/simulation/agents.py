@@ -17,7 +17,9 @@ from agentpay._settings import ClientSettings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError, ResponseValidationError
+from agentpay_lab.simulation import channel_sellers
 from agentpay_lab.simulation.chance import ACTOR, CodeOwner
+from agentpay_lab.simulation.channel_sellers import ChannelPurchase
 from agentpay_lab.simulation.network import AgentTransport
 from agentpay_lab.simulation.sellers import SellerPurchase, buy
 from agentpay_server.clients import AsyncSandbox
@@ -30,6 +32,10 @@ _RECENT_SESSIONS: Final = 6
 _OPERATORS_PAUSES: Final = 10
 _STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
+_CLOSES: Final = 0.1
+"""Share of the calls to sellers with channels that close one."""
+
+_UPTO_SHARE: Final = 0.35
 _UNKNOWN_FROM_STATUS: Final = 500
 """From this status on, it is unknown whether the request was processed."""
 
@@ -95,6 +101,7 @@ class Agent(Worker):
         self._keys: list[tuple[str, str, str, int]] = []
         self._purchases: list[SellerPurchase] = []
         self._sessions: list[str] = []
+        self._channel_purchases: list[ChannelPurchase] = []
 
     async def act(self, chance: random.Random) -> None:
         x, sessions = chance.random(), self.world.plan.skew.sessions
@@ -102,7 +109,9 @@ class Agent(Worker):
             await self._ask_about(chance)
         elif x < 0.1 + 0.9 * (1 - sessions):
             if chance.random() < self.world.plan.skew.purchases:
-                await self._buy(chance)
+                await (self._buy, self._buy_through_channel)[chance.random() < self.world.plan.skew.channels](
+                    chance
+                )
             else:
                 await self._pay(chance)
         elif (y := chance.random()) < 0.25 or not self._sessions:
@@ -154,6 +163,28 @@ class Agent(Worker):
             )
             self._purchases.append(purchase)
         await self._twice(chance, lambda client: buy(world, client, self.name, purchase))
+
+    async def _buy_through_channel(self, chance: random.Random) -> None:
+        world, purchases = self.world, self._channel_purchases
+        known = list(world.channel_sessions)
+        if known and chance.random() < _CLOSES:
+            session_id = chance.choice(known[-_RECENT_SESSIONS:])
+            self.note("ask", "close", session_id)
+            await channel_sellers.close(world, self._clients[0], session_id)
+            return
+        if purchases and chance.random() < world.plan.skew.repeats:
+            purchase = chance.choice(purchases)
+        else:
+            source, _ = self._parties(chance)
+            is_upto = chance.random() < _UPTO_SHARE
+            purchase = ChannelPurchase(
+                key=f"{self.name}-h{len(purchases)}",
+                account_id=source,
+                seller=chance.choice(world.desks),
+                cap_micro=None if is_upto else chance.randint(SMALLEST_CAP_MICRO, 4 * SMALLEST_CAP_MICRO),
+            )
+            purchases.append(purchase)
+        await self._twice(chance, lambda client: channel_sellers.buy(world, client, self.name, purchase))
 
     async def _open(self, chance: random.Random) -> None:
         source, to = self._parties(chance)

@@ -28,6 +28,7 @@ from agentpay_lab.simulation.loop import SimulatedLoop
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain import instructions
+from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
@@ -47,6 +48,11 @@ _SUBJECT: Final = re.compile(r"(?:txn|sess)_[0-9a-z]{26}")
 _CLOSE_ACCOUNT: Final = 9
 _TRANSFER_CHECKED: Final = 12
 _TOKEN: Final = instructions.TOKEN_PROGRAM
+_CHANNEL_KINDS: Final[Mapping[int, tuple[str, int, int, int]]] = {
+    codecs.Discriminator.OPEN: ("channel", 5, 6, 7),
+    codecs.Discriminator.DISTRIBUTE: ("payout", 0, 3, 4),
+}
+"""Instructions that move a channel's money: kind, and positions of channel, debited and credited account."""
 
 
 @frozen(kw_only=True)
@@ -56,7 +62,8 @@ class Described:
     Attributes:
         signature: the first one, by the fee payer.
         subject: the transfer or session in its memo, or its payment.
-        kind: `transfer`, `payment`, `opening`, `closing`, or `other`.
+        kind: `transfer`, `payment`, `opening`, `closing`, `channel` (its opening), `payout`, or `other`.
+            `other`.
         source: token account that the first movement debits.
         destination: token account that the first movement credits.
         last_valid_height: last block height at which it can land; 0 if its blockhash is unknown.
@@ -139,6 +146,7 @@ class SimulatedCluster:
         self._order: list[LandedTransaction] = []
         self._messages: dict[str, str] = {}  # By message: the signature under which it landed first.
         self._payments: dict[str, str] = {}
+        self._channels: dict[str, str] = {}
         self._rolled_back: dict[
             str, LandedTransaction
         ] = {}  # Rolled back and not landed again, oldest first.
@@ -229,6 +237,10 @@ class SimulatedCluster:
         """Register the transfer that a message pays: its memo need not name it."""
         self._payments[message] = transfer_id
 
+    def name_channel(self, address: str, subject: str) -> None:
+        """Register the session or the payment of a channel."""
+        self._channels[address] = subject
+
     def describe(self, raw: bytes) -> Described:
         return self._described(transaction_of(raw))
 
@@ -278,13 +290,19 @@ class SimulatedCluster:
                 if source is None:
                     accounts = bytes(step.accounts)
                     source, destination = str(keys[accounts[0]]), str(keys[accounts[2]])
+            elif program == codecs.PROGRAM and data[0] in _CHANNEL_KINDS:
+                parties = [str(keys[index]) for index in step.accounts]
+                kind, channel, debited, credited = _CHANNEL_KINDS[data[0]]
+                subject = self._channels.get(parties[channel])
+                source, destination = parties[debited], parties[credited]
+                break
             elif str(program) == str(instructions.MEMO_PROGRAM):
                 found = _SUBJECT.search(data.decode())
                 subject = found.group() if found else None
         named = message_name(transaction)
         if named in self._payments:
             subject, kind = self._payments[named], "payment"
-        elif subject is not None and kind != "closing":
+        elif subject is not None and kind not in ("closing", "channel", "payout"):
             kind = "transfer" if subject.startswith("txn") else "opening"
         made = self._heights.get(str(message.recent_blockhash))
         return Described(

@@ -16,6 +16,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
+from agentpay_lab.simulation import channel_sellers
 from agentpay_lab.simulation.agents import SimulatedClient, pay
 from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_lab.simulation.judges import Asked, Judges
@@ -28,8 +29,19 @@ if TYPE_CHECKING:
 LIVENESS_SECONDS: Final = 180.0
 """How long after the last fault anything may be in flight."""
 
+CHANNEL_SECONDS: Final = 360.0
+"""The same for what has a channel, whose seller is waited for: 60 s, or 120 s after its time if it charges
+afterwards. Then come the grace period and three transactions."""
+
+_LIED_BLOCKS: Final = 600
+"""By how many blocks a false last valid height can delay the proof of an expiry: 300, and then two lives of a
+blockhash."""
+
+_BLOCK_SLOTS: Final = 1.25
+_COUNTED: Final = "transfers on"
 _UP_SECONDS: Final = 60.0
 _CLOSING_SECONDS: Final = 90.0
+_CHANNELS_SECONDS: Final = 300.0
 _LOOK_EVERY_SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
 _DEPOSITS_SECONDS: Final = 40.0
@@ -45,6 +57,8 @@ async def come_to_rest(world: "SimulatedWorld") -> None:
     """Stop all faults, and wait until nothing is in flight, up to a limit."""
     world.faults.are_on, world.is_healing = False, True
     world.nodes.heal()
+    for desk in world.desks:
+        desk.heal()
     # An upgrade has also begun if its first server has stopped, and not yet started again.
     is_upgrading = NEXT_RELEASE in (world.database.release, *(server.release for server in world.servers))
     for server in world.servers:
@@ -68,9 +82,9 @@ async def come_to_rest(world: "SimulatedWorld") -> None:
         open_ones = await _under_way(world, client, done, counts=asking.done())
         since = {name: since.get(name, first_seen) for name, _ in open_ones}
         first_seen = world.loop.time()
-        late = [each for each in open_ones if first_seen > since[each[0]] + LIVENESS_SECONDS]
+        late = [each for each in open_ones if first_seen > since[each[0]] + _liveness_seconds(world, each[0])]
         for name, status in late:
-            world.violate("still in flight", name, status, f"after {LIVENESS_SECONDS:.0f} s")
+            world.violate("still in flight", name, status, f"after {_liveness_seconds(world, name):.0f} s")
         if late:
             return
         if asking.done() and not open_ones:
@@ -80,11 +94,24 @@ async def come_to_rest(world: "SimulatedWorld") -> None:
     world.settled_seconds = world.loop.time() - began
 
 
+def _liveness_seconds(world: "SimulatedWorld", name: str) -> float:
+    """Return how long a subject may be in flight after the last fault; a server's count, as long as any."""
+    seconds = LIVENESS_SECONDS
+    channels = world.judges.channels.subjects
+    if name in channels or (channels and name.startswith(_COUNTED)):
+        seconds = CHANNEL_SECONDS
+    if "lie.last valid height" in world.faults.counts:
+        # Until then, a transaction with a wrong height can land as far as the servers know.
+        seconds += _LIED_BLOCKS * _BLOCK_SLOTS * world.plan.skew.slot_seconds
+    return seconds
+
+
 async def judge(world: "SimulatedWorld") -> None:
     if world.violations:
         return
     client = world.client("auditor")
     await _close_sessions(world, client)
+    await _end_channels(world, client)
     await _judge_payments(world, client)
     await _spend_the_rest(world, client)
     await asyncio.sleep(_DEPOSITS_SECONDS)  # Deposits are posted once they are finalized.
@@ -140,12 +167,17 @@ async def _under_way(
                 done.add(name)
     unsettled: tuple[choices.SessionStatus, ...] = ("opening", "closing")
     for status in unsettled:
-        found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
+        async for session in client.sessions.list(status=status, limit=100):
+            found.append((session.session_id, status))
+            if session.protocol == "mpp":
+                judges.channels.subjects.add(session.session_id)
     # If the response was lost, only the list names the payment.
-    found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
-    for server in world.servers if counts else ():
-        if waiting := await _transfers_in_flight(server):
-            found.append((f"transfers on {server.name}", str(waiting)))
+    async for payment in client.payments.list(status="submitted"):
+        found.append((payment.transfer_id, payment.status))
+        if payment.protocol == "x402_upto":
+            judges.channels.subjects.add(payment.transfer_id)
+    counted = {server.name: await _transfers_in_flight(server) for server in world.servers if counts}
+    found += [(f"{_COUNTED} {name}", str(waiting)) for name, waiting in counted.items() if waiting]
     return found
 
 
@@ -189,6 +221,54 @@ async def _close_sessions(world: "SimulatedWorld", client: SimulatedClient) -> N
         found = [each async for each in client.sessions.list(idempotency_key=key) if each.status != "failed"]
         if len({each.account_id for each in found}) != len(found):
             world.violate("one key, two sessions", key, *(each.session_id for each in found))
+
+
+async def _end_channels(world: "SimulatedWorld", client: SimulatedClient) -> None:
+    """Close the channels of sessions, wait for the end of all, and compare the books with the chain."""
+    channels = world.judges.channels
+    sessions = [each async for each in client.sessions.list(limit=100) if each.protocol == "mpp"]
+    for session in sessions:
+        if session.status == "open":
+            await channel_sellers.close_quietly(world, client, session.session_id)
+    began = world.loop.time()
+    names = {each.session_id for each in sessions} | set(channels.of_subject)
+    for name in sorted(names):
+        while (ended := await _ended_channel(world, client, name)) is None:
+            if world.loop.time() > began + _CHANNELS_SECONDS:
+                world.violate("a channel does not end", name)
+                return
+            await asyncio.sleep(_LOOK_EVERY_SECONDS)
+        status, settled, cap = ended
+        known, has_landed = channels.of_subject.get(name), bool(world.judges.landed.get((name, "channel")))
+        if known is None:
+            continue
+        if has_landed != (status == "settled"):
+            world.violate("a channel's end is not what the chain shows", name, status)
+        elif has_landed and (settled != known.settled_micro or cap != known.opening.deposit_micro):
+            world.violate("a channel is not settled so", name, settled, known.settled_micro, cap)
+        if str(known.opening.escrow) in world.cluster.all_usdc():
+            world.violate("the escrow of a channel is still there", name)
+
+
+async def _ended_channel(
+    world: "SimulatedWorld", client: SimulatedClient, name: str
+) -> tuple[str, int, int] | None:
+    """Return status, settled amount and cap of a channel; None before its end."""
+    if name.startswith("sess"):
+        session = await client.sessions.get(name)
+        if session.status == "failed":
+            return "failed", 0, to_micro(session.cap_usdc)
+        if session.status != "settled" or session.settled_usdc is None or session.returned_usdc is None:
+            return None
+        settled, returned = to_micro(session.settled_usdc), to_micro(session.returned_usdc)
+        if settled + returned != to_micro(session.cap_usdc) or settled > to_micro(session.running_total_usdc):
+            world.violate("settled and returned are not the cap", name, settled, returned, session.cap_usdc)
+        return "settled", settled, settled + returned
+    transfer = await client.transfers.get(name)
+    if transfer.status not in ("settled", "failed"):
+        return None
+    known = world.judges.channels.of_subject[name]
+    return str(transfer.status), to_micro(transfer.amount_usdc), known.opening.deposit_micro
 
 
 def _judge_session(world: "SimulatedWorld", session: Session) -> None:
@@ -343,18 +423,7 @@ async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> Non
     closed: Counter[tuple[str, str]] = Counter(
         (event.type, str(getattr(event.data, "session_id", None))) for event in events
     )
-    for (subject, kind), signatures in world.judges.landed.items():
-        if not signatures:
-            continue
-        match kind:
-            case "transfer" | "payment":
-                counts = (told["transfer.initiated", subject], told["transfer.settled", subject])
-                if counts != (1, 1) or told["transfer.rejected", subject]:
-                    world.violate("a payment has not its events", subject, *counts)
-            case _:
-                wanted = "session.opened" if kind == "opening" else "session.settled"
-                if closed[wanted, subject] != 1:
-                    world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
+    _judge_changes(world, told, closed)
     listed: set[tuple[str, str]] = set()
     for status in ("retrying", "undelivered", "pending"):
         async for delivery in client.deliveries.list(status=status, limit=100):
@@ -364,6 +433,23 @@ async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> Non
             came = event.id in world.mail.received[path]
             if event.type in types and not came and (webhook_id, event.id) not in listed:
                 world.violate("an event neither came nor is listed", path, event.type, event.id)
+
+
+def _judge_changes(
+    world: "SimulatedWorld", told: Counter[tuple[str, str]], closed: Counter[tuple[str, str]]
+) -> None:
+    """Check that each landed transaction has its events."""
+    for (subject, kind), signatures in world.judges.landed.items():
+        if not signatures:
+            continue
+        if subject.startswith("txn"):
+            counts = (told["transfer.initiated", subject], told["transfer.settled", subject])
+            if counts != (1, 1) or told["transfer.rejected", subject]:
+                world.violate("a payment has not its events", subject, *counts)
+        else:
+            wanted = "session.opened" if kind in ("opening", "channel") else "session.settled"
+            if closed[wanted, subject] != 1:
+                world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
 
 
 async def _judge_audit(world: "SimulatedWorld", client: SimulatedClient) -> None:

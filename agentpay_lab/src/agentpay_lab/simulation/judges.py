@@ -16,11 +16,15 @@ from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError
+from agentpay_lab.simulation.channel_invariants import ChannelInvariants
 from agentpay_lab.simulation.cluster import Described, LandedTransaction, SimulatedCluster
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0
 """Maximum delay between a decision and its landing, plus two machines' clock difference."""
+
+_FUNDING: Final = ("opening", "channel")
+"""Kinds of transactions that lock a cap, of which a part is spent later."""
 
 _FINAL: Final = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED})
 
@@ -64,6 +68,7 @@ class Judges:
         now: Callable[[], float],
     ) -> None:
         self._violate, self._is_stored, self._now = violate, is_stored, now
+        self.channels = ChannelInvariants(violate, is_stored)
         self._failed: set[str] = set()
         self._messages: dict[str, str] = {}
         self.keys: dict[str, str] = {}
@@ -87,7 +92,8 @@ class Judges:
     # --- At the edge of the cluster
 
     def handed_over(self, about: Described, by: str) -> None:
-        if about.subject is None:
+        if about.subject is None or about.kind == "payout":
+            # Sellers pay channels out, too.
             return
         name = (about.subject, about.kind)
         if about.kind == "opening" and about.destination is not None:
@@ -121,7 +127,7 @@ class Judges:
         if about.subject in self._failed:
             self._violate("landed, though an answer said that it never would", *name)
         self._judge_spend(landing)
-        if about.kind in ("transfer", "payment"):
+        if about.kind in ("transfer", "payment", "channel"):
             self._judge_key(about.subject)
 
     def undone(self, landing: LandedTransaction) -> None:
@@ -130,7 +136,9 @@ class Judges:
             return
         self.landed[about.subject, about.kind].remove(about.signature)
         self._landed_keys = {key: name for key, name in self._landed_keys.items() if name != about.subject}
-        if about.kind != "opening":
+        if about.kind == "payout":
+            self.channels.payout_undone(landing)
+        if about.kind not in _FUNDING:
             source, taken = self._spent_by(landing)
             self.total_spent[source] -= taken
             self.spent[source].append((self._now(), -taken))
@@ -142,14 +150,19 @@ class Judges:
         if landing.about.kind == "closing":
             source = self._sources[str(landing.about.subject)]
             taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
+        elif landing.about.kind == "payout":
+            source = str(landing.about.destination)
+            taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
         return source, taken
 
     def _judge_spend(self, landing: LandedTransaction) -> None:
         about, now = landing.about, self._now()
-        if about.kind == "opening":
+        if about.kind in _FUNDING:
             self._sources[str(about.subject)] = str(about.source)
             return
         source, taken = self._spent_by(landing)
+        if about.kind == "payout":
+            self.channels.paid_out(str(about.subject), taken)
         limits, spent = self.limits.get(source, AccountLimits()), self.spent[source]
         spent.append((now, taken))
         self.total_spent[source] += taken
@@ -203,6 +216,17 @@ class Judges:
             self._violate("the answer is about another payment", payment.transfer_id, amount_micro)
         self._learn(key, account_id, payment.transfer_id, str(payment.status))
 
+    def asked_for(self, key: str, account_id: str) -> None:
+        """Note the account of a purchase through a channel."""
+        self.asked.setdefault(key, Asked(account_id))
+
+    def authorized_up_to(self, key: str, account_id: str, payment: Payment) -> None:
+        """Check a payment up to a maximum, whose amount is final only once it is settled."""
+        if payment.account_id != account_id:
+            self._violate("the answer is about another payment", payment.transfer_id)
+        self.channels.subjects.add(payment.transfer_id)
+        self._learn(key, account_id, payment.transfer_id, str(payment.status))
+
     def handed_out(self, key: str, transfer_id: str, message: str, transaction: VersionedTransaction) -> None:
         """Check a payment's transaction: its holder can land it from now on."""
         if not any(self._is_stored(str(each)) for each in transaction.signatures):
@@ -229,7 +253,7 @@ class Judges:
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.transfers[transfer_id] = status
         self.keys[transfer_id] = key
-        has_landed = any(self.landed.get((transfer_id, kind)) for kind in ("transfer", "payment"))
+        has_landed = any(self.landed.get((transfer_id, kind)) for kind in ("transfer", "payment", "channel"))
         if status in ("failed", "rejected"):
             self._failed.add(transfer_id)
             if has_landed:

@@ -42,6 +42,19 @@ ODDS: Final[Mapping[str, float]] = {
     "shop.twice": 0.1,
     "shop.altered": 0.15,  # signed as fee payer in two ways, both of which reach the cluster
     "shop.asks again": 0.1,
+    # Sellers with channels, per request: they misbehave for up to a minute
+    "channel.loses reply": 0.02,
+    "channel.steals voucher": 0.02,
+    "channel.raises price": 0.02,
+    "channel.out of order": 0.02,
+    "channel.refuses accepted": 0.02,
+    "channel.never closes": 0.02,
+    "channel.seals early": 0.02,
+    "channel.forgets": 0.02,
+    "upto.charges maximum": 0.02,
+    "upto.loses reply": 0.02,
+    "upto.fails": 0.02,
+    "upto.never settles": 0.02,
     # Webhook receivers, per post
     "hook.refuses": 0.08,
     "hook.lost": 0.05,
@@ -103,6 +116,7 @@ class Skew:
         hot: share of the work on the first account.
         sessions: share of the work with sessions.
         purchases: share of the other work with sellers that respond 402.
+        channels: share of these that buy by session or up to a maximum.
         think_seconds: average pause between two calls.
         skips_every: one slot in so many has no block; 0 means that all have one.
         lie_seconds: how long a method may lie; a blockhash lives about 60 s.
@@ -114,6 +128,7 @@ class Skew:
     hot: float = 0.2
     sessions: float = 0.35
     purchases: float = 0.3
+    channels: float = 0.4
     agent_keys: bool = False
     think_seconds: float = 0.6
     skips_every: int = 0
@@ -185,6 +200,7 @@ def drawn(
             slot_seconds=random_.choice((0.4, 0.4, 0.3)),
             purchases=random_.choice((0.0, 0.3, 0.3, 0.8)),
             lie_seconds=random_.choice((0.0, 5.0, 30.0, 150.0)),
+            channels=random_.choice((0.0, 0.4, 0.4, 0.8)),
         ),
     )
 

@@ -2,7 +2,8 @@
 
 The chain has moved on since the copy. Keys of transfers that it does not know are requested again: none may
 pay a second time. Sessions whose escrow was paid out since are closed again. An account must be stopped if it
-or such an escrow has a debit that the copy does not explain, and no other one.
+or such an escrow has a debit that the copy does not explain, or if more of a channel was settled than it has
+handed out, and no other one.
 """
 
 import asyncio
@@ -43,6 +44,7 @@ async def judge(world: "SimulatedWorld") -> None:
     owners = dict(open_sessions.values())
     debited = _debited(world, signatures, {a.usdc_token_account: a.account_id for a in world.accounts})
     debited |= {owners[session_id] for session_id in paid_out}
+    debited |= world.database.read(_settled_beyond, (world,), {})
     for account in world.accounts:
         # The amounts of repeated requests must be there, or nothing would be tested.
         world.cluster.pay_from_outside(account.usdc_token_account, _GIFT_MICRO)
@@ -92,8 +94,23 @@ def _open_sessions(connection: Connection) -> dict[str, tuple[str, str]]:
         escrow: (session_id, account_id)
         for status in (SessionStatus.OPEN, SessionStatus.CLOSING)
         for escrow, session_id, account_id in connection.execute(
-            select(*columns).where(sessions.c.status == status.value)
+            select(*columns).where(sessions.c.status == status.value, sessions.c.channel.is_(None))
         )
+    }
+
+
+def _settled_beyond(connection: Connection, world: "SimulatedWorld") -> set[str]:
+    """Return the accounts of unsettled sessions of which more was settled than the books handed out."""
+    columns = (sessions.c.session_id, sessions.c.account_id, sessions.c.running_total)
+    unsettled = [each.value for each in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)]
+    known = world.judges.channels.of_subject
+    return {
+        account_id
+        for status in unsettled
+        for name, account_id, handed_out in connection.execute(
+            select(*columns).where(sessions.c.status == status, sessions.c.channel.is_not(None))
+        )
+        if name in known and not known[name].is_upto and (known[name].settled_micro or 0) > handed_out
     }
 
 

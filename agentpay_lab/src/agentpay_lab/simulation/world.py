@@ -21,6 +21,7 @@ from agentpay.errors import AgentPayError
 from agentpay_lab.simulation import ending, restoring
 from agentpay_lab.simulation.agents import Agent, OperatorWorker, SimulatedClient, Stranger, usdc
 from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
+from agentpay_lab.simulation.channel_sellers import ChannelSeller
 from agentpay_lab.simulation.cluster import SimulatedCluster
 from agentpay_lab.simulation.database import SharedDatabase
 from agentpay_lab.simulation.disasters import disasters
@@ -127,7 +128,7 @@ class SimulatedWorld:
         self.judges = Judges(
             violate=self.violate, is_stored=self.database.signatures.__contains__, now=self.loop.time
         )
-        self.cluster = self.judges.cluster = SimulatedCluster(
+        self.cluster = self.judges.cluster = self.judges.channels.cluster = SimulatedCluster(
             plan,
             self.chance,
             self.loop,
@@ -141,10 +142,15 @@ class SimulatedWorld:
         self.receivers = Receivers(self)
         payer, minter = (_key(plan.seed, name) for name in ("fee payer", "minter"))
         self.sellers = [SimulatedSeller(self, number) for number in range(1, _SELLERS + 1)]
+        self.desks = [ChannelSeller(self, number) for number in range(1, _SELLERS + 1)]
         self.cluster.furnish(
             treasury=str(payer.pubkey()),
             mint_authority=str(minter.pubkey()),
-            sellers=[(each.owner.pubkey(), each.fee_payer.pubkey()) for each in self.sellers],
+            sellers=[
+                *((each.owner.pubkey(), each.fee_payer.pubkey()) for each in self.sellers),
+                *((each.payee.pubkey(), each.fee_payer.pubkey()) for each in self.desks),
+                *((each.fee_payer.pubkey(), each.fee_payer.pubkey()) for each in self.desks),
+            ],
         )
         self.rpc_settings = RpcSettings(
             url="http://cluster.invalid/", fee_payer_key=bytes(payer), mint_authority_key=bytes(minter)
@@ -164,6 +170,7 @@ class SimulatedWorld:
         self.accounts: list[Account] = []
         self.outside: list[str] = []
         self.sessions: dict[str, None] = {}
+        self.channel_sessions: dict[str, None] = {}
         self.charges: dict[tuple[str, str], int] = {}
         self.charges_tried: dict[tuple[str, str], set[int]] = {}
         self.waiting: dict[str, None] = {}
@@ -226,6 +233,8 @@ class SimulatedWorld:
         self.faults.are_on, self.is_healing = True, False
         workers = [*self._workers, OperatorWorker(self, 1), Stranger(self)]
         work = [self.loop.create_task(worker.work()) for worker in workers]
+        for desk in self.desks:
+            self.loop.create_task(desk.watch())
         troubles = [self.loop.create_task(trouble) for trouble in disasters(self)]
         await asyncio.gather(*work)
         for trouble in troubles:

@@ -1,0 +1,97 @@
+"""Faults of our own making in sessions over HTTP 402 and in payments up to a maximum (see `planted.py`)."""
+
+import attrs
+from planted import Patch, planted
+
+from agentpay_server.ledger import transactions
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.payments import channel_closing, channel_rules, upto
+from agentpay_server.payments.channel_opening import ChannelOpenHandler
+from agentpay_server.payments.session_payments import SessionPayments
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.sessions import unknown_payouts
+
+_FOREVER_US = 10**9 * SECOND_US
+
+
+def _signs(patch: Patch, cumulative) -> None:
+    """Let vouchers be signed for other amounts than the stored ones."""
+    step = SessionPayments._voucher_step
+
+    def changed(self, paid, selected):
+        voucher = attrs.evolve(paid.voucher, cumulative=cumulative(paid))
+        return step(self, attrs.evolve(paid, voucher=voucher), selected)
+
+    patch(SessionPayments, "_voucher_step", changed)
+
+
+@planted
+def a_repeated_key_gets_a_higher_voucher(patch: Patch) -> None:
+    _signs(patch, lambda paid: paid.voucher.cumulative + paid.is_replay)
+
+
+@planted
+def a_voucher_forgets_the_ones_before_it(patch: Patch) -> None:
+    _signs(patch, lambda paid: paid.voucher.amount)
+
+
+@planted
+def an_opening_is_handed_out_and_not_stored(patch: Patch) -> None:
+    insert = transactions.insert_transaction
+
+    def insert_others(connection, tx):
+        if tx.kind is not Kind.CHANNEL_OPEN:
+            insert(connection, tx)
+
+    patch(transactions, "insert_transaction", insert_others)
+
+
+@planted
+def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
+    dropped = ChannelOpenHandler.dropped
+
+    def kept(self, ending):
+        return attrs.evolve(dropped(self, ending), postings=())
+
+    patch(ChannelOpenHandler, "dropped", kept)
+
+
+@planted
+def no_channel_is_closed_by_force(patch: Patch) -> None:
+    next_act = channel_rules.next_act
+
+    def patient(found, *, force_us):
+        due = next_act(found, force_us=force_us)
+        return attrs.evolve(due, at_us=_FOREVER_US) if due.act is channel_rules.Act.REQUEST else due
+
+    patch(channel_closing, "next_act", patient)
+
+
+@planted
+def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
+    outcome_of = channel_rules.outcome_of
+    patch(
+        channel_closing,
+        "outcome_of",
+        lambda cap_micro, **_: outcome_of(cap_micro=cap_micro, gained_micro=cap_micro),
+    )
+
+
+@planted
+def a_payout_is_a_deposit_too(patch: Patch) -> None:
+    patch(transactions, "is_refund", lambda *_: False)
+
+
+@planted
+def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
+    settled = upto.settled
+
+    def at_most(transfer, **outcome):
+        return settled(transfer, **{**outcome, "paid_micro": transfer.amount})
+
+    patch(upto, "settled", at_most)
+
+
+@planted
+def lost_vouchers_stop_no_account(patch: Patch) -> None:
+    patch(unknown_payouts, "stopping", lambda outcome, *_, **__: outcome)
