@@ -92,7 +92,7 @@ def _by_memo(landed: "LandedPayments") -> dict[str, list[LandedPayment]]:
 class LandedPayments:
     """The payments that landed, oldest first.
 
-    A purchase is identified by its memo, or, through a channel, by a recipient of its own.
+    A purchase is identified by its memo, or, through a channel, by its own recipient.
     """
 
     payments: Sequence[LandedPayment]

@@ -4,8 +4,8 @@ A payer is a process. It reads an order per line from standard input, buys, and 
 It is killed at chosen and at random moments, started again, and asked for the same order again, while sellers
 misbehave and replies are lost. What counts is the chain: each order landed at most once, for its price.
 
-An exact payment names its order in its memo. A channel has no memo, so each order by session or `upto` has a
-seller of its own: an origin, so that the payer opens a channel for this order alone, and a payee, which the
+An exact payment names its order in its memo. A channel has no memo, so each order by session or `upto` has
+its own seller: an origin, so that the payer opens a channel only for this order, and a payee, which the
 chain shows. When the order is over, the seller settles the highest voucher that it holds, in every mode,
 because it could. What was settled from all channels of the order is what was paid for it.
 """
@@ -52,7 +52,7 @@ from agentpay_server.platform.credentials import new_key
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
 CHARGE_USDC: Final = Decimal("0.006")
-"""What a request costs by `upto`; the price is its maximum."""
+"""The cost of a request by `upto`; the price is its maximum."""
 
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
@@ -258,7 +258,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _seller(self, world: _World, order: TrialOrder) -> Iterator[Paywall]:
-        """Yield the seller of an order: for exact payments always the same, else one of its own."""
+        """Yield the seller of an order: for exact payments always the same, else a new one."""
         path, mode = f"/{order.name}", order.mode
         if isinstance(mode, Mode):
             protocols = [order.protocol.value]
