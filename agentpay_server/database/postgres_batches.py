@@ -140,7 +140,6 @@ class _Member:
 
     Attributes:
         of: what it uses.
-        own: the accounts and subjects that no other unit may use meanwhile.
         asked: what it waits for: a statement, or `_SENT`.
         is_alone: whether it needs a transaction of its own.
         is_over: whether it has ended, or must.
@@ -152,7 +151,6 @@ class _Member:
     of: OfAccounts[..., Any]
     is_read: bool
     turn: "asyncio.Future[None]"
-    own: frozenset[str] = field(init=False)
     context: Context = field(factory=copy_context)
     asked: object = None
     has_read: bool = False
@@ -164,8 +162,9 @@ class _Member:
     failure: BaseException | None = None
     _greenlet: greenlet | None = None
 
-    @own.default
-    def _own(self) -> frozenset[str]:
+    @property
+    def own(self) -> frozenset[str]:
+        """The accounts and subjects that no other unit may use meanwhile."""
         return self.of.subject_ids if self.of.adds else self.of.subject_ids | self.of.account_ids
 
     def proceed(self, answer: object) -> None:
