@@ -226,6 +226,10 @@ class _Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
     ) -> httpcore.AsyncNetworkStream:
         loop = asyncio.get_running_loop()
         plain = self._transport
+        if self._received:
+            # Data from before the encryption must not be read as if it came from the node.
+            plain.abort()
+            raise httpcore.ConnectError("data before the encryption")
         try:
             self._transport = await loop.start_tls(plain, self, ssl_context, server_hostname=server_hostname)
         except BaseException as error:
