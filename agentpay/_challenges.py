@@ -17,7 +17,7 @@ from urllib.parse import quote, urlsplit
 from attrs import frozen
 
 from agentpay.contract.json_text import print_json
-from agentpay.contract.payments import MAX_HEADERS, parse_url
+from agentpay.contract.payments import MAX_HEADERS, parse_url, site_of
 from agentpay.contract.printable import without_hidden
 
 BODY_MAX_BYTES: Final = 32 * 1024
@@ -44,9 +44,6 @@ _LISTED: Final = re.compile(
 
 _AS_IT_IS: Final = "%!#$%&'()*+,/:;=@[]~"
 """What a path keeps; everything else but letters, digits and `_.-` is percent-encoded."""
-
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
 
 KEY_MAX_CHARACTERS: Final = 128
 
@@ -151,18 +148,13 @@ def url_sent(url: str) -> str | None:
 @lru_cache(maxsize=128)
 def _split_url(url: str) -> tuple[str, str | None]:
     """Return the origin, and the URL without secrets; None if the service would not accept it."""
-    parts = urlsplit(url)
-    host = (parts.hostname or "").rstrip(".")
-    if parts.scheme not in _DEFAULT_PORTS or not host:
-        raise ValueError(f"url must be an address such as https://api.example.com, not {url[:64]!r}")
-    if ":" in host:
-        host = f"[{host}]"
-    elif not host.isascii():
-        host = host.encode("idna").decode("ascii")
-    port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
-    origin = f"{parts.scheme}://{host}{port}"
     try:
-        return origin, parse_url(origin + quote(parts.path, safe=_AS_IT_IS))
+        origin = site_of(url).origin
+    except ValueError:
+        message = f"url must be an address such as https://api.example.com, not {url[:64]!r}"
+        raise ValueError(message) from None
+    try:
+        return origin, parse_url(origin + quote(urlsplit(url).path, safe=_AS_IT_IS))
     except ValueError:
         return origin, None
 

@@ -16,6 +16,8 @@ from attrs import evolve, frozen
 
 from agentpay._http import page_client
 from agentpay.contract.addresses import is_public
+from agentpay.contract.headers import is_header_name, is_header_value
+from agentpay.contract.payments import Site, site_of
 from agentpay.contract.printable import printable
 
 BODY_MAX_BYTES: Final = 256 * 1024
@@ -23,7 +25,6 @@ BODY_MAX_BYTES: Final = 256 * 1024
 
 CONNECT_SECONDS: Final = 10.0
 _GZIP_BITS: Final = 31
-_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 _DECIDED: Final = frozenset(
     {
         "accept-encoding",
@@ -180,30 +181,24 @@ def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False)
     Raises:
         FetchRefusedError: the URL is not https, or http where that is allowed.
     """
-    scheme, host, port = _parts(url)
-    port = _DEFAULT_PORTS[scheme] if port is None else port
-    shown = f"[{host}]" if ":" in host else host
-    origin = f"{scheme}://{shown}" + ("" if port == _DEFAULT_PORTS[scheme] else f":{port}")
-    allowed = frozenset(private_origins)
-    is_private_allowed = is_any or not allowed.isdisjoint({origin, f"{scheme}://{shown}:*"})
-    if scheme != "https" and not is_private_allowed:
+    site = _site(url)
+    origin = site.origin
+    is_private_allowed = is_any or not {origin, f"{site.portless}:*"}.isdisjoint(private_origins)
+    if site.scheme != "https" and not is_private_allowed:
         raise FetchRefusedError(
             f"url must be https: a payment over http can be read on its way ({origin})",
             f"Use the https address of the page. If it has none, tell the user: {_CONFIGURED}",
         )
-    return Target(url=url, origin=origin, host=host, port=port, is_private_allowed=is_private_allowed)
+    return Target(
+        url=url, origin=origin, host=site.host, port=site.port, is_private_allowed=is_private_allowed
+    )
 
 
-def _parts(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of a URL."""
+def _site(url: str) -> Site:
     with contextlib.suppress(ValueError):
-        parts = urlsplit(url)
-        host, port = (parts.hostname or "").rstrip("."), parts.port
-        if ":" not in host:
-            host = host.encode("idna").decode("ascii").lower()  # UnicodeError is a ValueError
         is_plain = url.isprintable() and "\\" not in url and " " not in url
-        if parts.scheme in _DEFAULT_PORTS and host and parts.username is None and is_plain:
-            return parts.scheme, host, port
+        if is_plain and urlsplit(url).username is None:
+            return site_of(url)
     raise _wrong(
         "url", "url must be an address such as https://api.example.com/forecast, without a user name"
     )
@@ -219,8 +214,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         if name.lower() in _DECIDED:
             message = f"headers must not set {printable(name)[:64]}, which the tool decides"
             raise _wrong("headers", message)
-        is_token = name.isascii() and all(letter.isalnum() or letter in "!#$%&'*+-.^_`|~" for letter in name)
-        if not name or not is_token or not value.isascii() or not value.isprintable():
+        if not (is_header_name(name) and is_header_value(value)):
             raise _wrong("headers", "headers must have names and printable ASCII values of HTTP headers")
     return dict(headers or {})
 

@@ -42,6 +42,7 @@ from agentpay._options import CallSettings
 from agentpay._pools import CONNECTIONS_MAX, Pools
 from agentpay._requests import PreparedRequest, refusal_of
 from agentpay.contract.bodies import BodyError
+from agentpay.contract.headers import is_header_value
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError, ConfigurationError
 
@@ -110,7 +111,7 @@ def cookie_of(url: str, headers: Sequence[tuple[str, str]], sent: str | None = N
     cookies.extract_cookies(httpx.Response(402, headers=list(headers), request=request))
     cookies.set_cookie_header(request)
     set_now = request.headers.get("cookie", "")
-    return _merged(sent, set_now if set_now.isascii() and set_now.isprintable() else None)
+    return _merged(sent, set_now if is_header_value(set_now) else None)
 
 
 def _merged(sent: str | None, new: str | None) -> str | None:

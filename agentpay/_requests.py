@@ -30,7 +30,7 @@ from agentpay.contract.errors import (
     without_advice,
 )
 from agentpay.contract.fields import format_timestamp, parse_timestamp
-from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
+from agentpay.contract.headers import IDEMPOTENCY_REPLAYED, is_header_value
 from agentpay.contract.models import with_response
 from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
@@ -250,7 +250,7 @@ def _query_text(name: str, value: object) -> str:
 def etag_of(reply: RawResponse) -> str | None:
     """Return the version in a response, for `if_match`; None without one that can be sent back."""
     etag = reply.headers.get("etag")
-    return etag if etag and etag.isascii() and etag.isprintable() else None
+    return etag if etag and is_header_value(etag) else None
 
 
 def read(request: PreparedRequest, reply: RawResponse, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model

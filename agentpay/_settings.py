@@ -7,7 +7,6 @@ can show it.
 import logging
 import math
 import os
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, NoReturn, Protocol, cast
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from attrs import evolve, field, frozen
 
 from agentpay._secret_text import SecretText
+from agentpay.contract.headers import is_header_name, is_header_value
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import ConfigurationError
 
@@ -204,8 +204,6 @@ _DECIDED: Final = frozenset(
 )
 """Header fields that the client sets: other values would break the exchange, or use another key."""
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
-
 
 def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
@@ -213,27 +211,23 @@ def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
             f"{setting} must be a mapping of names to strings, not {type(headers).__name__}"
         )
     for name, value in headers.items():
-        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+        if not is_header_name(name):
             raise ConfigurationError(f"{setting} has a name that is not valid for a header field")
         if name.lower() in _DECIDED:
             advice = ": pass api_key, or use with_options" if name.lower() == "authorization" else ""
             raise ConfigurationError(f"{setting} must not set {name}, which the client sets{advice}")
         # The value is not repeated: it may be a secret.
-        if not isinstance(value, str) or value != value.strip() or (value and not _is_printable(value)):
+        if not is_header_value(value):
             raise ConfigurationError(
                 f"{setting}[{name!r}] must be printable ASCII text without blanks at its ends"
             )
     return MappingProxyType(dict(headers))
 
 
-def _is_printable(text: str) -> bool:
-    return bool(text) and text.isascii() and text.isprintable()
-
-
 def _checked_app_info(app_info: object) -> str:
     if app_info is None:
         return ""
-    if not isinstance(app_info, str) or not _is_printable(app_info.strip()):
+    if not isinstance(app_info, str) or not app_info.strip() or not is_header_value(app_info.strip()):
         raise ConfigurationError(
             "app_info must be printable ASCII text that names your program, such as 'shop/1.2'"
         )

@@ -1,7 +1,8 @@
 """The header fields of requests and responses, besides `Authorization` and those of HTTP itself."""
 
+import re
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from attrs import field, frozen
 
@@ -77,3 +78,15 @@ STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     503: (RETRY_AFTER,),
 }
 """Header fields of an error response besides `X-Request-Id`, by status."""
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
+
+
+def is_header_name(name: object) -> TypeGuard[str]:
+    """Return whether a header field can have this name."""
+    return isinstance(name, str) and _TOKEN.fullmatch(name) is not None
+
+
+def is_header_value(value: object) -> TypeGuard[str]:
+    """Return whether it is printable ASCII text without blanks at its ends; it may be empty."""
+    return isinstance(value, str) and value.isascii() and value.isprintable() and value == value.strip()

@@ -6,9 +6,11 @@ chain.
 """
 
 import re
+from contextlib import suppress
 from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, ClassVar, Final
+from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
@@ -61,7 +63,48 @@ _ORIGIN: Final = rf"(https?)://{_HOST}(?::([1-9][0-9]{{0,4}}))?"
 _IS_ORIGIN: Final = re.compile(_ORIGIN)
 _URL: Final = r"[Hh][Tt][Tt][Pp][Ss]?://[^/?#@\\]+([/?#]|$)"
 _IS_URL: Final = re.compile(_URL)
-_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+@frozen
+class Site:
+    """Scheme, host and port of a URL, in their normal form.
+
+    Attributes:
+        scheme: http or https.
+        host: in lower case and ASCII, without a final dot; an IPv6 address without brackets.
+        port: the default port of the scheme if the URL names none.
+    """
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def origin(self) -> str:
+        """The origin, such as `https://api.example.com`; it has no default port."""
+        return self.portless + ("" if self.port == _DEFAULT_PORTS[self.scheme] else f":{self.port}")
+
+    @property
+    def portless(self) -> str:
+        """Scheme and host, such as `http://[::1]`."""
+        return f"{self.scheme}://" + (f"[{self.host}]" if ":" in self.host else self.host)
+
+
+def site_of(url: str) -> Site:
+    """Return scheme, host and port of a URL.
+
+    Raises:
+        ValueError: it is not http or https, or has no valid host or port.
+    """
+    with suppress(ValueError):
+        parts = urlsplit(url)
+        host, port = (parts.hostname or "").rstrip("."), parts.port
+        if ":" not in host:
+            host = host.encode("idna").decode("ascii").lower()  # UnicodeError is a ValueError
+        if host and parts.scheme in _DEFAULT_PORTS:
+            return Site(parts.scheme, host, _DEFAULT_PORTS[parts.scheme] if port is None else port)
+    raise ValueError("must be an http or https URL with a valid host and port")
 
 
 def parse_origin(value: object) -> str:
@@ -71,7 +114,7 @@ def parse_origin(value: object) -> str:
         ValueError: the string is not an origin.
     """
     found = _IS_ORIGIN.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
-    if found is None or found[2] == _DEFAULT_PORTS[found[1]] or int(found[2] or 0) > 65_535:
+    if found is None or found[2] == str(_DEFAULT_PORTS[found[1]]) or int(found[2] or 0) > 65_535:
         raise ValueError(
             "must be an origin such as https://api.example.com: http or https, a host in lower case, and a "
             "port if it is not the default one"

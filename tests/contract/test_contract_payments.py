@@ -4,7 +4,7 @@ import pytest
 
 from agentpay.contract import codec
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.payments import AuthorizePayment, Payment, PinOrigin
+from agentpay.contract.payments import AuthorizePayment, Payment, PinOrigin, site_of
 
 ASKED = {
     "account_id": "acct_1",
@@ -109,3 +109,26 @@ def test_a_pin_may_be_empty_but_its_recipients_may_not():
         codec.structure({"recipients": []}, PinOrigin)
     with pytest.raises(InvalidValueError, match=r"recipients\[0\] must be a base58"):
         codec.structure({"recipients": ["acct_1"]}, PinOrigin)
+
+
+@pytest.mark.parametrize(
+    ("url", "origin"),
+    [
+        ("https://api.example.com", "https://api.example.com"),
+        ("HTTPS://API.Example.com.:443/path?query", "https://api.example.com"),
+        ("http://api.example.com:8080", "http://api.example.com:8080"),
+        ("https://me:secret@api.example.com", "https://api.example.com"),
+        ("https://caf\u00e9.example", "https://xn--caf-dma.example"),
+        ("http://[::1]:8000/", "http://[::1]:8000"),
+    ],
+)
+def test_the_origin_of_a_url_is_normalized(url: str, origin: str) -> None:
+    assert site_of(url).origin == origin
+
+
+@pytest.mark.parametrize(
+    "url", ["", "api.example.com", "ftp://a.example", "https://", "https://a..b", "https://a.example:x"]
+)
+def test_a_url_without_scheme_host_or_port_has_no_origin(url: str) -> None:
+    with pytest.raises(ValueError, match="an http or https URL"):
+        site_of(url)
