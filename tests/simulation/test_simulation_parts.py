@@ -11,7 +11,7 @@ from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
-from agentpay_lab.simulation import ending
+from agentpay_lab.simulation import final_checks
 from agentpay_lab.simulation.agents import OperatorWorker
 from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
 from agentpay_lab.simulation.cluster import Described, LandedTransaction, SimulatedCluster
@@ -247,7 +247,7 @@ def test_slots_may_be_empty_and_heights_count_blocks() -> None:
 
 @pytest.mark.parametrize(("status", "is_lost"), [(409, False), (503, True)])
 def test_after_a_503_a_rotation_may_have_happened(status: int, is_lost: bool) -> None:
-    """The judge took it for a refusal, and posts under the new secret for unsigned ones."""
+    """The check took it for a refusal, and posts under the new secret for unsigned ones."""
     world = SimulatedWorld(Plan(seed=1, servers=1))
     world.secrets["wh_1"] = KnownSecrets(["whsec_first"])
     operator = OperatorWorker(world, 1)
@@ -286,10 +286,10 @@ def violations_of_coming_to_rest(
     async def ask(*_: object) -> None:
         await asyncio.sleep(asks_for)
 
-    monkeypatch.setattr(ending, "_under_way", under_way)
-    monkeypatch.setattr(ending, "_resolve_keys", ask)
+    monkeypatch.setattr(final_checks, "_under_way", under_way)
+    monkeypatch.setattr(final_checks, "_resolve_keys", ask)
     try:
-        world.loop.run_until_complete(ending.come_to_rest(world))
+        world.loop.run_until_complete(final_checks.come_to_rest(world))
     finally:
         world.cluster.close()
         world.database.close()

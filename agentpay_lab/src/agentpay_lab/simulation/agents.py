@@ -191,12 +191,12 @@ class Agent(Worker):
         cap_micro = chance.randint(SMALLEST_CAP_MICRO, 6 * SMALLEST_CAP_MICRO)
         key = f"{self.name}-s{chance.randint(0, 9) if chance.random() < 0.2 else len(self._sessions) + 10}"
         self.note("ask", "open", key, cap_micro)
-        self.world.judges.session_keys.add(key)
+        self.world.invariants.session_keys.add(key)
         opened = await self._clients[0].sessions.open(
             account_id=source, to=to, cap_usdc=usdc(cap_micro), idempotency_key=key
         )
         self._sessions.append(opened.session_id)
-        self.world.judges.opened(key, opened.session_id, str(opened.status))
+        self.world.invariants.opened(key, opened.session_id, str(opened.status))
         self.world.sessions[opened.session_id] = None
         self.note("answer", key, opened.session_id, opened.status)
 
@@ -215,15 +215,15 @@ class Agent(Worker):
         await self._twice(chance, charge)
 
     async def _ask_about(self, chance: random.Random) -> None:
-        client, judges = self._clients[0], self.world.judges
+        client, invariants = self._clients[0], self.world.invariants
         keys = [key for key, *_ in self._keys[-20:]] + [each.key for each in self._purchases[-20:]]
-        known = [each for key in keys if key in judges.asked for each in judges.asked[key].transfers]
+        known = [each for key in keys if key in invariants.asked for each in invariants.asked[key].transfers]
         if known and chance.random() < 0.7:
             transfer_id, asked_at = chance.choice(known), self.world.loop.time()
             if chance.random() < 0.2:
-                judges.answered(await client.transfers.wait(transfer_id, total_timeout=5), asked_at)
+                invariants.answered(await client.transfers.wait(transfer_id, total_timeout=5), asked_at)
             else:
-                judges.answered(await client.transfers.get(transfer_id), asked_at)
+                invariants.answered(await client.transfers.get(transfer_id), asked_at)
         elif self._own is None:
             await client.accounts.balance(chance.choice(self.world.accounts).account_id)
 
@@ -238,19 +238,19 @@ class Agent(Worker):
 async def pay(
     world: "SimulatedWorld", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
 ) -> None:
-    judges, asked_at = world.judges, world.loop.time()
-    is_new, pause = key not in judges.asked, judges.paused_since.get(source)
-    judges.will_ask(key, source, to, micro)
+    invariants, asked_at = world.invariants, world.loop.time()
+    is_new, pause = key not in invariants.asked, invariants.paused_since.get(source)
+    invariants.will_ask(key, source, to, micro)
     world.timeline.note("ask", who, "pay", key, micro)
     try:
         transfer = await client.transfers.create(from_=source, to=to, amount=usdc(micro), idempotency_key=key)
     except ConflictError:
         raise
     except APIError as error:
-        judges.refused(key, source, error)
+        invariants.refused(key, source, error)
         raise
-    judges.answered(transfer, asked_at, micro)
-    if is_new and pause is not None and judges.paused_since.get(source) == pause:
+    invariants.answered(transfer, asked_at, micro)
+    if is_new and pause is not None and invariants.paused_since.get(source) == pause:
         world.violate("a paused account pays", transfer.transfer_id, transfer.status)
     if transfer.status == "pending_approval":
         world.waiting[transfer.transfer_id] = None
@@ -272,10 +272,10 @@ class OperatorWorker(Worker):
             self.note("operator", "pauses", account_id)
             try:
                 await client.policies.pause(account_id)
-                world.judges.paused_since[account_id] = world.loop.time()
+                world.invariants.paused_since[account_id] = world.loop.time()
                 await asyncio.sleep(chance.uniform(0, 4))
             finally:
-                world.judges.paused_since.pop(account_id, None)
+                world.invariants.paused_since.pop(account_id, None)
                 await client.policies.resume(account_id)
         elif x < 0.8:
             await self._rotate(chance)
@@ -293,7 +293,7 @@ class OperatorWorker(Worker):
     async def _decide(self, chance: random.Random, transfer_id: str) -> None:
         is_approved = chance.random() < 0.7
         self.note("operator", "approves" if is_approved else "rejects", transfer_id)
-        approvals, judges = self._client.approvals, self.world.judges
+        approvals, invariants = self._client.approvals, self.world.invariants
         asked_at = self.world.loop.time()
         try:
             decided = await (approvals.approve(transfer_id) if is_approved else approvals.reject(transfer_id))
@@ -301,10 +301,10 @@ class OperatorWorker(Worker):
             self.world.waiting.pop(transfer_id, None)
             return
         except APIError as error:
-            key = judges.keys[transfer_id]
-            judges.refused(key, judges.asked[key].account_id, error)
+            key = invariants.keys[transfer_id]
+            invariants.refused(key, invariants.asked[key].account_id, error)
             raise
-        judges.answered(decided, asked_at)
+        invariants.answered(decided, asked_at)
         self.world.waiting.pop(transfer_id, None)
 
     async def _rotate(self, chance: random.Random) -> None:
@@ -335,7 +335,7 @@ class Stranger(Worker):
             # A payment to an escrow would make its rolled-back settlement fail permanently, which no service
             # can prevent. On a real cluster, confirmed blocks are not rolled back.
             return
-        escrows = world.judges.escrows[-_RECENT_SESSIONS:]
+        escrows = world.invariants.escrows[-_RECENT_SESSIONS:]
         if escrows and chance.random() < 0.3:
             to = chance.choice(escrows)
         else:

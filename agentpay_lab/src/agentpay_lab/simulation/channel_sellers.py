@@ -212,11 +212,11 @@ async def buy(
     world: "SimulatedWorld", client: "SimulatedClient", who: str, purchase: ChannelPurchase
 ) -> None:
     """Pay one request: open a channel if needed, then present the voucher, and report the response."""
-    seller, judges = purchase.seller, world.judges
+    seller, invariants = purchase.seller, world.invariants
     request = f"GET {purchase.key}"
     for _ in range(_STEPS):
         headers, body = await seller.ask(purchase.path)
-        judges.asked_for(purchase.key, purchase.account_id)
+        invariants.asked_for(purchase.key, purchase.account_id)
         world.timeline.note("ask", who, "buy", purchase.key, purchase.path)
         try:
             answer = await client.payments.authorize(
@@ -229,7 +229,7 @@ async def buy(
                 session_cap=None if purchase.cap_micro is None else from_micro(purchase.cap_micro),
             )
         except APIError as error:
-            judges.refused(purchase.key, purchase.account_id, error)
+            invariants.refused(purchase.key, purchase.account_id, error)
             raise
         if isinstance(answer, Payment):
             await _pay_up_to(world, who, purchase, answer)
@@ -241,22 +241,22 @@ async def buy(
         world.timeline.note("answer", who, purchase.key, answer.session_id, answer.step)
         opening = _read(answer.header)
         assert isinstance(opening, SessionAction)  # noqa: S101 - it is a session's
-        judges.channels.opening_handed_out(answer.session_id, seller.check(opening))
+        invariants.channels.opening_handed_out(answer.session_id, seller.check(opening))
         await seller.take(purchase.path, request, opening)
         await asyncio.sleep(_AGAIN_SECONDS)
 
 
 async def _pay_up_to(world: "SimulatedWorld", who: str, purchase: ChannelPurchase, payment: Payment) -> None:
-    judges, seller = world.judges, purchase.seller
+    invariants, seller = world.invariants, purchase.seller
     world.timeline.note("answer", who, purchase.key, payment.transfer_id, payment.status)
-    judges.authorized_up_to(purchase.key, purchase.account_id, payment)
+    invariants.authorized_up_to(purchase.key, purchase.account_id, payment)
     if payment.status == "pending_approval":
         world.waiting[payment.transfer_id] = None
     if payment.header is None:
         return
     read = _read(payment.header)
     assert isinstance(read, UptoPayment)  # noqa: S101 - it is one
-    judges.channels.opening_handed_out(payment.transfer_id, seller.check(read))
+    invariants.channels.opening_handed_out(payment.transfer_id, seller.check(read))
     await seller.take(purchase.path, f"GET {purchase.key}", read)
 
 
@@ -271,7 +271,9 @@ async def _present(
     world.timeline.note("answer", who, purchase.key, step.charge_id, step.running_total_usdc)
     read = _read(step.header)
     assert isinstance(read, SessionAction)  # noqa: S101 - it is a session's
-    world.judges.channels.voucher_handed_out(purchase.key, purchase.account_id, step, read.voucher().voucher)
+    world.invariants.channels.voucher_handed_out(
+        purchase.key, purchase.account_id, step, read.voucher().voucher
+    )
     status = await purchase.seller.take(purchase.path, request, read)
     if status is None:
         # Its response was lost: present it once more.

@@ -1,8 +1,8 @@
 """The database of all simulated servers: SQLite in memory behind a network that delays, loses and rolls back.
 
-Committed strings that may be signatures are recorded, so that a judge can check that a transaction was stored
-before it was sent. Each life first migrates the schema to its release; other lives wait for it, and if it
-dies meanwhile, nothing has changed.
+Committed strings that may be signatures are recorded, for the invariant that a transaction is stored before
+it is sent. Each life first migrates the schema to its release; other lives wait for it, and if it dies
+meanwhile, nothing has changed.
 """
 
 import asyncio

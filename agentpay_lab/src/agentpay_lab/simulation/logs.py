@@ -14,7 +14,7 @@ _EXPECTED: Final = (ChainUnreachableError, DatabaseUnavailableError, Problem, Ti
 _LOGGERS: Final = ("agentpay_server", "agentpay")
 
 
-class LogJudge(logging.Handler):
+class LogChecks(logging.Handler):
     """No record may contain one of `secrets`."""
 
     def __init__(
@@ -43,17 +43,17 @@ class LogJudge(logging.Handler):
 
 
 @contextmanager
-def judged_logs(judge: LogJudge, level: int) -> Iterator[None]:
+def checked_logs(checks: LogChecks, level: int) -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(each.level, each.propagate) for each in loggers]
     for each in loggers:
         each.setLevel(level)
         each.propagate = False
-        each.addHandler(judge)
+        each.addHandler(checks)
     try:
         yield
     finally:
         for each, (was, propagated) in zip(loggers, before, strict=True):
-            each.removeHandler(judge)
+            each.removeHandler(checks)
             each.setLevel(was)
             each.propagate = propagated

@@ -36,7 +36,7 @@ class Mail:
             # Perhaps signed with a secret whose response has not arrived.
             self._unsure.append((path, kept, body))
 
-    def judge(self) -> None:
+    def check(self) -> None:
         """Check the unverified posts once every secret is known."""
         for path, headers, body in self._unsure:
             if not self._is_signed(path, headers, body):

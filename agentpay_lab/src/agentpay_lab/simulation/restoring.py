@@ -29,12 +29,12 @@ _MOST_KEYS: Final = 16
 _GIFT_MICRO: Final = 1_000_000
 
 
-async def judge(world: "SimulatedWorld") -> None:
+async def check(world: "SimulatedWorld") -> None:
     """Restore the copy, if there is one, and check that nothing is paid again."""
     if world.violations or not world.database.restore():
         return
     world.timeline.note("world", "-", "an older copy of the database is restored")
-    world.judges.forget_responses()
+    world.invariants.forget_responses()
     known, signatures = world.database.read(_known, (), {})
     keys = _lost_keys(world, known)
     open_sessions = world.database.read(_open_sessions, (), {})
@@ -76,13 +76,13 @@ def _known(connection: Connection) -> tuple[set[str], set[str]]:
 
 def _lost_keys(world: "SimulatedWorld", known: set[str]) -> list[str]:
     """Return the newest keys that have paid, of which the books know nothing."""
-    judges = world.judges
+    invariants = world.invariants
     lost = [
         key
-        for key, asked in judges.asked.items()
+        for key, asked in invariants.asked.items()
         if len(asked.terms) == 1
         and known.isdisjoint(asked.transfers)
-        and any(judges.landed.get((name, "transfer")) for name in asked.transfers)
+        and any(invariants.landed.get((name, "transfer")) for name in asked.transfers)
     ]
     return lost[-_MOST_KEYS:]
 
@@ -103,7 +103,7 @@ def _settled_beyond(connection: Connection, world: "SimulatedWorld") -> set[str]
     """Return the accounts of unsettled sessions of which more was settled than the books handed out."""
     columns = (sessions.c.session_id, sessions.c.account_id, sessions.c.running_total)
     unsettled = [each.value for each in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)]
-    known = world.judges.channels.of_subject
+    known = world.invariants.channels.of_subject
     return {
         account_id
         for status in unsettled
@@ -139,7 +139,7 @@ async def _start(world: "SimulatedWorld") -> None:
 
 
 async def _ask_again(world: "SimulatedWorld", client: SimulatedClient, key: str) -> None:
-    asked = world.judges.asked[key]
+    asked = world.invariants.asked[key]
     ((to, micro),) = asked.terms
     try:
         await pay(world, client, "restorer", key=key, source=asked.account_id, to=to, micro=micro)

@@ -176,10 +176,10 @@ async def _authorized(
     world: "SimulatedWorld", client: "SimulatedClient", who: str, purchase: SellerPurchase
 ) -> CheckedPayment | None:
     """Return the payment, unless it waits for an operator."""
-    judges, key, account_id = world.judges, purchase.key, purchase.account_id
+    invariants, key, account_id = world.invariants, purchase.key, purchase.account_id
     terms, headers, body = await purchase.seller.ask(purchase)
-    is_new, pause = key not in judges.prices, judges.paused_since.get(account_id)
-    judges.will_buy(key, account_id, terms.amount_micro)
+    is_new, pause = key not in invariants.prices, invariants.paused_since.get(account_id)
+    invariants.will_buy(key, account_id, terms.amount_micro)
     world.timeline.note("ask", who, "buy", key, terms.amount_micro, terms.protocol)
     try:
         payment = await client.payments.authorize(
@@ -190,11 +190,11 @@ async def _authorized(
             body=body,
         )
     except APIError as error:
-        judges.refused(key, account_id, error)
+        invariants.refused(key, account_id, error)
         raise
     world.timeline.note("answer", who, key, payment.transfer_id, payment.status)
-    judges.authorized(key, account_id, terms.amount_micro, payment)
-    if is_new and pause is not None and judges.paused_since.get(account_id) == pause:
+    invariants.authorized(key, account_id, terms.amount_micro, payment)
+    if is_new and pause is not None and invariants.paused_since.get(account_id) == pause:
         world.violate("a paused account pays", payment.transfer_id, payment.status)
     if payment.status == "pending_approval":
         world.waiting[payment.transfer_id] = None
@@ -205,5 +205,5 @@ async def _authorized(
     except InvalidPaymentError as refused:
         world.violate("a payment does not match its challenge", key, refused.reason, refused)
         return None
-    judges.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)
+    invariants.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)
     return paid

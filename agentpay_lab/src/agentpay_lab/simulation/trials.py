@@ -20,7 +20,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay.contract.payments import PaymentHeader
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError
-from agentpay_lab.simulation import ending
+from agentpay_lab.simulation import final_checks
 from agentpay_lab.simulation.agents import SimulatedClient
 from agentpay_lab.simulation.chance import ACTOR
 from agentpay_lab.simulation.cluster import USDC_MINT
@@ -201,7 +201,7 @@ class _Run:
 def _plan(seed: int, minutes: float, strength: float) -> Plan:
     plan = drawn(seed, minutes=minutes, servers=1, agents=0, strength=strength)
     every = {CRASH: _CRASH_EVERY_SECONDS / strength} if strength else {}
-    # Disasters of the whole cluster are the service's concern, and slow.
+    # Faults of the whole cluster are the service's concern, and slow.
     return evolve(plan, accounts=1, every_seconds=every)
 
 
@@ -270,8 +270,8 @@ class _TrialWorld(SimulatedWorld):
         self.paid = 0
 
     def violate(self, what: str, *details: object) -> None:
-        """Note it only: the rules of the service are judged by the simulation of its own agents."""
-        self.timeline.note("rule", "judge", what, *details)
+        """Note it only: the rules of the service are checked by the simulation of its own agents."""
+        self.timeline.note("rule", "check", what, *details)
 
     async def _story(self) -> None:
         await self._begin()
@@ -289,7 +289,7 @@ class _TrialWorld(SimulatedWorld):
         await self._lives(key, account_id)
         self.faults.are_on = False
         with contextlib.suppress(AgentPayError):
-            await ending.come_to_rest(self)
+            await final_checks.come_to_rest(self)
         await asyncio.sleep(_LAST_BROADCAST_SECONDS)
         self._count()
 

@@ -18,16 +18,16 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.choices import EventType
 from agentpay.contract.identity import KeyKind
 from agentpay.errors import AgentPayError
-from agentpay_lab.simulation import ending, restoring
+from agentpay_lab.simulation import final_checks, restoring
 from agentpay_lab.simulation.agents import Agent, OperatorWorker, SimulatedClient, Stranger, usdc
 from agentpay_lab.simulation.chance import ACTOR, Chance, CodeOwner
 from agentpay_lab.simulation.channel_sellers import ChannelSeller
 from agentpay_lab.simulation.cluster import SimulatedCluster
+from agentpay_lab.simulation.cluster_faults import cluster_faults
 from agentpay_lab.simulation.database import SharedDatabase
-from agentpay_lab.simulation.disasters import disasters
 from agentpay_lab.simulation.faults import FaultInjector
-from agentpay_lab.simulation.judges import AccountLimits, Judges
-from agentpay_lab.simulation.logs import LogJudge, judged_logs
+from agentpay_lab.simulation.invariants import AccountLimits, Invariants
+from agentpay_lab.simulation.logs import LogChecks, checked_logs
 from agentpay_lab.simulation.loop import SimulatedLoop
 from agentpay_lab.simulation.mail import Mail
 from agentpay_lab.simulation.network import Receivers
@@ -125,17 +125,17 @@ class SimulatedWorld:
         self._most_tasks = _TASKS_KEPT
         self.is_healing = True
         self.database = SharedDatabase()
-        self.judges = Judges(
+        self.invariants = Invariants(
             violate=self.violate, is_stored=self.database.signatures.__contains__, now=self.loop.time
         )
-        self.cluster = self.judges.cluster = self.judges.channels.cluster = SimulatedCluster(
+        self.cluster = self.invariants.cluster = self.invariants.channels.cluster = SimulatedCluster(
             plan,
             self.chance,
             self.loop,
             self.faults,
             self.timeline,
             wall_us=self.wall_us,
-            watcher=self.judges,
+            watcher=self.invariants,
         )
         self.nodes = Nodes(self.cluster, self.faults, self.loop.time, lie_seconds=plan.skew.lie_seconds)
         self.mail = Mail(self)
@@ -187,8 +187,8 @@ class SimulatedWorld:
         self.loop.on_task, self.loop.on_exception = self._remember, self._reported
         # INFO logs every request. Only some runs do, because formatting a line takes time.
         level = logging.INFO if self.chance.stream("log level").random() < 0.1 else logging.WARNING
-        judge = LogJudge(self.log_secrets, self.violate, self.timeline.note)
-        with judged_logs(judge, level), _manual_collection():
+        checks = LogChecks(self.log_secrets, self.violate, self.timeline.note)
+        with checked_logs(checks, level), _manual_collection():
             try:
                 self.loop.run_until_complete(self._history())
             finally:
@@ -201,7 +201,7 @@ class SimulatedWorld:
     def violate(self, what: str, *details: object) -> None:
         found = Violation(what=what, details=" ".join(map(str, details)), at_seconds=self.loop.time())
         self.violations.append(found)
-        self.timeline.note("VIOLATION", "judge", what, *details)
+        self.timeline.note("VIOLATION", "check", what, *details)
         if self._stops_early and self._stop is not None and not self._stop.done():
             self._stop.set_result(None)
 
@@ -235,17 +235,17 @@ class SimulatedWorld:
         work = [self.loop.create_task(worker.work()) for worker in workers]
         for desk in self.desks:
             self.loop.create_task(desk.watch())
-        troubles = [self.loop.create_task(trouble) for trouble in disasters(self)]
+        troubles = [self.loop.create_task(trouble) for trouble in cluster_faults(self)]
         await asyncio.gather(*work)
         for trouble in troubles:
             trouble.cancel()
         await asyncio.wait(troubles) if troubles else None
         self.timeline.note("world", "-", "faults stop")
         try:
-            await ending.come_to_rest(self)
+            await final_checks.come_to_rest(self)
             self.timeline.note("world", "-", "at rest")
-            await ending.judge(self)
-            await restoring.judge(self)
+            await final_checks.check(self)
+            await restoring.check(self)
         except AgentPayError as error:
             self.violate("refused, though nothing is wrong", type(error).__name__, error)
 
@@ -274,7 +274,7 @@ class SimulatedWorld:
                     else usdc(limits.escalation_micro),
                 )
             self.accounts.append(account)
-            self.judges.limits[account.usdc_token_account] = limits
+            self.invariants.limits[account.usdc_token_account] = limits
         for _ in range(2):
             made = await sandbox.create_token_account()
             self.outside.append(made.usdc_token_account)

@@ -19,7 +19,7 @@ from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_lab.simulation import channel_sellers
 from agentpay_lab.simulation.agents import SimulatedClient, pay
 from agentpay_lab.simulation.database import NEXT_RELEASE
-from agentpay_lab.simulation.judges import Asked, Judges
+from agentpay_lab.simulation.invariants import Asked, Invariants
 from agentpay_server.testkit.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ async def come_to_rest(world: "SimulatedWorld") -> None:
 def _liveness_seconds(world: "SimulatedWorld", name: str) -> float:
     """Return how long a subject may be in flight after the last fault; a server's count, as long as any."""
     seconds = LIVENESS_SECONDS
-    channels = world.judges.channels.subjects
+    channels = world.invariants.channels.subjects
     if name in channels or (channels and name.startswith(_COUNTED)):
         seconds = CHANNEL_SECONDS
     if "lie.last valid height" in world.faults.counts:
@@ -106,22 +106,22 @@ def _liveness_seconds(world: "SimulatedWorld", name: str) -> float:
     return seconds
 
 
-async def judge(world: "SimulatedWorld") -> None:
+async def check(world: "SimulatedWorld") -> None:
     if world.violations:
         return
     client = world.client("auditor")
     await _close_sessions(world, client)
     await _end_channels(world, client)
-    await _judge_payments(world, client)
+    await _check_payments(world, client)
     await _spend_the_rest(world, client)
     await asyncio.sleep(_DEPOSITS_SECONDS)  # Deposits are posted once they are finalized.
     if has_lied(world):
         await _await_left_out_deposits(world, client)
     for account in world.accounts:
-        await _judge_account(world, client, account)
-    await _judge_events(world, client)
-    await _judge_audit(world, client)
-    await _judge_health(world)
+        await _check_account(world, client, account)
+    await _check_events(world, client)
+    await _check_audit(world, client)
+    await _check_health(world)
     for server in world.servers:
         await server.stop(forever=True)
 
@@ -130,7 +130,7 @@ async def _resolve_keys(world: "SimulatedWorld", client: SimulatedClient) -> Non
     """Repeat every transfer request whose outcome is unknown."""
     wanted = [
         (key, asked)
-        for key, asked in world.judges.asked.items()
+        for key, asked in world.invariants.asked.items()
         if not asked.transfers and len(asked.terms) == 1
     ]
 
@@ -152,8 +152,8 @@ async def _under_way(
 
     `counts` includes the servers' own counts of transfers: only once no more are requested.
     """
-    judges = world.judges
-    names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
+    invariants = world.invariants
+    names = {subject for subject, _ in invariants.subjects} | set(invariants.keys) | set(world.sessions)
     wanted = sorted(names - done)
     found: list[tuple[str, str]] = []
     for at in range(0, len(wanted), _AT_ONCE):
@@ -170,12 +170,12 @@ async def _under_way(
         async for session in client.sessions.list(status=status, limit=100):
             found.append((session.session_id, status))
             if session.protocol == "mpp":
-                judges.channels.subjects.add(session.session_id)
+                invariants.channels.subjects.add(session.session_id)
     # If the response was lost, only the list names the payment.
     async for payment in client.payments.list(status="submitted"):
         found.append((payment.transfer_id, payment.status))
         if payment.protocol == "x402_upto":
-            judges.channels.subjects.add(payment.transfer_id)
+            invariants.channels.subjects.add(payment.transfer_id)
     counted = {server.name: await _transfers_in_flight(server) for server in world.servers if counts}
     found += [(f"{_COUNTED} {name}", str(waiting)) for name, waiting in counted.items() if waiting]
     return found
@@ -201,12 +201,14 @@ async def _status(world: "SimulatedWorld", client: SimulatedClient, name: str) -
         return str((await client.sessions.get(name)).status)
     asked_at = world.loop.time()
     transfer = await client.transfers.get(name)
-    world.judges.answered(transfer, asked_at)
+    world.invariants.answered(transfer, asked_at)
     return str(transfer.status)
 
 
 async def _close_sessions(world: "SimulatedWorld", client: SimulatedClient) -> None:
-    names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
+    names = {subject for subject, kind in world.invariants.subjects if kind == "opening"} | set(
+        world.sessions
+    )
     for name in sorted(names):
         began = world.loop.time()
         while not (session := await client.sessions.get(name)).is_final:
@@ -216,8 +218,8 @@ async def _close_sessions(world: "SimulatedWorld", client: SimulatedClient) -> N
                 await client.sessions.close(name)
             else:
                 await asyncio.sleep(1)  # The clock closes it.
-        _judge_session(world, session)
-    for key in sorted(world.judges.session_keys):
+        _check_session(world, session)
+    for key in sorted(world.invariants.session_keys):
         found = [each async for each in client.sessions.list(idempotency_key=key) if each.status != "failed"]
         if len({each.account_id for each in found}) != len(found):
             world.violate("one key, two sessions", key, *(each.session_id for each in found))
@@ -225,7 +227,7 @@ async def _close_sessions(world: "SimulatedWorld", client: SimulatedClient) -> N
 
 async def _end_channels(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Close the channels of sessions, wait for the end of all, and compare the books with the chain."""
-    channels = world.judges.channels
+    channels = world.invariants.channels
     sessions = [each async for each in client.sessions.list(limit=100) if each.protocol == "mpp"]
     for session in sessions:
         if session.status == "open":
@@ -239,7 +241,10 @@ async def _end_channels(world: "SimulatedWorld", client: SimulatedClient) -> Non
                 return
             await asyncio.sleep(_LOOK_EVERY_SECONDS)
         status, settled, cap = ended
-        known, has_landed = channels.of_subject.get(name), bool(world.judges.landed.get((name, "channel")))
+        known, has_landed = (
+            channels.of_subject.get(name),
+            bool(world.invariants.landed.get((name, "channel"))),
+        )
         if known is None:
             continue
         if has_landed != (status == "settled"):
@@ -267,11 +272,11 @@ async def _ended_channel(
     transfer = await client.transfers.get(name)
     if transfer.status not in ("settled", "failed"):
         return None
-    known = world.judges.channels.of_subject[name]
+    known = world.invariants.channels.of_subject[name]
     return str(transfer.status), to_micro(transfer.amount_usdc), known.opening.deposit_micro
 
 
-def _judge_session(world: "SimulatedWorld", session: Session) -> None:
+def _check_session(world: "SimulatedWorld", session: Session) -> None:
     name, landings = session.session_id, world.cluster.landings
     if session.status == "failed":
         return
@@ -293,29 +298,29 @@ def _judge_session(world: "SimulatedWorld", session: Session) -> None:
         world.violate("what was paid is not what was charged", name, charged, settled, tried)
 
 
-async def _judge_payments(world: "SimulatedWorld", client: SimulatedClient) -> None:
+async def _check_payments(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Check that every payment on chain was requested, and is reported correctly."""
     keys: Counter[tuple[str, str]] = Counter()
-    for (subject, kind), signatures in world.judges.landed.items():
+    for (subject, kind), signatures in world.invariants.landed.items():
         if kind not in ("transfer", "payment") or not signatures:
             continue
-        transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
+        transfer = world.invariants.told.get(subject) or await client.transfers.get(subject)
         if transfer.status != "settled" or [transfer.tx_signature] != signatures:
             world.violate("landed, and not settled so", subject, transfer.status, *signatures)
-        if not _was_requested(world.judges, transfer, is_payment=kind == "payment"):
+        if not _was_requested(world.invariants, transfer, is_payment=kind == "payment"):
             world.violate("paid without a request", subject, transfer.idempotency_key)
         keys[transfer.from_, transfer.idempotency_key] += 1
         if keys[transfer.from_, transfer.idempotency_key] > 1:
             world.violate("one key, two payments", transfer.idempotency_key, subject)
-    for transfer in world.judges.told.values():
+    for transfer in world.invariants.told.values():
         if transfer.status == "settled" and transfer.tx_signature not in world.cluster.landings:
             world.violate("settled, and not on chain", transfer.transfer_id)
 
 
-def _was_requested(judges: Judges, transfer: Transfer, *, is_payment: bool) -> bool:
-    micro, asked = to_micro(transfer.amount_usdc), judges.asked.get(transfer.idempotency_key)
+def _was_requested(invariants: Invariants, transfer: Transfer, *, is_payment: bool) -> bool:
+    micro, asked = to_micro(transfer.amount_usdc), invariants.asked.get(transfer.idempotency_key)
     if is_payment:
-        return (transfer.from_, micro) in judges.prices[transfer.idempotency_key]
+        return (transfer.from_, micro) in invariants.prices[transfer.idempotency_key]
     return asked is not None and (transfer.to, micro) in asked.terms
 
 
@@ -325,7 +330,7 @@ async def _spend_the_rest(world: "SimulatedWorld", client: SimulatedClient) -> N
         await client.policies.update(
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
         )
-        world.judges.limits[account.usdc_token_account].single_micro = None
+        world.invariants.limits[account.usdc_token_account].single_micro = None
         detail = await client.accounts.details(account.account_id)
         if detail.remaining_usdc is not None:
             rest = to_micro(detail.remaining_usdc)
@@ -335,7 +340,7 @@ async def _spend_the_rest(world: "SimulatedWorld", client: SimulatedClient) -> N
             if rest:
                 await _must_be_paid(world, client, account, "limit", rest)
             await client.policies.update(account.account_id, max_daily_spend=None)
-            world.judges.limits[account.usdc_token_account].daily_micro = None
+            world.invariants.limits[account.usdc_token_account].daily_micro = None
         await asyncio.sleep(_NODES_SECONDS)
         held = to_micro((await client.accounts.balance(account.account_id)).balance_usdc)
         if held:
@@ -390,7 +395,7 @@ async def _await_left_out_deposits(world: "SimulatedWorld", client: SimulatedCli
         await asyncio.sleep(_LOOK_EVERY_SECONDS)
 
 
-async def _judge_account(world: "SimulatedWorld", client: SimulatedClient, account: Account) -> None:
+async def _check_account(world: "SimulatedWorld", client: SimulatedClient, account: Account) -> None:
     name, address = account.account_id, account.usdc_token_account
     held = world.cluster.held_by([address]).get(address, 0)
     told = to_micro((await client.accounts.balance(name)).balance_usdc)
@@ -403,7 +408,7 @@ async def _judge_account(world: "SimulatedWorld", client: SimulatedClient, accou
             world.violate("in the history, and not on chain", entry.transaction_id, entry.type)
     if not held == told == posted:
         world.violate("chain, balance and history differ", name, held, told, posted)
-    spent = world.judges.total_spent[address]
+    spent = world.invariants.total_spent[address]
     if paid != spent:
         world.violate("history and chain differ in what was paid", name, paid, spent)
     detail = await client.accounts.details(name)
@@ -413,9 +418,9 @@ async def _judge_account(world: "SimulatedWorld", client: SimulatedClient, accou
         world.violate("counted against the limit, and not what was paid", name, detail.spent_usdc, spent)
 
 
-async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> None:
+async def _check_events(world: "SimulatedWorld", client: SimulatedClient) -> None:
     """Check that each change has its event, and each event was received or has a listed delivery."""
-    world.mail.judge()
+    world.mail.check()
     events = [event async for event in client.events.list(limit=100)]
     told: Counter[tuple[str, str]] = Counter(
         (event.type, str(getattr(event.data, "transfer_id", None))) for event in events
@@ -423,7 +428,7 @@ async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> Non
     closed: Counter[tuple[str, str]] = Counter(
         (event.type, str(getattr(event.data, "session_id", None))) for event in events
     )
-    _judge_changes(world, told, closed)
+    _check_changes(world, told, closed)
     listed: set[tuple[str, str]] = set()
     for status in ("retrying", "undelivered", "pending"):
         async for delivery in client.deliveries.list(status=status, limit=100):
@@ -435,11 +440,11 @@ async def _judge_events(world: "SimulatedWorld", client: SimulatedClient) -> Non
                 world.violate("an event neither came nor is listed", path, event.type, event.id)
 
 
-def _judge_changes(
+def _check_changes(
     world: "SimulatedWorld", told: Counter[tuple[str, str]], closed: Counter[tuple[str, str]]
 ) -> None:
     """Check that each landed transaction has its events."""
-    for (subject, kind), signatures in world.judges.landed.items():
+    for (subject, kind), signatures in world.invariants.landed.items():
         if not signatures:
             continue
         if subject.startswith("txn"):
@@ -452,14 +457,14 @@ def _judge_changes(
                 world.violate("a session has not its event", subject, wanted, closed[wanted, subject])
 
 
-async def _judge_audit(world: "SimulatedWorld", client: SimulatedClient) -> None:
+async def _check_audit(world: "SimulatedWorld", client: SimulatedClient) -> None:
     subjects = {entry.subject async for entry in client.audit_log.list(limit=100)}
-    wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
+    wanted = {subject for subject, _ in world.invariants.subjects} | set(world.invariants.told)
     for subject in sorted(wanted - subjects):
         world.violate("not in the audit trail", subject)
 
 
-async def _judge_health(world: "SimulatedWorld") -> None:
+async def _check_health(world: "SimulatedWorld") -> None:
     for server in world.servers:
         status, text = await _operations(server, "/readyz")
         if status != 200:

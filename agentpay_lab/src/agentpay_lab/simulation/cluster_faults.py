@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from agentpay_lab.simulation.servers import SimulatedServer
     from agentpay_lab.simulation.world import SimulatedWorld
 
-Disaster = Callable[["SimulatedWorld", random.Random], object]
+ClusterFault = Callable[["SimulatedWorld", random.Random], object]
 
 _MOST_AHEAD_US = 1_500_000
 _WRONG_SECONDS = (-48 * 3600, -60, 15, 60, 3600, 25 * 3600, 25 * 3600, 48 * 3600)
 _UPGRADE_PAUSES_SECONDS = (0, 3, 30)
 
 
-def disasters(world: "SimulatedWorld") -> Iterator[Coroutine[Any, Any, None]]:
+def cluster_faults(world: "SimulatedWorld") -> Iterator[Coroutine[Any, Any, None]]:
     for kind, seconds in world.plan.every_seconds.items():
         yield _recur(world, kind, seconds, _KINDS[kind])
 
 
-async def _recur(world: "SimulatedWorld", kind: str, seconds: float, disaster: Disaster) -> None:
+async def _recur(world: "SimulatedWorld", kind: str, seconds: float, fault: ClusterFault) -> None:
     pauses = world.chance.stream("pauses of", kind)
     while True:
         # Occasionally two in quick succession, to interrupt a recovery.
@@ -31,7 +31,7 @@ async def _recur(world: "SimulatedWorld", kind: str, seconds: float, disaster: D
         await asyncio.sleep(pause)
         strike = world.faults.strikes(kind, "world")
         if strike is not None:
-            disaster(world, strike)
+            fault(world, strike)
 
 
 def _kill(world: "SimulatedWorld", strike: random.Random) -> None:
@@ -97,7 +97,7 @@ def _upgrade(world: "SimulatedWorld", strike: random.Random) -> None:
         world.loop.schedule_event(number * strike.uniform(0, seconds), restart)
 
 
-_KINDS: dict[str, Disaster] = {
+_KINDS: dict[str, ClusterFault] = {
     "server.killed": _kill,
     "server.stopped": _stop,
     "rpc.down": _rpc_down,

@@ -1,8 +1,8 @@
-"""Rules that must always hold, checked at the cluster's edge and in the service's responses.
+"""Invariants, checked at the cluster's edge and in the service's responses.
 
 At the edge: a transaction is stored before it is first sent; a subject has one signature that can still land,
 and lands once; a key lands once; no limit is exceeded. In responses: a final status never changes, and a
-failed transfer never lands. Judges never read a server's memory or tables.
+failed transfer never lands. They never read a server's memory or tables.
 """
 
 from collections import Counter, defaultdict, deque
@@ -47,7 +47,7 @@ class Asked:
     transfers: dict[str, str] = Factory(dict)
 
 
-class Judges:
+class Invariants:
     """Observes the cluster's edge and the responses to agents.
 
     Attributes:
@@ -105,10 +105,10 @@ class Judges:
             # One that can no longer land is harmless.
             for other in self.subjects[name]:
                 if other.message != about.message:
-                    self._judge_beside(other, about, height)
+                    self._check_beside(other, about, height)
         self.subjects[name].append(about)
 
-    def _judge_beside(self, other: Described, about: Described, height: int) -> None:
+    def _check_beside(self, other: Described, about: Described, height: int) -> None:
         landed = self.cluster.landings.get(other.signature)
         signatures = (other.signature[:12], about.signature[:12])
         if landed is None and height <= other.last_valid_height:
@@ -126,9 +126,9 @@ class Judges:
             self._violate("landed twice", *name, *self.landed[name])
         if about.subject in self._failed:
             self._violate("landed, though an answer said that it never would", *name)
-        self._judge_spend(landing)
+        self._check_spend(landing)
         if about.kind in ("transfer", "payment", "channel"):
-            self._judge_key(about.subject)
+            self._check_key(about.subject)
 
     def undone(self, landing: LandedTransaction) -> None:
         about = landing.about
@@ -155,7 +155,7 @@ class Judges:
             taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
         return source, taken
 
-    def _judge_spend(self, landing: LandedTransaction) -> None:
+    def _check_spend(self, landing: LandedTransaction) -> None:
         about, now = landing.about, self._now()
         if about.kind in _FUNDING:
             self._sources[str(about.subject)] = str(about.source)
@@ -175,7 +175,7 @@ class Judges:
         if limits.daily_micro is not None and total > limits.daily_micro:
             self._violate("the daily limit is passed", source[:12], total, limits.daily_micro)
 
-    def _judge_key(self, transfer_id: str) -> None:
+    def _check_key(self, transfer_id: str) -> None:
         key = self.keys.get(transfer_id)
         if key is None:
             return
@@ -259,4 +259,4 @@ class Judges:
             if has_landed:
                 self._violate("said to have failed, and has landed", transfer_id, status)
         if has_landed:
-            self._judge_key(transfer_id)
+            self._check_key(transfer_id)
