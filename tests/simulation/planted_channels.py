@@ -8,10 +8,7 @@ from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments import channel_closing, channel_rules, upto
 from agentpay_server.payments.channel_opening import ChannelOpenHandler
 from agentpay_server.payments.session_payments import SessionPayments
-from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.sessions import unknown_payouts
-
-_FOREVER_US = 10**9 * SECOND_US
 
 
 def _signs(patch: Patch, cumulative) -> None:
@@ -54,17 +51,6 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
         return attrs.evolve(dropped(self, ending), postings=())
 
     patch(ChannelOpenHandler, "dropped", kept)
-
-
-@planted
-def no_channel_is_closed_by_force(patch: Patch) -> None:
-    next_act = channel_rules.next_act
-
-    def patient(found, *, force_us):
-        due = next_act(found, force_us=force_us)
-        return attrs.evolve(due, at_us=_FOREVER_US) if due.act is channel_rules.Act.REQUEST else due
-
-    patch(channel_closing, "next_act", patient)
 
 
 @planted

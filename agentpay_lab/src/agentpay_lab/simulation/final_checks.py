@@ -231,7 +231,7 @@ async def _end_channels(world: "SimulatedWorld", client: SimulatedClient) -> Non
     sessions = [each async for each in client.sessions.list(limit=100) if each.protocol == "mpp"]
     for session in sessions:
         if session.status == "open":
-            await channel_sellers.close_quietly(world, client, session.session_id)
+            await channel_sellers.close_at_the_end(world, client, session)
     began = world.loop.time()
     names = {each.session_id for each in sessions} | set(channels.of_subject)
     for name in sorted(names):
