@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import money
 import pytest
 from browsing import BOTH, NARROW, WIDE, Console
 from playwright.sync_api import Page, Route, expect
@@ -263,15 +264,9 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
 
 
 def test_signing_is_allowed_where_its_warning_stands(server: AgentPayServer, console: Console) -> None:
-    from agentpay_server.ledger import accounts as store  # noqa: PLC0415 - what no caller can do
 
     account_id = server.client().accounts.create(name="Stopped").account_id
-    running = server._running
-    running.call(
-        running.server.context.database.run(
-            lambda connection: store.ACCOUNTS.changed(connection, account_id, stopped_us=1)
-        )
-    )
+    money.change(server, "accounts", {"stopped_us": 1}, account_id=account_id)
     tab = console.open(f"accounts/{account_id}")
     expect(tab.locator("div.problem")).to_contain_text("Signing is stopped")
     tab.get_by_role("button", name="Allow signing…").click()

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 from browsing import NARROW, TABLET, WIDE, Console
+from demo import DemoWorld
 from playwright.sync_api import Page, expect
 
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
-from agentpay_server.testkit.situations.demo_world import DemoWorld
 
 AXE = """async () => (await axe.run({ resultTypes: ["violations"] }))
     .violations.map(({ id, nodes }) => [id, nodes[0].html])"""

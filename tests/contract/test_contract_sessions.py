@@ -22,7 +22,6 @@ from agentpay.contract.sessions import (
     Session,
     SessionStatus,
 )
-from agentpay_server.platform.errors import Problem
 
 MOMENT = "2026-01-31T12:00:00.000Z"
 SESSION: dict[str, Any] = {
@@ -179,44 +178,6 @@ def test_a_list_filter_accepts_only_known_statuses():
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------
-
-
-def body(problem):
-    return printed(codec.unstructure(problem.body("req_a")))
-
-
-def test_a_refused_opening_has_exactly_four_fields_and_no_session():
-    problem = Problem(ErrorCode.POLICY_VIOLATION, "No.", session_id=None, status="rejected")
-
-    assert body(problem) == {
-        "error": "policy_violation",
-        "message": "No.",
-        "session_id": None,
-        "status": "rejected",
-    }
-
-
-def test_a_refused_charge_has_exactly_four_fields_and_its_session():
-    problem = Problem(ErrorCode.SESSION_CAP_EXCEEDED, "No.", session_id="sess_a", status="open")
-
-    assert problem.http_status == 402
-    assert body(problem) == {
-        "error": "session_cap_exceeded",
-        "message": "No.",
-        "session_id": "sess_a",
-        "status": "open",
-    }
-
-
-def test_a_closed_session_is_a_conflict_with_the_body_of_any_other():
-    problem = Problem(ErrorCode.SESSION_CLOSED, "No.")
-
-    assert problem.http_status == 409
-    assert body(problem) == {
-        "error": "session_closed",
-        "message": "No. Open another session.",
-        "request_id": "req_a",
-    }
 
 
 def test_a_null_session_id_of_an_error_body_round_trips():

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import environments
+import httpx
 import pytest
 import validators
 from solders.keypair import Keypair
 
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
-from agentpay_server.testkit.node.requests import RpcCall
 
 HERE = Path(__file__).parent
 MPP_NODE = ("@solana/mpp@0.6.0", "mppx@0.11.0", "viem@2.56.0", "@solana/kit@6.5.0")
@@ -40,8 +40,8 @@ def keypair(server: AgentPayServer) -> Keypair:
     account = client.accounts.create(name="Donor")
     server.sandbox.fund(account.account_id, 10)
     client.transfers.create(from_=account.account_id, to=token_account, amount=10)
-    airdrop = RpcCall(None, "requestAirdrop", (str(wallet.pubkey()), 10**9))
-    server._running.call(server._running.node.result(airdrop))
+    airdrop = {"jsonrpc": "2.0", "id": 1, "method": "requestAirdrop", "params": [str(wallet.pubkey()), 10**9]}
+    assert "result" in httpx.post(server.rpc_url, json=airdrop).json()
     return wallet
 
 

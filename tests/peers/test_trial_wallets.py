@@ -12,10 +12,10 @@ import pytest
 import validators
 from click.testing import CliRunner
 
+import agentpay_lab
 from agentpay_lab.cli import main
-from agentpay_lab.crash_test import trial
 
-WALLETS = Path(trial.__file__).with_name("adapters") / "wallets"
+WALLETS = Path(agentpay_lab.__file__).parent / "crash_test" / "adapters" / "wallets"
 PACKAGES = {
     "x402_python.py": ("x402[svm,httpx]==2.25.0",),
     "x402_fetch.mjs": (

@@ -28,6 +28,8 @@ from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainTerms, 
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.ledger.context import Context
 
+MEMO_PROGRAM = instructions.MEMO_PROGRAM
+
 _salts = itertools.count(1)
 _PARAMETER = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 

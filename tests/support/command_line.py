@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 from loaded_python import LoadedPython
 
@@ -18,6 +19,7 @@ from agentpay.cli import COMMANDS as CLIENT_COMMANDS
 from agentpay.cli import main as client_main
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
+from agentpay_server.cli import trigger
 
 WAIT_SECONDS = 120
 NO_CONFIG = "/nonexistent/config.toml"
@@ -135,3 +137,8 @@ def pending(client: AgentPay, account_id: str, *, memo: str | None = None) -> st
     transfer = client.transfers.create(from_=account_id, to=payee, amount=5, memo=memo)
     assert transfer.status == "pending_approval"
     return transfer.transfer_id
+
+
+def see_no_events(patch: pytest.MonkeyPatch) -> None:
+    """Let `agentpay-server trigger` see no event, as if none had occurred."""
+    patch.setattr(trigger, "_newest", lambda *_: ())

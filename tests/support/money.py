@@ -8,15 +8,18 @@ import books
 import httpx
 import outsiders
 import validators
+from solders.account import Account as ChainAccount
 from solders.instruction import AccountMeta, Instruction
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.instructions import TOKEN_PROGRAM
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import TokenAccount
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.ledger.context import Context
@@ -152,3 +155,84 @@ def put_policy(http: httpx.Client, account: Account, **fields: Any) -> dict[str,
     response = http.put(f"/v1/accounts/{account.account_id}/policy", json=fields)
     assert response.status_code == 200, response.text
     return response.json()
+
+
+# --- The treasury
+
+
+def treasury(server: AgentPayServer) -> str:
+    """Return the address that pays the fees."""
+
+    async def look(context: Context) -> str:
+        return context.signer.address(TREASURY)
+
+    return on_owner(server, look)
+
+
+def lamports(server: AgentPayServer, address: str) -> int:
+    """Return what an address holds in lamports, 0 if it is not on chain."""
+
+    async def look(context: Context) -> int:
+        found = await context.chain.account_size(address)
+        return 0 if found is None else found[0]
+
+    return on_owner(server, look)
+
+
+def give_treasury(server: AgentPayServer, amount: int) -> None:
+    """Let the treasury hold just so many lamports."""
+    address = Pubkey.from_string(treasury(server))
+    with_svm(server, lambda svm: svm.set_account(address, ChainAccount(amount, b"", SYSTEM_PROGRAM)))
+
+
+# --- What happens on chain without the service
+
+
+def mint(server: AgentPayServer, token_account: str, amount_micro: int) -> None:
+    """Let USDC come into a token account from outside."""
+
+    async def work(context: Context) -> None:
+        signed = transactions.mint(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            usdc_mint=context.chain.usdc_mint,
+            token_account=token_account,
+            amount_micro=amount_micro,
+            memo="from outside",
+        )
+        await context.chain.send(signed.raw)
+
+    on_owner(server, work)
+
+
+def signed_elsewhere(
+    server: AgentPayServer, source: Account, recipient: str, amount_micro: int, memo: str = "elsewhere"
+) -> bytes:
+    """Return a transfer that another service with the same keys has signed, and not sent."""
+    (row,) = rows(server, "accounts", account_id=source.account_id)
+
+    async def work(context: Context) -> bytes:
+        return transactions.transfer(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            usdc_mint=context.chain.usdc_mint,
+            account_index=row["key_index"],
+            source=source.usdc_token_account,
+            recipient=recipient,
+            amount_micro=amount_micro,
+            memo=memo,
+        ).raw
+
+    return on_owner(server, work)
+
+
+def drain(server: AgentPayServer, source: Account, recipient: str, amount_micro: int) -> None:
+    """Move money with the spending key itself, behind the back of the service."""
+    raw = signed_elsewhere(server, source, recipient, amount_micro)
+
+    async def work(context: Context) -> None:
+        await context.chain.send(raw)
+        signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
+        assert await outsiders.landed(context.chain, signature)
+
+    on_owner(server, work)

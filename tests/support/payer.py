@@ -17,7 +17,7 @@ from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import rules
 from agentpay_server.payments.building import build_payment
-from agentpay_server.payments.terms import ChallengeTerms, Offer
+from agentpay_server.payments.terms import ChallengeTerms, Offer, UnreadableChallengeError
 
 _nonces = itertools.count()
 
@@ -41,6 +41,14 @@ class Payer:
     def offers(self, response: httpx.Response) -> list[Offer]:
         found = rules.read_challenge(response.headers.multi_items(), response.content)
         return [offer for offer in found if isinstance(offer, Offer)]
+
+    def can_read(self, response: httpx.Response) -> bool:
+        """Whether a service can read a 402 at all."""
+        try:
+            self.offers(response)
+        except UnreadableChallengeError:
+            return False
+        return True
 
     def payment(
         self,

@@ -54,6 +54,12 @@ class StartFailedError(Exception):
     """The server ended instead of starting; the message is what it said."""
 
 
+def keys() -> dict[str, str]:
+    """Return the variables of the cluster's keys."""
+    given = {FEE_PAYER_VARIABLE: TREASURY, MINT_AUTHORITY_VARIABLE: TEST_MINT_AUTHORITY}
+    return {variable: json.dumps(list(rpc_world.GIVEN[key])) for variable, key in given.items()}
+
+
 @asynccontextmanager
 async def started(
     validator: Surfpool | EmbeddedNode, database_url: str, *, code: Path | None = None
@@ -72,8 +78,7 @@ async def started(
         rpc_world.prepare(validator)
     environment = {
         KEY_VARIABLE: bytes(range(32)).hex(),
-        FEE_PAYER_VARIABLE: json.dumps(list(rpc_world.GIVEN[TREASURY])),
-        MINT_AUTHORITY_VARIABLE: json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY])),
+        **keys(),
     }
     options = ["--rpc-url", validator.url, "--rpc-websocket-url", validator.websocket_url]
     options += ["--database-url", database_url, "--operator-key", KEY, "--settlement-wait", "60"]

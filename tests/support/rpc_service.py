@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import books
@@ -16,7 +17,9 @@ from surfpool import Surfpool
 from agentpay_server.assembly.chain_opening import ClusterError
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import Storage
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import TREASURY, spending_key
+from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.http.app import Application
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
@@ -111,6 +114,26 @@ class Service:
         """Return the rows of a table, oldest first."""
         return await books.rows(self.runtime.context.database, table, **where)
 
+    @property
+    def treasury(self) -> str:
+        """The address that pays the fees."""
+        return self.runtime.context.signer.address(TREASURY)
+
+    def token_account_of(self, index: int) -> str:
+        """Return the token account that the account of a number has, or will have."""
+        return associated_token_address(
+            self.runtime.context.signer.address(spending_key(index)), rpc_world.USDC
+        )
+
+    async def open_token_account_of(self, index: int) -> None:
+        """Send a transaction that opens it, before the service does."""
+        context = self.runtime.context
+        owner = context.signer.address(spending_key(index))
+        made = transactions.create_token_account(
+            context.signer, await context.chain.latest_blockhash(), usdc_mint=rpc_world.USDC, owner=owner
+        )
+        await context.chain.send(made.raw)
+
     async def held(self, party: Party) -> int:
         """Return the micro-USDC that the chain shows."""
         (account,) = await self.runtime.context.chain.token_accounts([party.usdc_token_account])
@@ -122,7 +145,8 @@ class Service:
 async def serving(
     surfpool: Surfpool,
     *,
-    storage: Storage | None = None,
+    data_dir: Path | None = None,
+    seed: int | None = None,
     settings: Settings | None = None,
     operator_key: str | None = None,
     **rpc: Any,
@@ -135,16 +159,17 @@ async def serving(
             ServerConfig(
                 rpc=validators.rpc_settings(surfpool, **rpc),
                 settings=settings or Settings(),
+                data_dir=data_dir,
+                seed=seed,
                 operator_key=operator_key,
                 clock=SystemClock(),
-            ),
-            storage,
+            )
         )
 
     try:
         runtime = await start()
     except ClusterError:
-        if storage is not None:
+        if data_dir is not None:
             raise
         # With a short timeout, a machine that is busy is as good as no answer.
         await asyncio.sleep(1)

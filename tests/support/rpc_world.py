@@ -27,6 +27,7 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
 
 USDC = instructions.USDC_MINTS["mainnet-beta"]
+USDC_OF_DEVNET = instructions.USDC_MINTS["devnet"]
 PATIENCE_SECONDS = 120.0
 
 # One fee payer and one mint for all tests on a validator; the accounts are each test's own.
@@ -34,6 +35,9 @@ GIVEN = {
     TREASURY: bytes(Keypair.from_seed(b"fee payer of the rpc tests......")),
     TEST_MINT_AUTHORITY: bytes(Keypair.from_seed(b"mint authority of the rpc tests.")),
 }
+
+
+TREASURY_ADDRESS, MINT_AUTHORITY_ADDRESS = (str(Keypair.from_bytes(key).pubkey()) for key in GIVEN.values())
 
 
 def put_mint(

@@ -12,12 +12,19 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.embedded.seen_messages import message_hash_of
 from agentpay_server.chain.protocol import Chain, SignatureStatus
+from agentpay_server.paywall import Protocol
 
 if TYPE_CHECKING:
     from solders.keypair import Keypair
 
 DEVNET = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 ORIGIN = "https://api.example.com"
+EXACT = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
+"""The protocols that ask for an exact price."""
+
+LANDED = SignatureStatus(is_final=True)
+"""What a seller sees of a payment that settled."""
+
 PROTOCOLS = ("x402_v2", "x402_v1", "mpp")
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import stores
@@ -14,6 +14,7 @@ from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
+from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -38,6 +39,13 @@ UNKNOWN = {
 UNKNOWN_ACCOUNT = UNKNOWN["account_id"]
 UNKNOWN_TRANSFER = UNKNOWN["transfer_id"]
 UNKNOWN_KEY_ID = UNKNOWN["key_id"]
+
+
+def made_key(
+    kind: Literal["operator", "agent", "console"] = "operator", seed: bytes = bytes(range(32))
+) -> str:
+    """Return a well-formed key that no server has made (interface K6)."""
+    return new_key(KeyKind(kind), seed)
 
 
 def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Client:

@@ -4,6 +4,7 @@ import base64
 import json
 from typing import Any
 
+import pytest
 from sellers import DEVNET, Run, Seller, _url64
 from sellers import ORIGIN as ORIGIN
 from solders.hash import Hash
@@ -18,6 +19,8 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
+from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
 
 GRACE_SECONDS = 900
 
@@ -130,6 +133,16 @@ class SessionSeller(Seller):
             codecs.settle(self.opening.address),
         )
 
+    def settle_and_seal(self) -> SignatureStatus | None:
+        """Settle the highest voucher and seal the channel, and do not pay it out."""
+        assert self.opening is not None
+        assert self.signature is not None
+        voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
+        return self.send(
+            codecs.verify_voucher(voucher, self.opening.signer, self.signature),
+            codecs.settle_and_seal(payee=self.opening.payee, channel=self.opening.address, has_voucher=True),
+        )
+
     def send(self, *steps: Instruction) -> SignatureStatus | None:
         """Send a transaction that this seller signs and pays for."""
         keys = {key.pubkey(): key for key in (self.facilitator, self.payee)}
@@ -189,7 +202,14 @@ class UptoSeller(SessionSeller):
     def open_channel(self, header: dict[str, str]) -> None:
         """Broadcast the opening that a header presents."""
         payload = json.loads(base64.b64decode(header["value"]))["payload"]
-        transaction = VersionedTransaction.from_bytes(base64.b64decode(payload["openTransaction"]))
+        raw = self.signed_opening(base64.b64decode(payload["openTransaction"]))
+        assert self.opening is not None
+        assert str(self.opening.address) == payload["channelId"]
+        self._run(self.chain.send(raw))
+
+    def signed_opening(self, raw: bytes) -> bytes:
+        """Read an opening, and sign it as the one that pays its fee."""
+        transaction = VersionedTransaction.from_bytes(raw)
         message, signatures = transaction.message, list(transaction.signatures)
         keys = message.account_keys
         (self.opening,) = (
@@ -197,20 +217,39 @@ class UptoSeller(SessionSeller):
             for step in message.instructions
             if keys[step.program_id_index] == codecs.PROGRAM
         )
-        assert str(self.opening.address) == payload["channelId"]
         signatures[0] = self.facilitator.sign_message(to_bytes_versioned(message))
-        self._run(self.chain.send(bytes(VersionedTransaction.populate(message, signatures))))
+        return bytes(VersionedTransaction.populate(message, signatures))
 
     def take(self, amount: int, key: Keypair | None = None) -> SignatureStatus | None:
         """Settle an amount and pay the channel out, by the voucher of a key."""
+        return self.send(*self.taking(amount, key))
+
+    def taking(self, amount: int, key: Keypair | None = None) -> tuple[Instruction, ...]:
+        """Return the instructions of `take`."""
         assert self.opening is not None
         signer = key or self.authorizer
         voucher = Voucher(channel=self.opening.address, cumulative_micro=amount)
-        return self.send(
+        return (
             codecs.verify_voucher(voucher, signer.pubkey(), signer.sign_message(voucher.message())),
             codecs.settle_and_seal(payee=self.opening.payee, channel=self.opening.address, has_voucher=True),
             codecs.distribute_opened(self.opening, treasury=TREASURIES["devnet"]),
         )
+
+    def seal(self) -> SignatureStatus | None:
+        """Seal the channel without a voucher, and do not pay it out."""
+        assert self.opening is not None
+        return self.send(
+            codecs.settle_and_seal(payee=self.opening.payee, channel=self.opening.address, has_voucher=False)
+        )
+
+
+def refuse_sends(patch: pytest.MonkeyPatch) -> None:
+    """Let no transaction reach the node of a paywall that sells by channel."""
+
+    async def unavailable(*_: object) -> str:
+        raise RpcError(-32000, "scripted: the node does not respond")
+
+    patch.setattr(ChannelDesk, "_send", unavailable)
 
 
 def opening_in(payload: dict[str, Any]) -> OnchainTerms:

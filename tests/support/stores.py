@@ -9,21 +9,22 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterable
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 import postgres_server
+import pytest
 import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import Storage, open_storage
-from agentpay_server.database import tables
+from agentpay_server.assembly.storage import Storage, open_database, open_storage
+from agentpay_server.database import migrations, tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.memory import MemoryDatabase
@@ -31,6 +32,8 @@ from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.runner import Database
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
+
+T = TypeVar("T")
 
 KEY = bytes(range(32))
 
@@ -210,6 +213,22 @@ async def lay_out(directory: Path) -> None:
         path.replace(template)
     for name in _FILES:
         shutil.copyfile(template, directory / name)
+
+
+async def on_data(where: dict[str, Any], work: Callable[[Database], Awaitable[T]]) -> T:
+    """Work on the database in a `data_dir` or at a `database_url`, which no server uses now."""
+    database = await open_database(**where)
+    try:
+        return await work(database)
+    finally:
+        await database.close()
+
+
+def be_next_release(patch: pytest.MonkeyPatch) -> None:
+    """Let commands be of a later release, which adds tables and columns."""
+    from agentpay_lab.simulation.database import NEXT_RELEASE  # noqa: PLC0415 - the simulator takes long
+
+    patch.setattr(migrations, "upgrade", partial(migrations.upgrade, release=NEXT_RELEASE))
 
 
 def has_snapshots() -> bool:

@@ -1,8 +1,12 @@
 """What must hold of every result of a tool, whatever it is about."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import pytest
+
+from agentpay._async import purchases
 
 _SAME_REF = re.compile(r"same (payment_|session_|charge_)?ref\b", re.IGNORECASE)
 _FORBIDS = re.compile(r"do not (repeat|call|pay) .*with (this|the same) ref|ref is used up", re.IGNORECASE)
@@ -22,3 +26,8 @@ def assert_consistent(result: Mapping[str, Any]) -> None:
         assert result["money_moved"] == "no", result
     if status in ("unauthorized", "unknown"):
         assert result["money_moved"] == "unknown", result
+
+
+def give_keys(patch: pytest.MonkeyPatch, key_of: Callable[..., str]) -> None:
+    """Let async tools derive idempotency keys in another way from the references of purchases."""
+    patch.setattr(purchases, "key_of", key_of)

@@ -4,6 +4,7 @@ import json
 from decimal import Decimal
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import click
@@ -17,8 +18,9 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.cli import main, process
 from agentpay_server.cli.declared import Declared, SettingOption, settings_of, takes
-from agentpay_server.cli.serve import serve
+from agentpay_server.cli.serve import log_format_of, serve
 from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.options import Bounds, option
 
 DECLARED = [each for kind in (ServerConfig, Settings, RpcSettings) for each in settings_of(kind)]
@@ -215,3 +217,12 @@ def test_the_defaults_pass_their_own_bounds() -> None:
         for each in fields(kind):
             if isinstance(each.validator, Bounds) and each.default is not None:
                 each.validator(None, each, each.default)
+
+
+def test_a_server_on_a_terminal_logs_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = {}
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda is_it=is_terminal: is_it))
+        formats[is_terminal] = [log_format_of(given) for given in (None, "json", "text")]
+    assert formats[True] == [LogFormat.TEXT, LogFormat.JSON, LogFormat.TEXT]
+    assert formats[False] == [LogFormat.JSON, LogFormat.JSON, LogFormat.TEXT]

@@ -1,10 +1,11 @@
 """Problems: the bodies of errors (interface E1), and what they show of a caller's text."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract import codec
-from agentpay.contract.errors import ErrorCode, FieldError
+from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, FieldError, without_advice
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid, not_found, shown
 
 
@@ -21,6 +22,43 @@ def test_the_402_of_a_transfer_has_exactly_four_fields():
         "transfer_id": "txn_a",
         "status": "rejected",
     }
+
+
+@pytest.mark.parametrize(
+    ("code", "session_id", "status"),
+    [
+        (ErrorCode.POLICY_VIOLATION, None, "rejected"),
+        (ErrorCode.SESSION_CAP_EXCEEDED, "sess_a", "open"),
+    ],
+)
+def test_the_402_of_a_session_has_exactly_four_fields(code, session_id, status):
+    problem = Problem(code, "No.", session_id=session_id, status=status)
+
+    assert problem.http_status == 402
+    assert body_of(problem) == {"error": code, "message": "No.", "session_id": session_id, "status": status}
+
+
+def test_a_closed_session_is_a_conflict_with_the_body_of_any_other():
+    problem = Problem(ErrorCode.SESSION_CLOSED, "No.")
+
+    assert problem.http_status == 409
+    assert body_of(problem) == {
+        "error": "session_closed",
+        "message": "No. Open another session.",
+        "request_id": "req_a",
+    }
+
+
+AS_STORED = {"payment_expired", "payment_failed"}
+
+
+@pytest.mark.parametrize("code", ErrorCode)
+def test_a_response_says_what_to_do_about_its_code_unless_its_message_is_stored(code):
+    message = Problem(code, "No.").body("req_a").message
+    states_facts_only = HTTP_STATUS[code] == 402 or code in AS_STORED
+    assert message == ("No." if states_facts_only else f"No. {ADVICE[code]}.")
+    assert without_advice(code, message) == "No."
+    assert Problem(code, "Do this.", says_what_to_do=True).body("req_a").message == "Do this."
 
 
 def test_every_other_error_body_has_the_request_id():

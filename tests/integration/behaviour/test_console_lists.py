@@ -4,27 +4,21 @@ The plans of the statements show that none walks along the whole history.
 """
 
 import re
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
+import bounds
 import httpx
+import money
 import pytest
 from attrs import frozen
 from server_world import START, raw_client, refused
-from sqlalchemy.dialects import sqlite
+from watched_database import plan_of, traced
 
 from agentpay import AgentPay
 from agentpay.contract.console import AccountDetails
 from agentpay_server import AgentPayServer
-from agentpay_server.database import tables
-from agentpay_server.ledger import deliveries as delivery_store
-from agentpay_server.ledger import events as event_store
-from agentpay_server.ledger.delivery_rules import DeliveryStatus
-from agentpay_server.operators import summary_store
-from agentpay_server.webhooks import deliveries
 
 HOUR = timedelta(hours=1)
 
@@ -212,7 +206,7 @@ def test_a_replay_is_limited_to_its_webhook_and_operator(
     assert stranger.deliveries.replay(since=START - HOUR).replayed == 0
     body = {"since": "2025-01-01T00:00:00Z", "webhook_id": "wh_unknown"}
     refused(http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
-    monkeypatch.setattr(deliveries, "REPLAYED_AT_ONCE", 1)
+    bounds.shorten(monkeypatch, deliveries_replayed_at_once=1)
     assert replay(since=START - HOUR, webhook_id=failed.webhook_id).to_dict() == {
         "replayed": 1,
         "has_more": True,
@@ -238,85 +232,71 @@ def test_a_replay_requires_since_and_a_final_status(day: Day, body: dict[str, ob
 
 # --- Plans ------------------------------------------------------------------------------------------------
 
-EVENTS, DELIVERIES = event_store.PAGES.statements(), delivery_store.PAGES.statements()
-STATEMENTS = {
-    "event_store.page after": (
-        EVENTS["since_us",],
-        {"ix_events_time", "ix_events_operator"},
-    ),
-    "event_store.page within": (
-        EVENTS["since_us", "until_us"],
-        {"ix_events_time", "ix_events_operator"},
-    ),
-    "event_store.page of a transfer": (
-        EVENTS["transfer_id",],
-        {"ix_events_transfer"},
-    ),
-    "event_store.page of a session": (EVENTS["session_id",], {"ix_events_session"}),
-    "event_store.between": (event_store._BETWEEN, {"ix_events_operator"}),
-    "event_store.after": (event_store._AFTER, {"INTEGER PRIMARY KEY"}),
-    "delivery_store.page within": (
-        DELIVERIES["since_us", "until_us"],
-        {"ix_deliveries_time", "ix_deliveries_operator"},
-    ),
-    "delivery_store.page of a transfer": (
-        DELIVERIES["transfer_id",],
-        {"ix_deliveries_event", "ix_events_transfer"},
-    ),
-    "delivery_store.replayable": (
-        delivery_store._REPLAYABLE_BY_STATUS[DeliveryStatus.UNDELIVERED, False],
-        {"ix_deliveries_time"},
-    ),
-    "summary_store.accounts": (summary_store._ACCOUNTS, {"ix_accounts_operator"}),
-    "summary_store.pending": (summary_store._PENDING, {"ix_transfers_operator_status"}),
-    "summary_store.undelivered": (summary_store._UNDELIVERED, {"ix_deliveries_undelivered"}),
-    "summary_store.open": (summary_store._OPEN, {"ix_sessions_operator_status"}),
+SINCE, UNTIL = "since=2025-12-31T23:00:00Z", "until=2026-01-02T00:00:00Z"
+BY_TIME = {"ix_events_time", "ix_events_operator"}
+LISTS = {
+    f"events?{SINCE}": BY_TIME,
+    f"events?{SINCE}&{UNTIL}": BY_TIME,
+    "events?transfer_id=txn_1": {"ix_events_transfer"},
+    "events?session_id=sess_1": {"ix_events_session"},
+    f"deliveries?{SINCE}&{UNTIL}": {"ix_deliveries_time", "ix_deliveries_operator"},
+    "deliveries?transfer_id=txn_1": {"ix_deliveries_event", "ix_events_transfer"},
+    "summary": {
+        "ix_accounts_operator",
+        "ix_transfers_operator_status",
+        "ix_deliveries_undelivered",
+        "ix_sessions_operator_status",
+    },
 }
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_console_statements_use_indexes(name: str) -> None:
-    statement, indexes = STATEMENTS[name]
-    compiled = str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
-    with closing(sqlite3.connect(":memory:")) as connection:
-        from sqlalchemy import create_engine  # noqa: PLC0415
-
-        engine = create_engine("sqlite://", creator=lambda: connection)
-        tables.metadata.create_all(engine)
-        values = dict.fromkeys(re.findall(r":(\w+)", compiled), 1)
-        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {compiled}", values)]
-    assert not [step for step in plan if step.startswith("SCAN") and "anon_1" not in step], plan
-    used = set(re.findall(r"(?:ix_\w+|INTEGER PRIMARY KEY)", " ".join(plan)))
-    assert all(any(name.startswith(index) for name in used) for index in indexes), plan
+def assert_indexed(server: AgentPayServer, statements: list[str], indexes: set[str]) -> None:
+    plans = [plan_of(server, sql) for sql in statements if sql.startswith("SELECT")]
+    steps = [step for plan in plans for step in plan]
+    # Of the first keys of one page: `anon_1`.
+    assert not [step for step in steps if step.startswith("SCAN") and "anon_1" not in step], statements
+    used = set(re.findall(r"(?:ix_\w+|INTEGER PRIMARY KEY)", " ".join(steps)))
+    assert all(any(name.startswith(index) for name in used) for index in indexes), steps
 
 
-def test_events_with_times_out_of_order_are_found() -> None:
+@pytest.mark.in_memory("its statements are explained")
+@pytest.mark.parametrize("path", LISTS)
+def test_lists_of_the_console_use_indexes(server: AgentPayServer, http: httpx.Client, path: str) -> None:
+    with traced(server) as statements:
+        assert http.get(f"/ext/v1/console/{path}").status_code == 200
+    assert_indexed(server, statements, LISTS[path])
+
+
+@pytest.mark.in_memory("its statements are explained")
+def test_a_replay_uses_indexes(server: AgentPayServer) -> None:
+    with traced(server) as statements:
+        server.deliveries.replay(since=START - HOUR)
+    assert_indexed(server, statements, {"ix_deliveries_time"})
+
+
+@pytest.mark.in_memory("its statements are explained")
+def test_a_stream_uses_indexes(server: AgentPayServer, failed: Any) -> None:
+    first = list(server.events.list())[-1]
+    with traced(server) as statements:
+        stream = server.events.stream(last_event_id=first.id)
+        next(stream)
+        stream.close()
+    assert_indexed(server, statements, {"ix_events_operator", "INTEGER PRIMARY KEY"})
+
+
+def test_events_with_times_out_of_order_are_found(server: AgentPayServer, failed: Any) -> None:
     """Two servers' clocks differ: a later number with an earlier time is on its side of the moment."""
-    with closing(sqlite3.connect(":memory:")) as connection:
-        from sqlalchemy import create_engine, insert  # noqa: PLC0415
+    ids = [row["event_id"] for row in money.rows(server, "events")][:5]
+    for event_id, seconds in zip(ids, (0, 100, 90, 110, 95), strict=True):
+        at_us = int(START.timestamp() + seconds) * 1_000_000
+        money.change(server, "events", {"created_us": at_us}, event_id=event_id)
 
-        engine = create_engine("sqlite://", creator=lambda: connection)
-        tables.metadata.create_all(engine)
-        times = [0, 100, 90, 110, 95]
-        with engine.begin() as unit:
-            for number, seconds in enumerate(times):
-                unit.execute(
-                    insert(tables.events).values(
-                        event_id=f"e{number}",
-                        operator_id="op",
-                        account_id="a",
-                        type="t",
-                        body="{}",
-                        created_us=seconds * 1_000_000,
-                    )
-                )
+    def found(**moments: int) -> list[int]:
+        query = {name: (START + timedelta(seconds=at)).isoformat() for name, at in moments.items()}
+        with raw_client(server) as http:
+            listed = http.get("/ext/v1/console/events", params={"limit": 100, **query}).json()["data"]
+        return sorted(ids.index(event["id"]) for event in listed if event["id"] in ids)
 
-        def found(**moments: int) -> list[str]:
-            with engine.begin() as unit:
-                filters = {name: value * 1_000_000 for name, value in moments.items()}
-                rows = event_store.PAGES(unit, "op", 2**62, 10, **filters)  # type: ignore[arg-type]
-            return sorted(row.event_id for row in rows)
-
-        assert found(since_us=95) == ["e1", "e3"]
-        assert found(until_us=95) == ["e0", "e2", "e4"]
-        assert found(since_us=90, until_us=100) == ["e1", "e4"]
+    assert found(since=95) == [1, 3]
+    assert found(until=95) == [0, 2, 4]
+    assert found(since=90, until=100) == [1, 4]

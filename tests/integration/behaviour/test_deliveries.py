@@ -7,6 +7,7 @@ import re
 import threading
 from datetime import timedelta
 
+import bounds
 import httpx
 import pytest
 from hypothesis import given, settings
@@ -19,7 +20,6 @@ from agentpay import AgentPay, ConflictError, webhooks
 from agentpay.contract.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
-from agentpay_server.webhooks import http as posting
 
 pytestmark = pytest.mark.unmeasured
 
@@ -373,7 +373,7 @@ def test_a_missing_response_is_retried(
 
     with monkeypatch.context() as impatient:
         if act is hang:
-            impatient.setattr(posting, "TIMEOUT_SECONDS", 0.5)
+            bounds.shorten(impatient, delivery_seconds=0.5)
         server.sandbox.clock.advance(0)
     server.sandbox.clock.advance(30)
 

@@ -7,16 +7,12 @@ import itertools
 import threading
 import time
 
+import bounds
 import pytest
 from receivers import Receiver, answer, drop, eventually, hang
 
 from agentpay import InsufficientBalanceError, webhooks
 from agentpay_server import AgentPayServer
-from agentpay_server.ledger import delivery_rules as rules
-from agentpay_server.ledger.deliveries import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
-from agentpay_server.platform import scheduler as schedule
-from agentpay_server.webhooks import http
-from agentpay_server.webhooks.sender import ATTEMPTS_AT_ONCE
 
 pytestmark = pytest.mark.unmeasured
 
@@ -32,7 +28,7 @@ def server():
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch):
     """No attempt ends because of its bound, so what waits for one never ends."""
-    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 3_600)
+    bounds.shorten(monkeypatch, delivery_seconds=3_600)
 
 
 @pytest.fixture
@@ -72,8 +68,7 @@ def test_an_event_is_posted_as_soon_as_it_is_committed(
     server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
 ):
     # Every wait of the schedule takes longer than the test: it is woken.
-    monkeypatch.setattr(schedule, "_PAUSE_SECONDS", 3_600)
-    monkeypatch.setattr(schedule, "_LONGEST_WAIT_SECONDS", 3_600)
+    bounds.shorten(monkeypatch, schedule_pause_seconds=3_600, schedule_longest_wait_seconds=3_600)
     webhook = server.client().webhooks.create(url=receiver.url, events=SETTLED)
     for count in range(1, 6):
         pay()
@@ -101,7 +96,7 @@ def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Recei
     eventually(lambda: not list(server.deliveries.list(status="pending")))
     ids = [post.headers["x-service-event-id"] for post in receiver.posts]
     assert len(ids) == len(set(ids)) == 120
-    assert receiver.at_once <= TO_ONE_ENDPOINT_AT_ONCE
+    assert receiver.at_once <= 8
 
 
 @pytest.mark.usefixtures("patient")
@@ -124,10 +119,10 @@ def test_concurrent_attempts_per_endpoint_are_limited(server: AgentPayServer, re
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
 
     pay(20)
-    receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
+    receiver.wait_for(8)
     # The limit is reached: no attempt begins until one of them ends.
     eventually(lambda: len(list(server.deliveries.list(status="pending"))) == 20)
-    assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
+    assert len(receiver.posts) == 8
     gate.open()
     receiver.wait_for(20)
 
@@ -142,12 +137,12 @@ def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, re
         server.client().webhooks.create(url=f"{receiver.url}/{number}", events=SETTLED)
 
     pay(8)
-    receiver.wait_for(OF_ONE_OPERATOR_AT_ONCE)
-    assert len(receiver.posts) == OF_ONE_OPERATOR_AT_ONCE == 32
+    receiver.wait_for(32)
+    assert len(receiver.posts) == 32
     gate.open()
     receiver.wait_for(48)
 
-    assert receiver.at_once <= 32 < ATTEMPTS_AT_ONCE
+    assert receiver.at_once <= 32
     eventually(lambda: len(list(server.deliveries.list(status="delivered"))) == 48)
 
 
@@ -162,7 +157,7 @@ def test_slow_endpoints_of_one_operator_do_not_delay_others(server: AgentPayServ
             server.client().webhooks.create(url=f"{slow.url}/{number}", events=SETTLED)
         other.webhooks.create(url=receiver.url, events=["transfer.rejected"])
         pay(8)
-        slow.wait_for(OF_ONE_OPERATOR_AT_ONCE)
+        slow.wait_for(32)
 
         with pytest.raises(InsufficientBalanceError):
             other.transfers.create(from_=payer, to=payee, amount="1")
@@ -172,7 +167,7 @@ def test_slow_endpoints_of_one_operator_do_not_delay_others(server: AgentPayServ
 def test_failed_attempts_are_retried_on_schedule(
     server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(rules, "RETRY_DELAYS_US", (50_000, 60_000, 70_000, 80_000))
+    bounds.shorten(monkeypatch, delivery_retry_delays_us=(50_000, 60_000, 70_000, 80_000))
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     receiver.next(500, drop, 404, 500)
 

@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import validators
-from money import entries, freeze, held, looked, on_owner, order, post, rows
+from money import Context, drain, entries, freeze, held, looked, on_owner, order, post, rows
 from outsiders import Wallet, landed
 from server_world import START, Funded
 
@@ -15,8 +15,6 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.fields import parse_timestamp
 from agentpay_server import AgentPayServer
-from agentpay_server.chain import transactions
-from agentpay_server.ledger.context import Context
 
 LOW = "balance.low_threshold"
 NOT_OF_A_DEPOSIT = ("memo", "category", "transfer_id", "session_id", "rejection_reason")
@@ -178,23 +176,7 @@ def test_a_deposit_from_an_account_names_the_account(
 ):
     """Only the service signs for an account; this simulates another service with the same keys."""
     payer, payee = funded("10"), client.accounts.create(name="b")
-    (row,) = rows(server, "accounts", account_id=payer.account_id)
-
-    async def work(context: Context) -> None:
-        signed = transactions.transfer(
-            context.signer,
-            await context.chain.latest_blockhash(),
-            usdc_mint=context.chain.usdc_mint,
-            account_index=row["key_index"],
-            source=payer.usdc_token_account,
-            recipient=payee.usdc_token_account,
-            amount_micro=4,
-            memo="by hand",
-        )
-        await context.chain.send(signed.raw)
-        assert await landed(context.chain, signed.signature)
-
-    on_owner(server, work)
+    drain(server, payer, payee.usdc_token_account, 4)
     looked(server)
 
     (entry,) = deposits(server, payee)

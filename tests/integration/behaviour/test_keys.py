@@ -13,6 +13,7 @@ from server_world import (
     UNKNOWN_KEY_ID,
     UNKNOWN_TRANSFER,
     Funded,
+    made_key,
     path_of,
     raw_client,
     refused,
@@ -23,7 +24,6 @@ from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.endpoints import Scope
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.platform.credentials import KeyKind, new_key
 
 pytestmark = pytest.mark.unmeasured
 
@@ -230,7 +230,7 @@ def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServe
 
 # --- Secrets ----------------------------------------------------------------------------------------------
 
-PLANTED = new_key(KeyKind.OPERATOR, b"planted planted planted planted!")
+PLANTED = made_key(seed=b"planted planted planted planted!")
 
 
 @pytest.fixture

@@ -4,17 +4,16 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from logs import written_to
+from outages import database_away
 from server_world import START, Funded, raw_client
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.cli.serve import log_format_of
-from agentpay_server.platform.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
 
 
 class Lines:
@@ -34,7 +33,7 @@ class Lines:
 @pytest.fixture
 def lines() -> Iterator[Lines]:
     stream = io.StringIO()
-    with logging_to(stream, LogFormat.JSON):
+    with written_to(stream):
         yield Lines(stream)
 
 
@@ -111,18 +110,9 @@ def test_probes_are_not_logged(lines: Lines, server: AgentPayServer) -> None:
 def test_polling_for_events_is_logged_only_at_debug(client: AgentPay) -> None:
     for level, expected in ((logging.INFO, 0), (logging.DEBUG, 1)):
         stream = io.StringIO()
-        with logging_to(stream, LogFormat.JSON, level):
+        with written_to(stream, level=level):
             client.events.list()
         assert stream.getvalue().count('"route":"/ext/v1/console/events"') == expected
-
-
-def test_a_server_on_a_terminal_logs_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
-    formats = {}
-    for is_terminal in (True, False):
-        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda is_it=is_terminal: is_it))
-        formats[is_terminal] = [log_format_of(given) for given in (None, "json", "text")]
-    assert formats[True] == [LogFormat.TEXT, LogFormat.JSON, LogFormat.TEXT]
-    assert formats[False] == [LogFormat.JSON, LogFormat.JSON, LogFormat.TEXT]
 
 
 def test_no_secret_and_no_text_of_callers_is_logged(
@@ -172,24 +162,30 @@ def test_library_warnings_are_logged_in_the_same_format(lines: Lines) -> None:
     assert line["message"] == '"quoted"\nand broken'
 
 
-def test_the_text_format_is_one_line_with_quoted_values() -> None:
+def test_the_text_format_is_one_line_with_quoted_values(
+    server: AgentPayServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> None:
+        raise ValueError("why")
+
+    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
     stream = io.StringIO()
-    token = REQUEST_ID.set("req_1")
-    try:
-        with logging_to(stream, LogFormat.TEXT):
-            log(logging.getLogger(f"{ROOT}.x"), logging.INFO, "thing.happened", a=1, b='x "y"\nz', c=None)
-            log(logging.getLogger(f"{ROOT}.x"), logging.ERROR, "it.failed", exception=ValueError("why"))
-    finally:
-        REQUEST_ID.reset(token)
-    first, second, *_, last = stream.getvalue().splitlines()
-    assert first.endswith(r'INFO thing.happened request_id=req_1 a=1 b="x \"y\"\nz"')
-    assert second.endswith("ERROR it.failed request_id=req_1")
-    assert last == "ValueError: why"
+    with written_to(stream, "text"):
+        with database_away(server, 'x "y"\nz'):
+            http.get("/v1/accounts/acct_1")
+        answer = http.get("/v1/accounts")
+    first, _, failed, *_, cause, last = stream.getvalue().splitlines()
+    request = f"request_id={answer.headers['x-request-id']}"
+    # Without the fields that have no value, such as the lines left out.
+    assert first.endswith(r' detail="x \"y\"\nz"')
+    assert f"ERROR request.failed {request}" in failed
+    assert cause == "ValueError: why"
+    assert f"request.answered {request} method=GET route=/v1/accounts status=500" in last
 
 
 def test_log_configuration_is_restored() -> None:
-    root, ours = logging.getLogger(), logging.getLogger(ROOT)
+    root, ours = logging.getLogger(), logging.getLogger("agentpay_server")
     before = (list(root.handlers), root.level, list(ours.handlers), ours.level)
-    with logging_to(io.StringIO(), LogFormat.JSON), AgentPayServer(clock=START) as server:
+    with written_to(io.StringIO()), AgentPayServer(clock=START) as server:
         server.client().accounts.create(name="heard")
     assert (list(root.handlers), root.level, list(ours.handlers), ours.level) == before

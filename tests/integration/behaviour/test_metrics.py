@@ -1,16 +1,15 @@
 """`/metrics`: what a server counts, in Prometheus' text format."""
 
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
+from absent import make_absent
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from server_world import START, Funded, raw_client, refused
 
-import agentpay_server.http
 from agentpay import AgentPay, PolicyViolationError
 from agentpay_server import AgentPayServer, Settings
 
@@ -156,9 +155,7 @@ def test_servers_of_one_process_have_separate_metrics(server: AgentPayServer, va
 
 
 def test_metrics_without_their_extra_name_it(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "agentpay_server.http.exposition", raising=False)
-    monkeypatch.delattr(agentpay_server.http, "exposition", raising=False)
-    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    make_absent(monkeypatch, "prometheus_client")
     with raw_client(server, "") as http:
         body = refused(http.get("/metrics"), "not_found")
     assert body["message"] == "/metrics needs prometheus_client: install the extra ops of agentpay-kit."

@@ -4,23 +4,16 @@ import base64
 import json
 from typing import Any
 
+import chain_facts
+import money
 import pytest
 import validators
 from money import looked
-from outsiders import landed
 from receivers import eventually
-from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
+from sellers import LANDED, ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
+from watched_database import Watched
 
-from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord
-from agentpay_server.ledger import accounts as account_store
-
-LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0
 EXPIRES_IN_REAL_TIME = "what is signed for a cluster expires in real time"
 
@@ -73,8 +66,7 @@ def events(server) -> list[tuple[str, Any]]:
 
 
 def test_a_payment_expires_at_the_pace_of_its_chain(http, seller, paid, monkeypatch) -> None:
-    validators.embedded_only("it sets the pace of that chain")
-    monkeypatch.setattr(EmbeddedChain, "usual_life_seconds", property(lambda _: 45.3), raising=False)
+    chain_facts.state(monkeypatch, usual_life_seconds=45.3)
     assert paid(seller.ask())["expires_at"] == "2026-01-01T00:00:45.300Z"
 
 
@@ -329,28 +321,10 @@ def test_a_broadcast_payment_is_posted_automatically(server, seller, paid, clien
 # --- Broadcast, and refused by the chain
 
 
-def test_a_payment_that_fails_on_chain_is_failed(server, http, seller, paid, authorize) -> None:
+def test_a_payment_that_fails_on_chain_is_failed(server, http, account, seller, paid, authorize) -> None:
     payment = paid(seller.ask(amount=6_000_000))
     first = paid(seller.ask(amount=3_000_000), "other")
-    context = server._running.server.context
-
-    async def drain() -> None:
-        # Behind the service's back.
-        (source,) = await server._running.server.context.database.read(_accounts)
-        signed = transactions.transfer(
-            context.signer,
-            await context.chain.latest_blockhash(),
-            usdc_mint=context.chain.usdc_mint,
-            account_index=source.key_index,
-            source=source.usdc_token_account,
-            recipient=seller.wallet.token_account,
-            amount_micro=5_000_000,
-            memo="drained",
-        )
-        await context.chain.send(signed.raw)
-        assert await landed(context.chain, signed.signature)
-
-    server._running._owner.call(drain())
+    money.drain(server, account, seller.wallet.token_account, 5_000_000)
     status = seller.settle(payment["header"])
     assert status is not None
     assert status.failure is not None
@@ -359,10 +333,6 @@ def test_a_payment_that_fails_on_chain_is_failed(server, http, seller, paid, aut
     assert failed["tx_signature"] == name_of(seller.cosigned(payment["header"]))
     assert refused(authorize(seller.ask(amount=6_000_000)), "payment_failed")["transfer_id"]
     assert seller.settle(first["header"]) == LANDED
-
-
-def _accounts(connection):
-    return account_store.accounts_after(connection, 0, 10)
 
 
 # --- The policy decides
@@ -706,8 +676,7 @@ def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
     server, seller, authorize, account, client
 ) -> None:
     other = client.accounts.create(name="Other")
-    treasury = server._running.server.context.signer.address(TREASURY)
-    for address in (account.chain_address, other.chain_address, treasury):
+    for address in (account.chain_address, other.chain_address, money.treasury(server)):
         body = refused(authorize(seller.ask(extra={"feePayer": address})), "nothing_payable")
         assert "fee payer" in body["message"]
 
@@ -719,7 +688,7 @@ def unsignable(request, server, seller) -> dict[str, Any]:
     if request.param == "fee payer":
         details |= {
             "feePayer": True,
-            "feePayerKey": server._running.server.context.signer.address(TREASURY),
+            "feePayerKey": money.treasury(server),
         }
         return dict(seller.ask("mpp", methodDetails=details))
     split = {"recipient": seller.split.address, "amount": "1", "memo": "m" * 250}
@@ -751,23 +720,20 @@ def test_the_first_offer_that_can_be_signed_is_paid(http, seller, authorize, pai
     assert get(http, payment)["status"] == "settled"
 
 
+@pytest.mark.in_memory("its statements are watched")
 def test_only_the_recipients_of_the_offer_that_is_paid_are_looked_up(
     monkeypatch, seller, authorize, paid
 ) -> None:
-    looked_up = set()
-
-    def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
-        looked_up.add(token_account)
-        return real(connection, token_account)
-
-    real = account_store.account_at
-    monkeypatch.setattr(account_store, "account_at", account_at)
+    watched = Watched(monkeypatch)
     details = {"network": "mainnet", "splits": [{"recipient": seller.split.address, "amount": "1"}]}
     elsewhere = seller.ask("mpp", methodDetails=details)["headers"]
     refused(authorize({"headers": elsewhere}), "nothing_payable")
     dearer = seller.ask("mpp", amount=1_001, split=1)["headers"]
     paid({"headers": [*elsewhere, *dearer, *seller.ask("mpp")["headers"]]})
 
+    looked_up = str(
+        [values for name, values in zip(watched.names, watched.values, strict=True) if "accounts" in name]
+    )
     assert seller.wallet.token_account in looked_up
     assert seller.split.token_account not in looked_up
 

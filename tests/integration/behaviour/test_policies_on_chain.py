@@ -8,6 +8,7 @@ import money
 import pytest
 import rfc8785
 import validators
+from policy_on_chain import PolicyRecord, read_policy_record
 from server_world import Funded
 
 from agentpay import AgentPay
@@ -15,7 +16,6 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.console import PolicyRecordView
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 
 SOMEONE = "So11111111111111111111111111111111111111112"
 

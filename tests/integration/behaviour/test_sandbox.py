@@ -4,13 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
+import rpc_world
 from server_world import START, UNKNOWN_ACCOUNT, faults, raw_client, refused
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from solders.token.associated import get_associated_token_address
 
 from agentpay import AgentPay, ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
 
 
 def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: AgentPay):
@@ -57,7 +58,7 @@ def test_a_token_account_is_created_for_a_given_owner(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     owner = str(Keypair().pubkey())
-    address = associated_token_address(owner, USDC_MINTS["mainnet-beta"])
+    address = str(get_associated_token_address(Pubkey.from_string(owner), Pubkey.from_string(rpc_world.USDC)))
     first = http.post("/ext/v1/sandbox/token-accounts", json={"owner": owner})
     assert (first.status_code, first.json()) == (201, {"owner": owner, "usdc_token_account": address})
 

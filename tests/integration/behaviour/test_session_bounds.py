@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import chain_facts
 import money
 import pytest
 import validators
@@ -17,7 +18,6 @@ from session_desk import Desk, refused
 
 from agentpay.errors import ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 
 def desk_of(server: AgentPayServer) -> Iterator[Desk]:
@@ -163,9 +163,7 @@ def closes_at(desk: Desk) -> datetime | None:
 def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
     monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
 ) -> None:
-    validators.embedded_only("its chain passes for a public one")
-    # What services see of the chain, so that the sandbox still funds accounts.
-    monkeypatch.setattr(FaultyChain, "is_test_chain", property(lambda _: False))
+    chain_facts.state_to_services(monkeypatch, is_test_chain=False)
     with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
         desks = desk_of(server)
         desk = next(desks)

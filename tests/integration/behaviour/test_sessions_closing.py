@@ -11,11 +11,10 @@ import money
 import pytest
 from server_world import START
 from session_desk import Desk, refused
+from watched_database import refuse
 
 from agentpay import errors
-from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.sessions.closing import Closing
+from agentpay_server import AgentPayServer, DatabaseUnavailableError, Settings
 
 # --- Dust, and a payee who cannot be paid
 
@@ -164,19 +163,17 @@ def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not(
         assert (session.settled_at - START).total_seconds() == 60
 
 
+@pytest.mark.in_memory("a statement of SQLite fails")
 def test_a_session_that_cannot_be_claimed_does_not_block_an_advance(
     limited: Callable[..., AgentPayServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(*_: object) -> None:
-        raise DatabaseUnavailableError("the disk takes no more")
-
     with limited(session_idle_seconds=60) as server:
         session_id = opened(server)
-        monkeypatch.setattr(Closing, "_claim", refused)
-        with pytest.raises(errors.OutcomeUnknownError, match="service_unavailable"):
-            server.sandbox.clock.advance(seconds=60)
+        with monkeypatch.context() as full:
+            refuse(full, "UPDATE sessions", DatabaseUnavailableError("the disk takes no more"))
+            with pytest.raises(errors.OutcomeUnknownError, match="service_unavailable"):
+                server.sandbox.clock.advance(seconds=60)
         assert server.sessions.get(session_id).status == "open"
-        monkeypatch.undo()
         server.sandbox.clock.advance(0)
         assert server.sessions.get(session_id).status == "settled"
 

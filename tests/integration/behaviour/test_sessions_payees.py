@@ -12,8 +12,6 @@ from server_world import START, raw_client
 from session_desk import Desk, refused
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.ledger.context import Context
 
 
 @pytest.fixture
@@ -22,11 +20,7 @@ def payee(desk: Desk) -> Payee:
 
 
 def treasury(desk: Desk) -> int:
-    async def look(context: Context) -> int:
-        found = await context.chain.account_size(context.signer.address(TREASURY))
-        return 0 if found is None else found[0]
-
-    return money.on_owner(desk.server, look)
+    return money.lamports(desk.server, money.treasury(desk.server))
 
 
 def charged(desk: Desk, to: str, **changed: Any) -> str:

@@ -12,7 +12,6 @@ from solders.transaction_metadata import TransactionMetadata
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.custody import TREASURY
 
 
 def memo_on_chain(server: AgentPayServer, signature: str) -> str:
@@ -201,27 +200,16 @@ def test_onchain_memo_full_publishes_the_memo() -> None:
 
 def test_the_treasury_pays_every_fee(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
-    treasury = money.on_owner(server, _treasury)
+    addresses = (money.treasury(server), payer.chain_address, payee.chain_address)
 
     def lamports() -> list[int]:
-        async def look(context: money.Context) -> list[int]:
-            found = [
-                await context.chain.account_size(address)
-                for address in (treasury, payer.chain_address, payee.chain_address)
-            ]
-            return [size[0] for size in found if size is not None]
-
-        return money.on_owner(server, look)
+        return [money.lamports(server, address) for address in addresses]
 
     before = lamports()
     client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
     after = lamports()
     assert after[0] < before[0]
     assert after[1:] == before[1:]
-
-
-async def _treasury(context: money.Context) -> str:
-    return context.signer.address(TREASURY)
 
 
 def test_an_agent_key_pays_only_from_its_account(

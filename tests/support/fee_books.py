@@ -1,0 +1,22 @@
+"""What the fees of an account are by the books (interface F1)."""
+
+from agentpay_server.database.connection import Connection
+from agentpay_server.engine import fees
+from agentpay_server.ledger import accounts
+from agentpay_server.ledger.context import Context
+
+
+async def counted(context: Context, account_id: str) -> tuple[int, int]:
+    """Return the lamports that an account has burned, and those that its unfinished work may burn."""
+    now_us = context.clock.now_us()
+
+    def unit(connection: Connection) -> tuple[int, int]:
+        record = accounts.ACCOUNTS.existing(connection, account_id)
+        return fees.burned(connection, record, now_us), fees.reserved(connection, account_id)
+
+    return await context.database.run(unit)
+
+
+async def budget(context: Context) -> int | None:
+    """Return the lamports that an account may burn in a day; None if it has no limit."""
+    return fees.budget_lamports(context)
