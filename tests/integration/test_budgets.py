@@ -4,6 +4,7 @@ from datetime import timedelta
 from decimal import Decimal
 
 import attrs
+import chain_facts
 import httpx
 import pytest
 from server_world import START, UNKNOWN_ACCOUNT, Funded, raw_client
@@ -21,7 +22,6 @@ from agentpay import (
 )
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.embedded.chain import EmbeddedChain
 
 DAY = timedelta(hours=24)
 UNIT = Decimal("0.000001")
@@ -61,7 +61,7 @@ def test_whoami_describes_an_agent_key_and_its_account(server: AgentPayServer, f
 def test_whoami_reports_test_money_except_on_mainnet(
     client: AgentPay, monkeypatch: pytest.MonkeyPatch, cluster: str, is_test_money: bool
 ) -> None:
-    monkeypatch.setattr(EmbeddedChain, "cluster_name", property(lambda _: cluster))
+    chain_facts.state(monkeypatch, cluster_name=cluster)
     me = client.whoami()
     assert (me.cluster, me.is_test_money) == (cluster, is_test_money)
 

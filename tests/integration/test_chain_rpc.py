@@ -25,32 +25,31 @@ from solana.rpc.commitment import Confirmed
 from solana.rpc.models import TokenAccountOpts, TxOpts
 from solana.rpc.websocket_api import SolanaWsClient
 from solders.hash import Hash
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
+from solders.token.associated import get_associated_token_address
 from solders.transaction import VersionedTransaction
+from spl.memo.constants import MEMO_PROGRAM_ID
 from spl.token.constants import TOKEN_PROGRAM_ID
-from spl.token.instructions import approve, create_idempotent_associated_token_account
-from spl.token.models import ApproveParams
+from spl.token.instructions import approve, create_idempotent_associated_token_account, transfer_checked
+from spl.token.models import ApproveParams, TransferCheckedParams
 
 from agentpay_server import AgentPayServer
-from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.chain.instructions import (
-    USDC_MINTS,
-    associated_token_address,
-    memo,
-    transfer_checked,
-)
-from agentpay_server.testkit.node import base58
-from agentpay_server.testkit.node.requests import MOST_CALLS
 
-USDC = USDC_MINTS["mainnet-beta"]
+USDC = rpc_world.USDC
+MOST_CALLS = 100
+"""In one batch."""
 SOL = 10**9
 SHOWN = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0}
 KIT = ("@solana/kit@8.4.0", "@solana-program/system@0.14.1", "@solana-program/token@0.16.1")
+
+
+def memo_of(text: str) -> Instruction:
+    return Instruction(MEMO_PROGRAM_ID, text.encode(), [])
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +105,7 @@ def giving(
     give = transfer(
         TransferParams(from_pubkey=payer.pubkey(), to_pubkey=to or Keypair().pubkey(), lamports=lamports)
     )
-    steps = [give, memo(text)] if text else [give]
+    steps = [give, memo_of(text)] if text else [give]
     blockhash = blockhash or blockhash_of(server)
     return VersionedTransaction(Message.new_with_blockhash(steps, payer.pubkey(), blockhash), [payer])
 
@@ -135,7 +134,7 @@ async def use_solana_py(url: str, payee: str, token_account: str) -> None:
                 from_pubkey=payer.pubkey(), to_pubkey=Pubkey.from_string(payee), lamports=5_000_000
             )
         )
-        message = MessageV0.try_compile(payer.pubkey(), [give, memo("hello")], [], latest.blockhash)
+        message = MessageV0.try_compile(payer.pubkey(), [give, memo_of("hello")], [], latest.blockhash)
         assert (await client.get_fee_for_message(message)).value == 5_000
         transaction = VersionedTransaction(message, [payer])
         simulated = (await client.simulate_transaction(transaction, sig_verify=True)).value
@@ -211,9 +210,7 @@ def test_kit_sends_and_confirms_over_its_websocket() -> None:
 
 def test_a_server_works_on_an_embedded_chain_that_it_reaches_by_json_rpc() -> None:
     """As one on any cluster does; all of the behaviour suite runs so with `--chain embedded-rpc`."""
-    custody = rpc_world.new_custody()
-    treasury, mint_authority = custody.address(TREASURY), custody.address(TEST_MINT_AUTHORITY)
-    with embedded_node.running(treasury, mint_authority) as node:
+    with embedded_node.running(rpc_world.TREASURY_ADDRESS, rpc_world.MINT_AUTHORITY_ADDRESS) as node:
         with AgentPayServer(clock="system", rpc=validators.rpc_settings(node)) as server:
             client = server.client()
             payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
@@ -234,24 +231,8 @@ def test_a_server_works_on_an_embedded_chain_that_it_reaches_by_json_rpc() -> No
 
 def given_usdc(server: AgentPayServer, owner: Pubkey, amount_micro: int) -> str:
     """Give test USDC to an address that no server knows, and return its token account."""
-    token_account = associated_token_address(str(owner), USDC)
-
-    async def give(context: Any) -> None:
-        chain, signer = context.chain, context.signer
-        blockhash = await chain.latest_blockhash()
-        made = transactions.create_token_account(signer, blockhash, usdc_mint=USDC, owner=str(owner))
-        minted = transactions.mint(
-            signer,
-            blockhash,
-            usdc_mint=USDC,
-            token_account=token_account,
-            amount_micro=amount_micro,
-            memo="outside",
-        )
-        for signed in (made, minted):
-            await chain.send(signed.raw)
-
-    money.on_owner(server, give)
+    token_account = server.sandbox.create_token_account(owner=str(owner)).usdc_token_account
+    money.mint(server, token_account, amount_micro)
     return token_account
 
 
@@ -264,11 +245,15 @@ def test_money_from_outside_is_a_deposit(server: AgentPayServer) -> None:
 
     def paying(amount_micro: int) -> str:
         pay = transfer_checked(
-            source=Pubkey.from_string(source),
-            destination=Pubkey.from_string(account.usdc_token_account),
-            owner=payer.pubkey(),
-            mint=Pubkey.from_string(USDC),
-            amount_micro=amount_micro,
+            TransferCheckedParams(
+                program_id=TOKEN_PROGRAM_ID,
+                source=Pubkey.from_string(source),
+                dest=Pubkey.from_string(account.usdc_token_account),
+                owner=payer.pubkey(),
+                mint=Pubkey.from_string(USDC),
+                amount=amount_micro,
+                decimals=6,
+            )
         )
         message = Message.new_with_blockhash([pay], payer.pubkey(), blockhash_of(server))
         return text_of(VersionedTransaction(message, [payer]))
@@ -281,11 +266,18 @@ def test_money_from_outside_is_a_deposit(server: AgentPayServer) -> None:
     assert error["data"]["err"] == {"InstructionError": [0, {"Custom": 1}]}
 
 
+def base58(data: bytes) -> str:
+    alphabet = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+    number, digits = int.from_bytes(data), ""
+    while number:
+        number, digit = divmod(number, 58)
+        digits = alphabet[digit] + digits
+    return "1" * (len(data) - len(data.lstrip(b"\0"))) + digits
+
+
 def test_transactions_are_base58_by_default(server: AgentPayServer) -> None:
     transaction = giving(server, payer_with(server))
-    assert result(server, "sendTransaction", base58.encode(bytes(transaction))) == str(
-        transaction.signatures[0]
-    )
+    assert result(server, "sendTransaction", base58(bytes(transaction))) == str(transaction.signatures[0])
 
 
 def test_preflight_returns_the_error_and_sends_nothing(server: AgentPayServer) -> None:
@@ -592,7 +584,7 @@ def test_token_accounts_are_found_by_amount_and_by_delegate(server: AgentPayServ
     owner, delegate = payer_with(server), Keypair()
     outside = server.sandbox.create_token_account()
     assert result(server, "getTokenAccountsByDelegate", str(delegate.pubkey()), {"mint": USDC})["value"] == []
-    account = associated_token_address(str(owner.pubkey()), USDC)
+    account = str(get_associated_token_address(owner.pubkey(), Pubkey.from_string(USDC)))
     steps = [
         create_idempotent_associated_token_account(owner.pubkey(), owner.pubkey(), Pubkey.from_string(USDC)),
         approve(

@@ -13,12 +13,10 @@ from command_line import CommandLine, pending
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
-from agentpay._sync.deliveries import Events
 from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import COMMANDS, main
 from agentpay_server.paywall import Paywall
-from agentpay_server.platform.credentials import digest_of
 
 # --- What there is
 
@@ -115,7 +113,9 @@ def test_an_operator_key_is_generated_without_a_server() -> None:
 
 
 def test_an_operator_key_is_generated_as_json(commands: CommandLine) -> None:
-    assert digest_of(commands.json("keys", "generate")["key"])
+    key = commands.json("keys", "generate")["key"]
+    with AgentPayServer(operator_key=key) as server:
+        assert server.client().whoami().key_kind == "operator"
 
 
 def test_an_operator_key_is_created_listed_and_revoked(server: AgentPayServer, commands: CommandLine) -> None:
@@ -359,16 +359,17 @@ def test_a_failed_replay_does_not_prevent_the_others(
 def test_replays_before_a_failure_are_reported(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replay = Events.replay
+    events_type = type(server.client().events)
+    replay = events_type.replay
 
-    def replay_once(events: Events, event_id: str, **where: str | None) -> Any:
+    def replay_once(events: Any, event_id: str, **where: str | None) -> Any:
         made = replay(events, event_id, **where)
         server.sandbox.set_fault(
             "http:POST /ext/v1/console/events/{event_id}/replay", effect="internal_error"
         )
         return made
 
-    monkeypatch.setattr(Events, "replay", replay_once)
+    monkeypatch.setattr(events_type, "replay", replay_once)
     result = commands.run("deliveries", "replay", *given_up)
     assert result.exit_code == 6
     assert given_up[0] in result.stdout

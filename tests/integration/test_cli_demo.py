@@ -8,14 +8,14 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 from command_line import WAIT_SECONDS, next_json, processing
+from demo import DemoStep, DemoWorld
 from receivers import eventually
+from server_world import made_key
 
 from agentpay import AgentPay
 from agentpay.tools import AgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
-from agentpay_server.platform.credentials import KeyKind, new_key
-from agentpay_server.testkit.situations.demo_world import DemoStep, DemoWorld
 
 
 def demo(*arguments: str) -> Result:
@@ -100,7 +100,7 @@ def test_the_seed_is_random_by_default_and_does_not_determine_the_operator_key()
 
 
 def test_a_given_key_is_used_and_not_printed() -> None:
-    key = new_key(KeyKind.OPERATOR, bytes(32))
+    key = made_key()
     options = ("--json", "--operator-key", key, "--allowed-host", "pay.example")
     with processing("demo", "--port", "0", *options) as process:
         announced = next_json(process)["demo"]

@@ -6,22 +6,17 @@ See interface K8, K9.
 import asyncio
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import books
 import pytest
 import stores
 from attrs import frozen
 from click.testing import CliRunner, Result
-from sqlalchemy import select
 
-from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.assembly.storage import open_database
 from agentpay_server.cli import main
-from agentpay_server.database import migrations
-from agentpay_server.database.connection import Connection
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 
@@ -49,18 +44,8 @@ class Place:
     def server(self) -> AgentPayServer:
         return AgentPayServer(settings=SETTINGS, **self.where)
 
-    def rows(self, table: Any) -> list[Any]:
-        async def work() -> list[Any]:
-            database = await open_database(**self.where)
-            try:
-                return await database.read(unit)
-            finally:
-                await database.close()
-
-        def unit(connection: Connection) -> list[Any]:
-            return list(connection.execute(select(table)))
-
-        return asyncio.run(work())
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return asyncio.run(stores.on_data(self.where, lambda database: books.rows(database, table)))
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -117,12 +102,8 @@ def test_creating_an_operator_stores_only_a_digest_and_is_audited(place: Place) 
     with place.server():
         pass
     operator = made("Second", *place.options)
-    (entry,) = (row for row in place.rows("audit") if row[4] == operator["operator_id"])
-    assert (entry[1], entry[3], entry[4]) == (
-        operator["operator_id"],
-        "operators.create",
-        operator["operator_id"],
-    )
+    (entry,) = (row for row in place.rows("audit") if row["subject"] == operator["operator_id"])
+    assert (entry["operator_id"], entry["action"]) == (operator["operator_id"], "operators.create")
     assert operator["key"] not in str(place.rows("api_keys"))
 
 
@@ -153,7 +134,7 @@ def test_a_directory_in_use_by_a_server_is_refused(tmp_path: Path) -> None:
 
 def test_an_older_postgresql_schema_is_not_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
     url = asyncio.run(stores.fresh_url())
-    monkeypatch.setattr(migrations, "upgrade", partial(migrations.upgrade, release=NEXT_RELEASE))
+    stores.be_next_release(monkeypatch)
     result = run("Second", "--database-url", url)
     assert result.exit_code == 1
     assert "older version of agentpay-server" in result.stderr

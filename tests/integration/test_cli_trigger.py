@@ -3,17 +3,17 @@
 from decimal import Decimal
 from typing import Any
 
+import bounds
+import chain_facts
 import pytest
-import validators
 from click.testing import CliRunner
-from command_line import CommandLine
+from command_line import CommandLine, see_no_events
 from server_world import START, UNKNOWN_ACCOUNT, Funded
 
 from agentpay import AgentPay
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import EVENTS, Event
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.cli import main
 
 
@@ -148,8 +148,7 @@ def test_an_invalid_amount_is_refused(commands: CommandLine, amount: str) -> Non
 
 
 def test_without_a_sandbox_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    validators.embedded_only("its chain passes for a public one")
-    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+    chain_facts.state(monkeypatch, is_test_chain=False)
     with AgentPayServer(clock=START) as server:
         said = CommandLine(server).refused("trigger", "transfer.settled")
         assert "Start a server without --rpc-url" in said
@@ -159,8 +158,8 @@ def test_without_a_sandbox_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_missing_event_is_reported_after_a_timeout(
     server: AgentPayServer, commands: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentpay_server.cli.trigger._PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr("agentpay_server.cli.trigger._newest", lambda *_: ())
+    bounds.shorten(monkeypatch, trigger_patience_seconds=0.0)
+    see_no_events(monkeypatch)
     said = commands.refused("trigger", "transfer.settled")
     assert "did not occur within" in said
     assert "agentpay listen" in said

@@ -22,7 +22,6 @@ from server_world import raw_client
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.http.port.connections import connection_limit, raise_descriptor_limit
 
 resource = pytest.importorskip("resource")
 
@@ -440,29 +439,6 @@ def test_without_file_descriptors_a_port_pauses_closes_idle_connections_and_logs
             assert is_healthy(child.base_url)
         assert idle[0].rest() == b"", "the longest idle one was closed"
     assert child.end() == ""
-
-
-def test_the_connection_limit_leaves_descriptors_for_database_and_chain(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def with_limits(soft: int, hard: int) -> list[tuple[int, int]]:
-        limits = [(soft, hard)]
-        monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
-        monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
-        return limits
-
-    for soft, limit in ((64, 32), (1024, 624), (1400, 1000), (resource.RLIM_INFINITY, 1000)):
-        with_limits(soft, soft)
-        assert connection_limit(1000) == limit
-    limits = with_limits(256, 4096)
-    raise_descriptor_limit(1000)
-    assert limits[-1] == (1400, 4096)
-    limits = with_limits(256, 1024)
-    raise_descriptor_limit(1000)
-    assert limits[-1] == (1024, 1024)
-    limits = with_limits(8192, 8192)
-    raise_descriptor_limit(1000)
-    assert limits == [(8192, 8192)]
 
 
 SERVE_WITH_FEW = """

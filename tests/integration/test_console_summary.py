@@ -1,14 +1,12 @@
 """The console's overview: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
 
 import attrs
+import bounds
 import pytest
 
 from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.console import ConsoleSummary
 from agentpay_server import AgentPayServer, Sandbox
-from agentpay_server.operators import overview
-from agentpay_server.operators.overview import RequestLog
-from agentpay_server.platform.principals import Principal
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:
@@ -85,28 +83,17 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
     assert list(other.request_logs.list()) == []
 
 
-@pytest.mark.anyio
-async def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
-    monkeypatch: pytest.MonkeyPatch,
+def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
+    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(overview, "KEPT", 3)
-    monkeypatch.setattr(overview, "OPERATORS_MAX", 2)
-    log = RequestLog()
-    principals = [Principal(operator_id=f"op_{n}", key_id=f"key_{n}") for n in range(3)]
-    for principal in principals:
-        for n in range(5):
-            log.record(
-                principal,
-                request_id=f"req_{n}",
-                at_us=n,
-                method="GET",
-                route="/ext/v1/whoami",
-                status=200,
-                duration_ms=1,
-            )
-    query = overview.ListServedRequests(limit=100)
-    kept = [[row.request_id for row in (await log.list(each, query)).data] for each in principals]
-    assert kept == [[], ["req_4", "req_3", "req_2"], ["req_4", "req_3", "req_2"]]
+    bounds.shorten(monkeypatch, console_requests_kept=3, console_operators_kept=2)
+    others = [server.client(api_key=server.sandbox.create_operator(name).key) for name in "abc"]
+    for client in others:
+        for number in range(5):
+            client.accounts.create(name=f"{number}")
+    # A list is a request too, so the oldest operator is asked about last.
+    kept = [list(client.request_logs.list()) for client in reversed(others)]
+    assert [len(requests) for requests in kept] == [3, 3, 0]
 
 
 @pytest.mark.in_memory("snapshots are taken in memory")

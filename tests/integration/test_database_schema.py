@@ -9,15 +9,14 @@ from decimal import Decimal
 from typing import Any
 
 import asyncpg
+import bounds
 import pytest
 import stores
 from click.testing import CliRunner
 from sqlalchemy import make_url
 
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, StartRefusedError
 from agentpay_server.cli import main
-from agentpay_server.database.postgres_schema import SchemaRefusedError
-from agentpay_server.database.runner import DatabaseInUseError, StartRefusedError
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 KEY_VARIABLE = "AGENTPAY_SERVER_ENCRYPTION_KEY"
@@ -94,11 +93,11 @@ def test_a_custom_schema_name_is_used_again_at_the_next_start(url: str) -> None:
 
 
 def test_servers_with_separate_schemas_run_concurrently(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.database.postgres._HOLD_TRIES", 1)
+    bounds.shorten(monkeypatch, database_hold_tries=1)
     # Each has an embedded chain, and exclusive use of its schema.
     with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
         assert paid(one) == paid(two) == 4
-        with pytest.raises(DatabaseInUseError, match="schema 'one'"):
+        with pytest.raises(StartRefusedError, match="schema 'one'"):
             server(url, database_schema="one").start()
         assert len(list(one.client().accounts.list())) == 2
         assert one.operator_key != two.operator_key
@@ -106,7 +105,7 @@ def test_servers_with_separate_schemas_run_concurrently(url: str, monkeypatch: p
 
 def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None:
     administer(url, *FOREIGN)
-    with pytest.raises(SchemaRefusedError, match="'public' holds tables of other software") as refusal:
+    with pytest.raises(StartRefusedError, match="'public' holds tables of other software") as refusal:
         server(url, database_schema="public").start()
     assert "--database-schema" in str(refusal.value)
     assert schemas_with_tables(url) == {"public"}
@@ -152,7 +151,7 @@ def test_a_role_that_owns_the_schema_needs_no_right_on_the_database(url: str) ->
 )
 def test_a_role_without_access_to_the_schema_is_refused(url: str, granted: str) -> None:
     role = Role(url, "CREATE SCHEMA agentpay", *([granted] if granted else []))
-    with pytest.raises(SchemaRefusedError, match="schema 'agentpay'"):
+    with pytest.raises(StartRefusedError, match="schema 'agentpay'"):
         server(role.url).start()
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
+import key_checks
 import pytest
 from attrs import frozen
 from money import rows
@@ -13,8 +14,6 @@ from server_world import Funded, raw_client, refused
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.operators.keys import Keys
-from agentpay_server.platform.principals import Principal
 
 
 @frozen
@@ -36,12 +35,6 @@ def hold(server: AgentPayServer) -> Iterator[Callable[..., Held]]:
     """Return a function that sends a request but its last byte, once the server has checked its key."""
     server.listen()
     checked: list[str] = []
-    authenticate = Keys.authenticate
-
-    async def noted(self: Keys, key: str, request_id: str) -> Principal | None:
-        found = await authenticate(self, key, request_id)
-        checked.append(key)
-        return found
 
     def held(key: str, path: str, body: dict[str, Any], *, method: str = "POST") -> Held:
         content = json.dumps(body).encode()
@@ -58,7 +51,7 @@ def hold(server: AgentPayServer) -> Iterator[Callable[..., Held]]:
         return Held(peer, content[-1:])
 
     with ExitStack() as opened, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Keys, "authenticate", noted)
+        key_checks.after_each(patch, checked.append)
         yield held
 
 

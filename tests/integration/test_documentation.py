@@ -7,41 +7,26 @@ import inspect
 import re
 import subprocess
 import tomllib
+import typing
 import unicodedata
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import click
+import httpx
 import pytest
 
 import agentpay
 import agentpay_server
 from agentpay import cli as client
 from agentpay import errors, payments, resources, types, webhooks
-from agentpay._requests import error_of
-from agentpay._sync.accounts import Accounts
-from agentpay._sync.approvals import Approvals
-from agentpay._sync.deliveries import Deliveries, Events
-from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.logs import AuditLog, RequestLogs
-from agentpay._sync.payments import Payments
-from agentpay._sync.policies import Policies
-from agentpay._sync.sellers import Sellers
-from agentpay._sync.sessions import Sessions
-from agentpay._sync.transfers import Transfers
-from agentpay._sync.webhooks import Webhooks
-from agentpay.contract import json_text
-from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
-from agentpay.contract.responses import RawResponse
 from agentpay.integrations import WebhookRouter
 from agentpay.mcp.__main__ import parser as tools_parser
 from agentpay_lab import cli as laboratory
-from agentpay_server import AgentPayServer, Settings, WebhookInbox, cli
-from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
-from agentpay_server.testkit.situations.scenarios import Scenario
+from agentpay_server import AgentPayServer, Sandbox, Settings, WebhookInbox, cli
 
 pytestmark = pytest.mark.unmeasured
 
@@ -273,26 +258,21 @@ def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     assert set(sessions) <= set(defined)
 
 
+CLIENT = agentpay.AgentPay(api_key="ap_operator_x", base_url="http://agentpay.invalid")
+SANDBOX = Sandbox(CLIENT)
 OBJECTS: dict[str, tuple[object, ...]] = {
-    "accounts": (Accounts,),
-    "agent_keys": (AgentKeys,),
-    "approvals": (Approvals,),
-    "audit_log": (AuditLog,),
-    "deliveries": (Deliveries,),
-    "events": (Events,),
-    "operator_keys": (OperatorKeys,),
-    "request_logs": (RequestLogs,),
-    "sellers": (Sellers,),
+    **{
+        name: (getattr(CLIENT, name),)
+        for name in dir(CLIENT)
+        if type(getattr(CLIENT, name)).__module__.startswith("agentpay.")
+    },
     "inbox": (WebhookInbox,),
-    "payments": (Payments, payments),
-    "policies": (Policies,),
+    "payments": (CLIENT.payments, payments),
     "server": (AgentPayServer,),
-    "server.sandbox": (Sandbox,),
-    "server.sandbox.clock": (SandboxClock,),
-    "server.sessions": (Sessions,),
-    "sessions": (Sessions,),
-    "transfers": (Transfers,),
-    "webhooks": (Webhooks, webhooks, WebhookRouter),
+    "server.sandbox": (SANDBOX,),
+    "server.sandbox.clock": (SANDBOX.clock,),
+    "server.sessions": (CLIENT.sessions,),
+    "webhooks": (CLIENT.webhooks, webhooks, WebhookRouter),
 }
 """The names of objects in the pages."""
 
@@ -347,9 +327,14 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
 
 def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
     guide = (DOCS / "how-to" / "test-your-agent.md").read_text("utf-8")
-    for scenario in Scenario.__subclasses__():
-        assert f"agentpay_server.testkit.situations.scenarios.{scenario.__name__}" in documented()
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", scenario.__name__).lower()
+    scenarios = typing.get_overloads(AgentPayServer.scenario)
+    assert scenarios
+    for scenario in scenarios:
+        hints = typing.get_type_hints(scenario)
+        if hints["name"] is str:
+            continue
+        (name,), kind = typing.get_args(hints["name"]), hints["return"]
+        assert f"{kind.__module__}.{kind.__name__}" in documented()
         assert f"| `{name}` |" in guide
 
 
@@ -362,8 +347,14 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
-    body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
-    return type(error_of(GET_TRANSFER, RawResponse(HTTP_STATUS[code], {}, body), now=0.0))
+    body = {"error": code.value, "message": "m", "request_id": "req_1"}
+    transport = httpx.MockTransport(lambda _: httpx.Response(HTTP_STATUS[code], json=body))
+    client = agentpay.AgentPay(
+        api_key="ap_operator_x", base_url="http://agentpay.invalid", transport=transport, max_retries=0
+    )
+    with pytest.raises(errors.APIError) as raised:
+        client.transfers.get("txn_1")
+    return raised.type
 
 
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:

@@ -8,14 +8,13 @@ import warnings
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from server_world import START, server_threads
+from server_world import START, made_key, server_threads
 
 import agentpay
 from agentpay import AuthenticationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.platform.credentials import KeyKind, new_key
 
-KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
+KEY = made_key()
 
 
 def test_a_server_starts_once():
@@ -94,7 +93,7 @@ def test_a_client_of_a_closed_server_raises():
 
 def test_a_failed_start_leaves_no_thread():
     before = len(server_threads())
-    for key in ("x", "ap_operator_x", new_key(KeyKind.AGENT, bytes(32))):
+    for key in ("x", "ap_operator_x", made_key("agent")):
         with pytest.raises(ValueError, match="operator key"):
             AgentPayServer(operator_key=key).start()
 

@@ -14,13 +14,13 @@ from datetime import timedelta
 from decimal import Decimal, localcontext
 
 import anyio
+import bounds
 import pytest
 from server_world import START, server_threads
 
 import agentpay
 from agentpay import APIConnectionError, APITimeoutError, AsyncAgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.testkit.embedded import owner_thread as owner_module
 
 # --- Threads ----------------------------------------------------------------------------------------------
 
@@ -318,7 +318,7 @@ async def test_a_slow_async_call_times_out_and_the_server_continues(slow: AgentP
 
 
 def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
+    bounds.shorten(monkeypatch, embedded_last_calls_seconds=0.02)
     client, ends, under_way = slow.client(), [], threading.Event()
 
     def call():
@@ -341,7 +341,7 @@ def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypa
 async def test_endless_async_calls_are_cancelled_by_the_close(
     slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
+    bounds.shorten(monkeypatch, embedded_last_calls_seconds=0.02)
     call = asyncio.ensure_future(slow.async_client().accounts.list())
     await asyncio.sleep(0)
 

@@ -14,9 +14,8 @@ from agentpay import (
     NotFoundError,
     PermissionDeniedError,
 )
-from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, without_advice
+from agentpay.contract.errors import ADVICE, ErrorCode
 from agentpay_server import AgentPayServer
-from agentpay_server.platform.errors import Problem, unauthorized
 
 UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
 
@@ -106,18 +105,6 @@ def test_a_refusal_says_what_to_do_once_and_only_what_its_reader_can_do() -> Non
     assert "policies.resume" not in str(paused.value)
 
 
-AS_STORED = {"payment_expired", "payment_failed"}
-
-
-@pytest.mark.parametrize("code", ErrorCode)
-def test_a_response_says_what_to_do_about_its_code_unless_its_message_is_stored(code: ErrorCode) -> None:
-    message = Problem(code, "No.").body("req_a").message
-    states_facts_only = HTTP_STATUS[code] == 402 or code in AS_STORED
-    assert message == ("No." if states_facts_only else f"No. {ADVICE[code]}.")
-    assert without_advice(code, message) == "No."
-    assert Problem(code, "Do this.", says_what_to_do=True).body("req_a").message == "Do this."
-
-
 def test_a_program_without_the_client_reads_what_to_do_in_the_message() -> None:
     with AgentPayServer() as server:
         client = server.client()
@@ -143,5 +130,6 @@ def test_a_program_without_the_client_reads_what_to_do_in_the_message() -> None:
             missing = http.get("/v1/transfers/txn_1").json()["message"]
             assert missing.endswith(f"{ADVICE[ErrorCode.NOT_FOUND]}.")
             assert http.get("/v1/nothing").json()["message"].endswith("list all paths.")
-            nobody = http.get("/v1/accounts", headers={"Authorization": "Bearer no"})
-            assert nobody.json()["message"] == unauthorized().message
+            for sent in ("Bearer no", ""):
+                nobody = http.get("/v1/accounts", headers={"Authorization": sent}).json()["message"]
+                assert "Authorization: Bearer" in nobody

@@ -11,6 +11,7 @@ from server_world import (
     UNKNOWN_ACCOUNT,
     Funded,
     faults,
+    made_key,
     path_of,
     raw_client,
     refused,
@@ -19,12 +20,11 @@ from server_world import (
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.platform.credentials import KeyKind, new_key
 
 pytestmark = pytest.mark.unmeasured
 
 KIB = 1024
-WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))
+WELL_FORMED_UNKNOWN_KEY = made_key()
 
 PATHS = sorted({endpoint.path for endpoint in BOUND_ENDPOINTS})
 SMALLEST = {

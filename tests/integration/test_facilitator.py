@@ -14,34 +14,38 @@ from typing import Any
 import httpx
 import money
 import pytest
+import rpc_world
 import validators
-from payer import Payer
+from payer import Payer, account_key
 from receivers import eventually
 from server_world import Funded
+from solders.compute_budget import set_compute_unit_limit, set_compute_unit_price
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
 from solders.keypair import Keypair
 from solders.message import Message, MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
+from solders.token.associated import get_associated_token_address
 from solders.transaction import VersionedTransaction
+from spl.memo.constants import MEMO_PROGRAM_ID
+from spl.token.constants import TOKEN_PROGRAM_ID
+from spl.token.instructions import create_idempotent_associated_token_account, transfer_checked
+from spl.token.models import TransferCheckedParams
 
 from agentpay import AgentPay, InvalidRequestError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.chain import instructions
-from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
-from agentpay_server.ledger.accounts import ACCOUNTS
-from agentpay_server.ledger.context import Context
 from agentpay_server.payments.terms import ChallengeTerms
 from agentpay_server.testkit.facilitator import service
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.facilitator.service import NETWORKS
 from agentpay_server.testkit.node.errors import RpcError
 
-USDC = USDC_MINTS["mainnet-beta"]
+USDC = rpc_world.USDC
+USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"
+NETWORKS = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
+"""What a facilitator calls the test cluster, by version."""
 PRICE = 1_000
 
 
@@ -66,6 +70,10 @@ def post(server: AgentPayServer, path: str, content: object) -> Any:
     return answer.json()
 
 
+def memo(text: str) -> Instruction:
+    return Instruction(MEMO_PROGRAM_ID, text.encode(), [])
+
+
 def fee_payer(server: AgentPayServer) -> str:
     kinds = httpx.get(f"{server.facilitator_url}/supported", verify=False).json()["kinds"]
     return str(kinds[0]["extra"]["feePayer"])
@@ -88,24 +96,29 @@ class Case:
             "extra": {"feePayer": self.fee_payer},
         }
         self.steps: list[Instruction] = [
-            instructions.set_compute_unit_limit(30_000),
-            instructions.set_compute_unit_price(1),
+            set_compute_unit_limit(30_000),
+            set_compute_unit_price(1),
             self.transfer(seller.chain_address),
-            instructions.memo("nonce"),
+            memo("nonce"),
         ]
         self.is_legacy = False
 
     def transfer(self, owner: str, amount_micro: int = PRICE, mint: str = USDC) -> Instruction:
-        return instructions.transfer_checked(
-            source=Pubkey.from_string(self._account.usdc_token_account),
-            destination=Pubkey.from_string(associated_token_address(owner, mint)),
-            owner=Pubkey.from_string(self.payer),
-            mint=Pubkey.from_string(mint),
-            amount_micro=amount_micro,
+        token = Pubkey.from_string(mint)
+        return transfer_checked(
+            TransferCheckedParams(
+                program_id=TOKEN_PROGRAM_ID,
+                source=Pubkey.from_string(self._account.usdc_token_account),
+                dest=get_associated_token_address(Pubkey.from_string(owner), token),
+                owner=Pubkey.from_string(self.payer),
+                mint=token,
+                amount=amount_micro,
+                decimals=6,
+            )
         )
 
     def signed(self) -> bytes:
-        async def work(context: Context) -> bytes:
+        async def work(context: Any) -> bytes:
             blockhash = Hash.from_string((await context.chain.latest_blockhash()).value)
             payer = Pubkey.from_string(self.fee_payer)
             message: Message | MessageV0 = (
@@ -113,10 +126,8 @@ class Case:
                 if self.is_legacy
                 else MessageV0.try_compile(payer, self.steps, [], blockhash)
             )
-            record = await context.database.read(
-                lambda connection: ACCOUNTS.existing(connection, self._account.account_id)
-            )
-            key, payload = spending_key(record.key_index), to_bytes_versioned(message)
+            key = await account_key(context, self._account.account_id)
+            payload = to_bytes_versioned(message)
             count = message.header.num_required_signatures
             signatures = [
                 Signature.from_bytes(context.signer.sign(key, payload))
@@ -206,9 +217,9 @@ def test_concurrent_settlements_of_one_payment_succeed_once(server: AgentPayServ
     "change",
     [
         lambda case: case.steps.pop(),
-        lambda case: case.steps.append(instructions.memo("another")),
+        lambda case: case.steps.append(memo("another")),
         lambda case: setattr(case, "is_legacy", True),
-        lambda case: case.steps.__setitem__(0, instructions.set_compute_unit_limit(1_400_000)),
+        lambda case: case.steps.__setitem__(0, set_compute_unit_limit(1_400_000)),
         lambda case: case.requirements["extra"].__setitem__("memo", "nonce"),
         lambda case: _signed_memo(case, case.fee_payer),
         lambda case: _signed_memo(case, case.payer),
@@ -235,7 +246,7 @@ def test_harmless_deviations_are_accepted(
 
 def _signed_memo(case: Case, signer: str) -> None:
     listed = [AccountMeta(Pubkey.from_string(signer), is_signer=True, is_writable=True)]
-    case.steps[3] = Instruction(instructions.MEMO_PROGRAM, b"signed", listed)
+    case.steps[3] = Instruction(MEMO_PROGRAM_ID, b"signed", listed)
 
 
 def _other_order(case: Case) -> None:
@@ -256,9 +267,8 @@ def _unchecked(case: Case) -> None:
 
 def _creation(case: Case) -> None:
     owner = Pubkey.from_string(case.requirements["payTo"])
-    case.steps[3] = instructions.create_associated_token_account_idempotent(
-        payer=Pubkey.from_string(case.payer), owner=owner, mint=Pubkey.from_string(USDC)
-    )
+    payer, token = Pubkey.from_string(case.payer), Pubkey.from_string(USDC)
+    case.steps[3] = create_idempotent_associated_token_account(payer, owner, token)
 
 
 def _wrong_recipient(case: Case) -> None:
@@ -284,7 +294,7 @@ def _requirement(**changed: Any) -> Callable[[Case], None]:
 
 def _steps(count: int) -> Callable[[Case], None]:
     def change(case: Case) -> None:
-        case.steps = [*case.steps[:3], *[instructions.memo(str(n)) for n in range(count - 3)]][:count]
+        case.steps = [*case.steps[:3], *[memo(str(n)) for n in range(count - 3)]][:count]
 
     return change
 
@@ -307,7 +317,7 @@ REFUSED: Sequence[tuple[str, Callable[[Case], None], str]] = [
     ("seven instructions", _steps(7), "instructions_length"),
     (
         "a high price of units",
-        lambda case: case.steps.__setitem__(1, instructions.set_compute_unit_price(5_000_001)),
+        lambda case: case.steps.__setitem__(1, set_compute_unit_price(5_000_001)),
         "compute_price_instruction_too_high",
     ),
     (
@@ -315,7 +325,7 @@ REFUSED: Sequence[tuple[str, Callable[[Case], None], str]] = [
         lambda case: case.requirements["extra"].__setitem__("memo", "order-42"),
         "memo_mismatch",
     ),
-    ("another mint", _requirement(asset=USDC_MINTS["devnet"]), "mint_mismatch"),
+    ("another mint", _requirement(asset=USDC_OF_DEVNET), "mint_mismatch"),
     ("another scheme", _requirement(scheme="upto"), "unsupported_scheme"),
     ("mainnet", _requirement(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"), "invalid_network"),
     ("no fee payer", _requirement(extra={}), "missing_fee_payer"),

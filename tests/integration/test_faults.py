@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import bounds
 import httpx
 import pytest
 import stores
@@ -12,17 +13,15 @@ from agentpay import AgentPay, InvalidRequestError, OutcomeUnknownError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.sandbox import Fault
-from agentpay_server.sandbox import faulty_chain
-from agentpay_server.sandbox.faulty_chain import ChainFault
 
 FAULTS = "/ext/v1/sandbox/faults"
-CHAIN_FAULTS = [str(fault) for fault in ChainFault]
+CHAIN_FAULTS = ["chain_down", "chain_reply_lost", "chain_never_lands", "chain_slow"]
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> Iterator[AgentPayServer]:
     """A server that responds before a faulty chain can recover."""
-    monkeypatch.setattr(faulty_chain, "LOOK_UPS_UNTIL_KNOWN", 7)  # Two seconds of a driver's pauses.
+    bounds.shorten(monkeypatch, look_ups_until_a_faulty_chain_recovers=7)  # Two seconds of a driver's pauses.
     # Longer than what goes well takes on a busy machine; what does not go well never ends within it.
     wait_seconds = 0.5 if stores.run.kind == "memory" else 1.0
     with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=wait_seconds)) as running:

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import chain_facts
+import fee_books
 import money
 import pytest
 import validators
@@ -15,24 +17,9 @@ from payees import RENT, Payee
 from sellers import ORIGIN, Seller
 from server_world import START, raw_client
 from session_desk import Desk
-from solders.account import Account as ChainAccount
-from solders.pubkey import Pubkey
 
 import agentpay
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.database.connection import Connection
-from agentpay_server.engine import fees
-from agentpay_server.ledger import accounts
-from agentpay_server.ledger.context import Context
-from agentpay_server.platform.settings import (
-    PUBLIC_ACCOUNTS_PER_DAY,
-    PUBLIC_FEE_BUDGET_SOL,
-    PUBLIC_RATE_LIMIT,
-    limit_in_force,
-)
 
 TRANSFER = 10_000
 OPENING, CLOSE = 15_000, 10_000
@@ -60,34 +47,10 @@ def desk() -> Iterator[Desk]:
         yield desk_with(server, http)
 
 
-def treasury_address(server: AgentPayServer) -> str:
-    async def look(context: Context) -> str:
-        return context.signer.address(TREASURY)
-
-    return money.on_owner(server, look)
-
-
-def treasury_lamports(server: AgentPayServer) -> int:
-    async def look(context: Context) -> int:
-        found = await context.chain.account_size(context.signer.address(TREASURY))
-        return 0 if found is None else found[0]
-
-    return money.on_owner(server, look)
-
-
 def counted(desk: Desk) -> tuple[int, int]:
     """Return the lamports of the payer that are burned, and those that unfinished work may burn."""
     account_id = desk.payer.account_id
-
-    async def look(context: Context) -> tuple[int, int]:
-        def unit(connection: Connection) -> tuple[int, int]:
-            account = accounts.ACCOUNTS.existing(connection, account_id)
-            burned = fees.burned(connection, account, context.clock.now_us())
-            return burned, fees.reserved(connection, account_id)
-
-        return await context.database.run(unit)
-
-    return money.on_owner(desk.server, look)
+    return money.on_owner(desk.server, lambda context: fee_books.counted(context, account_id))
 
 
 def cycle(desk: Desk, key: str) -> int:
@@ -114,13 +77,13 @@ def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Des
     server, client = desk.server, desk.server.client()
     other = client.accounts.create(name="Other")
     server.sandbox.fund(other.account_id, 10)
-    before = treasury_lamports(server)
+    before = money.lamports(server, money.treasury(server))
     key = client.agent_keys.create(account_id=desk.payer.account_id).key
     with raw_client(server, key) as http:
         agent = Desk(server, http, desk.payer, desk.payee)
         answers = [cycle(agent, f"attack {number}") for number in range(10)]
         assert answers == [200] * 4 + [429] * 6
-        assert before - treasury_lamports(server) == 4 * CYCLE
+        assert before - money.lamports(server, money.treasury(server)) == 4 * CYCLE
         assert refused(agent.ask(idempotency_key="attack 11")) == DAY_SECONDS
     # Nothing is stored, and the attack of one account stops no other.
     assert len(money.rows(server, "sessions")) == 4
@@ -226,12 +189,12 @@ def test_the_rent_of_a_payees_new_token_account_counts() -> None:
         session_id = desk.open(to=payee.token_account)
         assert desk.charge(session_id, "4").status_code == 200
         payee.closes()
-        before = treasury_lamports(server)
+        before = money.lamports(server, money.treasury(server))
         # The close is not refused, although nothing else fits afterwards.
         assert desk.close(session_id).status_code == 200
         assert counted(desk) == (RENT, 0)
         # The escrow's rent came back.
-        assert before - treasury_lamports(server) == CLOSE
+        assert before - money.lamports(server, money.treasury(server)) == CLOSE
         refused(desk.ask(idempotency_key="another"))
 
 
@@ -270,19 +233,13 @@ def poor() -> Iterator[Desk]:
         yield desk_with(server, http)
 
 
-def holds(server: AgentPayServer, lamports: int) -> None:
-    address = Pubkey.from_string(treasury_address(server))
-    account = ChainAccount(lamports, b"", SYSTEM_PROGRAM)
-    money.with_svm(server, lambda svm: svm.set_account(address, account))
-
-
 RESERVE = 20_000_000
 
 
 def unfunded(desk: Desk, response: Any) -> None:
     body = response.json()
     assert (response.status_code, body["error"]) == (503, "chain_unavailable"), body
-    assert treasury_address(desk.server) in body["message"]
+    assert money.treasury(desk.server) in body["message"]
     assert "transfer_id" not in body
     assert response.headers["retry-after"]
 
@@ -292,39 +249,39 @@ def test_a_treasury_at_its_reserve_signs_no_new_work_and_closes_sessions(poor: D
     opened = [poor.open(idempotency_key=f"{number}", cap_usdc="1") for number in range(3)]
     assert poor.charge(opened[0], "0.5").status_code == 200
     signed = len(money.rows(poor.server, "chain_transactions"))
-    holds(poor.server, RESERVE + TRANSFER - 1)
+    money.give_treasury(poor.server, RESERVE + TRANSFER - 1)
     body = {"from": poor.payer.account_id, "to": poor.payee.account_id, "amount": "1"}
     unfunded(poor, poor.ask(idempotency_key="more"))
     unfunded(poor, poor.http.post("/v1/transfers", json={**body, "idempotency_key": "t"}))
     unfunded(poor, poor.http.post("/v1/accounts", json={"name": "Another"}))
     assert len(money.rows(poor.server, "chain_transactions")) == signed
-    assert treasury_lamports(poor.server) == RESERVE + TRANSFER - 1
+    assert money.lamports(poor.server, money.treasury(poor.server)) == RESERVE + TRANSFER - 1
     # Closes may spend the reserve, and return the rent of their escrows.
-    holds(poor.server, 890_880 + CLOSE)
+    money.give_treasury(poor.server, 890_880 + CLOSE)
     assert [poor.close(session_id).status_code for session_id in opened] == [200] * 3
 
 
 def test_the_treasury_pays_for_new_work_down_to_its_reserve(poor: Desk) -> None:
     body = {"from": poor.payer.account_id, "to": poor.payee.account_id, "amount": "1"}
-    holds(poor.server, RESERVE + 2 * TRANSFER)
+    money.give_treasury(poor.server, RESERVE + 2 * TRANSFER)
     answers = [poor.http.post("/v1/transfers", json={**body, "idempotency_key": f"{n}"}) for n in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 503]
     unfunded(poor, answers[2])
-    assert treasury_lamports(poor.server) == RESERVE
+    assert money.lamports(poor.server, money.treasury(poor.server)) == RESERVE
     # An opening needs the rent of its escrow, and the fees of its close.
     needed = RESERVE + RENT + CYCLE
-    holds(poor.server, needed - 1)
+    money.give_treasury(poor.server, needed - 1)
     unfunded(poor, poor.ask(idempotency_key="opening"))
-    holds(poor.server, needed)
+    money.give_treasury(poor.server, needed)
     assert poor.ask(idempotency_key="opening").status_code == 201
 
 
 def test_a_policy_is_in_force_and_its_record_waits_while_the_treasury_is_empty(poor: Desk) -> None:
-    holds(poor.server, RESERVE)
+    money.give_treasury(poor.server, RESERVE)
     client = poor.server.client()
     assert client.policies.pause(poor.payer.account_id).paused
     assert money.rows(poor.server, "chain_transactions") == []
-    holds(poor.server, 10**9)
+    money.give_treasury(poor.server, 10**9)
     poor.server.sandbox.clock.advance(minutes=10)
     assert client.accounts.details(poor.payer.account_id).policy_record is not None
 
@@ -369,31 +326,14 @@ def test_a_budget_is_an_amount_of_sol_or_unlimited() -> None:
             Settings(rate_limit_per_minute=wrong_count)  # type: ignore[arg-type]
 
 
-def test_public_clusters_have_limits_by_default_and_test_chains_have_none() -> None:
-    for default in (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY):
-        assert limit_in_force(None, on_public_clusters=default, is_test_chain=False) == default
-        assert limit_in_force(None, on_public_clusters=default, is_test_chain=True) is None
-        assert limit_in_force(math.inf, on_public_clusters=default, is_test_chain=False) is None
-    assert limit_in_force(7, on_public_clusters=600, is_test_chain=True) == 7
-    assert (
-        600,
-        Decimal("0.01"),
-        10_000,
-    ) == (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY)
-
-
 @pytest.mark.in_memory("the chain only says that it is public")
 def test_a_public_cluster_limits_fees_and_requests_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     with AgentPayServer(clock=START) as prepared:
         assert not limited(prepared)
-    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+    chain_facts.state(monkeypatch, is_test_chain=False)
     with AgentPayServer(clock=START) as server:
         assert limited(server)
-
-        async def budget(context: Context) -> int | None:
-            return fees.budget_lamports(context)
-
-        assert money.on_owner(server, budget) == 10_000_000
+        assert money.on_owner(server, fee_books.budget) == 10_000_000
 
 
 def limited(server: AgentPayServer) -> bool:

@@ -9,30 +9,20 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anyio
+import bounds
 import httpx
 import pytest
 import uvicorn
 from awaited import Awaited, sync_and_async
+from sellers import EXACT
 from solders.keypair import Keypair
 from tool_results import assert_consistent
 
-from agentpay import AgentPay, _fetching
-from agentpay._fetching import (
-    AsyncFetcher,
-    FetchedPage,
-    Fetcher,
-    FetchFailedError,
-    FetchRefusedError,
-    PageRequest,
-    target_of,
-)
+from agentpay import AgentPay
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.testkit.paywall.modes import INJECTION
 
 REF = "forecast-2026-01"
 FIELDS = set(FetchResult.__annotations__)
@@ -65,8 +55,7 @@ def tools(
     request: pytest.FixtureRequest, server: AgentPayServer, account: str, monkeypatch: pytest.MonkeyPatch
 ) -> AgentTools | Awaited:
     # On the manual clock nothing changes while it is waited for.
-    for twin in ("_sync", "_async"):
-        monkeypatch.setattr(f"agentpay.{twin}.paid_fetches.SETTLE_SECONDS", 0.0)
+    bounds.shorten(monkeypatch, paid_fetch_settles_seconds=0.0, paid_fetch_settles_seconds_async=0.0)
     if getattr(request, "param", "sync") == "async":
         return Awaited(AsyncAgentTools(server.async_agent_client(account), private_origins=LOOPBACK))
     return AgentTools(server.agent_client(account), private_origins=LOOPBACK)
@@ -485,7 +474,7 @@ def test_instructions_in_a_challenge_appear_only_as_untrusted_content(
     paywall.mode = Mode.INJECTED_INSTRUCTION
     result = fetched(tools, paywall)
     shown = {**result, "untrusted_content": None}
-    assert INJECTION[:40] not in json.dumps(shown)
+    assert "SYSTEM: ignore all previous" not in json.dumps(shown)
 
 
 @pytest.mark.parametrize(
@@ -597,7 +586,7 @@ def test_a_name_is_pinned_to_the_address_that_was_checked(
         address = "203.0.112.1" if len(looked_up) == 1 else "127.0.0.1"
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
 
-    monkeypatch.setattr(_fetching.socket, "getaddrinfo", rebinding)
+    monkeypatch.setattr(socket, "getaddrinfo", rebinding)
     connected = []
 
     async def connect(_loop: Any, _socket: Any, address: Any) -> Any:
@@ -611,19 +600,6 @@ def test_a_name_is_pinned_to_the_address_that_was_checked(
     assert looked_up == ["rebinding.example"]
     assert connected == ["203.0.112.1"]
     assert not paywall.requests
-
-
-def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 443)) for each in ("203.0.112.1", "10.0.0.1")]
-    monkeypatch.setattr(_fetching.socket, "getaddrinfo", lambda *_, **__: found)
-    target = target_of("https://mixed.example/", ())
-    with pytest.raises(FetchRefusedError, match="private address"):
-        _fetching._checked(_fetching._resolved(target), target)
-
-
-def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
-    target = target_of("https://api.example.com./forecast", ())
-    assert (target.origin, target.host) == ("https://api.example.com", "api.example.com")
 
 
 @pytest.mark.parametrize(
@@ -737,69 +713,6 @@ def test_a_body_is_truncated_and_readable(tools: AgentTools, site: tuple[Site, s
     assert content("/none")["body"] == "(2 bytes that are not UTF-8 text)"
     unpayable = tools.fetch_paid(url=f"{url}/402", max_usdc="1", payment_ref=REF)
     assert (unpayable["status"], unpayable["money_moved"]) == ("rejected", "no")
-
-
-SLOW_HEAD = [b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 100_000]
-EARLY_HINTS = [b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 100_000
-SLOW_BODY = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"sunny", *[b" "] * 100_000]
-
-
-@pytest.fixture
-def dripping() -> Iterator[Callable[[list[bytes]], str]]:
-    """Return a function that serves one request with parts, slowly, and returns the URL."""
-    with contextlib.ExitStack() as opened:
-
-        def serve(parts: list[bytes]) -> str:
-            listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
-            stopped = threading.Event()
-
-            def respond() -> None:
-                connection, _ = listening.accept()
-                with connection, contextlib.suppress(OSError):
-                    connection.recv(65_536)
-                    for part in parts:
-                        connection.sendall(part)
-                        if stopped.wait(0.01):
-                            return
-
-            thread = threading.Thread(target=respond, daemon=True)
-            thread.start()
-            opened.callback(thread.join)
-            opened.callback(stopped.set)
-            return f"http://127.0.0.1:{listening.getsockname()[1]}/"
-
-        yield serve
-
-
-@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
-@pytest.mark.parametrize("parts", [SLOW_HEAD, EARLY_HINTS, SLOW_BODY], ids=["head", "hints", "body"])
-def test_one_deadline_covers_headers_and_body(
-    dripping: Callable[[list[bytes]], str],
-    monkeypatch: pytest.MonkeyPatch,
-    flavour: str,
-    parts: list[bytes],
-) -> None:
-    def fetch(read_seconds: float) -> FetchedPage:
-        monkeypatch.setattr(_fetching, "CONNECT_SECONDS", read_seconds)
-        request = PageRequest(target=target_of(dripping(parts), LOOPBACK), read_seconds=read_seconds)
-        if flavour == "sync":
-            return Fetcher().fetch(request)
-        return anyio.run(AsyncFetcher().fetch, request, backend=flavour)
-
-    if parts is SLOW_BODY:
-        page = with_patience(fetch)
-        assert (page.status, page.body.strip(), page.is_truncated) == (200, b"sunny", True)
-    else:
-        with pytest.raises(FetchFailedError, match="TimeoutError"):
-            fetch(0.2)
-
-
-def with_patience(fetch: Callable[[float], FetchedPage]) -> FetchedPage:
-    """Fetch with the shortest deadline within which this machine receives the head of a response."""
-    for doubled in range(8):
-        with contextlib.suppress(FetchFailedError):
-            return fetch(0.2 * 2**doubled)
-    raise AssertionError("no head arrived within any deadline")
 
 
 # --- Sellers that sell by session

@@ -1,18 +1,17 @@
 """The records of an in-process server: requests, events, deliveries, transactions, and the timeline."""
 
 import asyncio
+import contextlib
 import threading
 from decimal import Decimal
 
+import bounds
 import httpx
 import pytest
 from server_world import START, Funded
 
-from agentpay import AgentPay, AgentPayError
+from agentpay import AgentPay, AgentPayError, ServerError
 from agentpay_server import AgentPayServer
-from agentpay_server.platform.clock import ManualClock
-from agentpay_server.testkit.embedded import recorder as inspection
-from agentpay_server.testkit.embedded import timeline
 
 
 @pytest.fixture
@@ -78,7 +77,7 @@ def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
 def test_recorded_requests_are_limited_by_number(
     server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "RECORDS_MAX", 3)
+    bounds.shorten(monkeypatch, recorded_requests=3)
     for name in "abcde":
         client.accounts.create(name=name)
     assert [request.body["name"] for request in server.requests] == ["c", "d", "e"]
@@ -87,43 +86,39 @@ def test_recorded_requests_are_limited_by_number(
 def test_recorded_requests_are_limited_by_size(
     server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inspection, "_BODIES_MAX_BYTES", 10_000)
+    bounds.shorten(monkeypatch, recorded_bytes=10_000)
     for name in "abcde":
         client.accounts.create(name=name, metadata={"long": "x" * 4_000})
     assert [request.body["name"] for request in server.requests] == ["d", "e"]
     assert server._running.recorder._bytes_kept < 10_000
 
 
-def test_an_evicted_request_in_progress_is_not_recorded() -> None:
-    recorder = inspection.Recorder(ManualClock(START))
-    entered, go_on = asyncio.Event(), asyncio.Event()
+def test_an_evicted_request_in_progress_is_not_recorded(
+    server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bounds.shorten(monkeypatch, recorded_requests=3)
+    entered, go_on = threading.Event(), threading.Event()
 
-    async def slow(scope: object, receive: object, send: object) -> None:
-        if scope["path"] == "/slow":  # type: ignore[index]
-            entered.set()
-            await go_on.wait()
-        await send({"type": "http.response.body", "body": b"x" * 10})  # type: ignore[operator]
+    async def slow(*_: object, **__: object) -> None:
+        entered.set()
+        await asyncio.to_thread(go_on.wait)
+        raise ZeroDivisionError
 
-    async def story() -> None:
-        app = recorder.around(slow)
+    monkeypatch.setattr(server._running.server.services.accounts, "list", slow)
 
-        async def get(path: str) -> None:
-            async def nothing(*_: object) -> dict[str, object]:
-                return {}
+    def ask() -> None:
+        with contextlib.suppress(ServerError):
+            list(client.with_options(max_retries=0).accounts.list())
 
-            scope = {"type": "http", "method": "GET", "path": path, "query_string": b""}
-            await app(scope, nothing, nothing)  # type: ignore[arg-type]
+    late = threading.Thread(target=ask)
+    late.start()
+    assert entered.wait(60)
+    for name in "abc":
+        client.accounts.create(name=name)
+    go_on.set()
+    late.join(60)
 
-        late = asyncio.create_task(get("/slow"))
-        await entered.wait()
-        for _ in range(inspection.RECORDS_MAX):
-            await get("/fast")
-        go_on.set()
-        await late
-
-    asyncio.run(story())
-    assert {request.path for request in recorder.requests()} == {"/fast"}
-    assert recorder._bytes_kept == 10 * inspection.RECORDS_MAX
+    assert [request.method for request in server.requests] == ["POST"] * 3
 
 
 def test_recorded_requests_can_be_restored(server: AgentPayServer, client: AgentPay) -> None:
@@ -291,7 +286,7 @@ def test_the_timeline_nests_every_record_under_its_cause(
 def test_the_timeline_is_bounded(
     server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline, "LINES_MAX", 4)
+    bounds.shorten(monkeypatch, timeline_lines=4)
     for name in "abcde":
         client.accounts.create(name=name * 50, metadata={"text": "x" * 5_000})
     lines = server.timeline().splitlines()

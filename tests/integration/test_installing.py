@@ -1,18 +1,14 @@
 """Install commands in messages: with our name, and from the right source."""
 
-import json
 import re
 import tomllib
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agentpay import _installation as installation
-from agentpay._installation import DISTRIBUTION, install_command
-
 ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTION = "agentpay-kit"
 
 # `agentpay` and `agentpay-sdk` as a requirement; not ours, `agentpay-kit` and the wheel `agentpay_kit-…`.
 NOT_OURS = re.compile(
@@ -65,61 +61,7 @@ def test_no_text_installs_an_unpublished_name() -> None:
 
 def test_the_distribution_is_called_the_same_everywhere() -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    assert project["name"] == DISTRIBUTION == "agentpay-kit"
+    assert project["name"] == DISTRIBUTION
     readme = (ROOT / "README.md").read_text("utf-8")
     assert f"the name will be `{DISTRIBUTION}`" in " ".join(readme.split())
     assert f"{DISTRIBUTION.replace('-', '_')}-VERSION-py3-none-any.whl" in readme
-
-
-class Installed:
-    """A distribution as an installer left it."""
-
-    def __init__(self, recorded: dict[str, Any] | None) -> None:
-        self._recorded = recorded
-
-    def read_text(self, name: str) -> str | None:
-        assert name == "direct_url.json"
-        return None if self._recorded is None else json.dumps(self._recorded)
-
-
-def advice(monkeypatch: pytest.MonkeyPatch, recorded: dict[str, Any] | None) -> str:
-    monkeypatch.setattr(installation, "distribution", lambda _: Installed(recorded))
-    return install_command("server")
-
-
-def test_the_command_installs_from_where_it_was_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    checkout, wheel = tmp_path / "a checkout", tmp_path / "agentpay_kit-1-py3-none-any.whl"
-    checkout.mkdir()
-    wheel.touch()
-    a_directory: dict[str, Any] = {"url": checkout.as_uri(), "dir_info": {}}
-    editable = {**a_directory, "dir_info": {"editable": True}}
-    a_file = {"url": wheel.as_uri(), "archive_info": {}}
-    elsewhere = {"url": "https://example.com/agentpay_kit-1-py3-none-any.whl", "archive_info": {}}
-    a_commit = {"url": "https://example.com/kit.git", "vcs_info": {"vcs": "git", "commit_id": "f00"}}
-    gone = {"url": (tmp_path / "gone.whl").as_uri(), "archive_info": {}}
-
-    assert advice(monkeypatch, a_directory) == f"pip install '{checkout}[server]'"
-    assert advice(monkeypatch, editable) == f"pip install -e '{checkout}[server]'"
-    assert advice(monkeypatch, a_file) == f"pip install '{wheel}[server]'"
-    assert advice(monkeypatch, elsewhere) == f"pip install 'agentpay-kit[server] @ {elsewhere['url']}'"
-    assert (
-        advice(monkeypatch, a_commit)
-        == "pip install 'agentpay-kit[server] @ git+https://example.com/kit.git@f00'"
-    )
-    assert advice(monkeypatch, gone) == "pip install 'CHECKOUT_OR_WHEEL[server]'"
-    # Nothing is recorded of what came from an index, and there it has its name.
-    assert advice(monkeypatch, None) == "pip install 'agentpay-kit[server]'"
-
-
-def test_the_command_installs_from_an_uninstalled_checkout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing(name: str) -> None:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(installation, "distribution", missing)
-    assert install_command("postgres") == f"pip install '{ROOT}[postgres]'"
-    monkeypatch.setattr(installation, "_ROOT", ROOT / "tests")
-    assert install_command("postgres") == "pip install 'CHECKOUT_OR_WHEEL[postgres]'"

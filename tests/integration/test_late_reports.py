@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator
 
+import bounds
 import httpx
 import pytest
 import validators
 from server_world import Funded
 
-from agentpay import AgentPay, _late_reports
+from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.errors import SessionCapExceededError
 from agentpay.payments import PaymentAuth
@@ -55,7 +56,7 @@ def test_a_loop_sends_no_reports_of_their_own(
     seller: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_late_reports, "LATEST_SECONDS", 3600.0)
+    bounds.shorten(monkeypatch, late_report_seconds=3600.0)
     with auth_of(client, account, seller) as auth:
         for _ in range(5):
             assert seller.get("/call", auth=auth).status_code == 200
@@ -71,7 +72,7 @@ def test_a_report_that_no_request_takes_along_is_sent_by_itself(
     seller: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_late_reports, "LATEST_SECONDS", 0.01)
+    bounds.shorten(monkeypatch, late_report_seconds=0.01)
     with auth_of(client, account, seller) as auth:
         seller.get("/call", auth=auth)
         # Another process gets the next voucher as soon as it is reported.
@@ -86,7 +87,7 @@ def test_a_refused_request_keeps_the_report(
     seller: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(_late_reports, "LATEST_SECONDS", 3600.0)
+    bounds.shorten(monkeypatch, late_report_seconds=3600.0)
     with auth_of(client, account, seller, cap="0.01") as auth:
         for _ in range(10):
             seller.get("/call", auth=auth)
@@ -130,7 +131,7 @@ def test_an_unknown_voucher_is_ignored(client: AgentPay, account: Account, selle
 async def test_an_async_loop_sends_no_reports_of_their_own(
     server: AgentPayServer, account: Account, shop: Paywall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_late_reports, "LATEST_SECONDS", 3600.0)
+    bounds.shorten(monkeypatch, late_report_seconds=3600.0)
     async with (
         server.async_client() as client,
         httpx.AsyncClient(transport=shop.async_transport(), base_url=shop.base_url) as http,

@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 import httpx2
 import pytest
+from sellers import EXACT
 from server_world import START
 
 from agentpay import errors
 from agentpay.payments import PaymentAuth, PaymentRefusedError
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
 pytestmark = pytest.mark.unmeasured

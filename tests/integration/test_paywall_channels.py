@@ -12,19 +12,19 @@ import httpx
 import pytest
 import validators
 from attrs import evolve
-from channel_payer import ChannelPayer, challenge_in, decoded, entry_in, receipt_of
+from channel_payer import MEMO_PROGRAM, ChannelPayer, challenge_in, decoded, entry_in, receipt_of
 from server_world import Funded
+from session_sellers import lose_replies, refuse_sends
+from solders.instruction import Instruction
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
+from solders.system_program import TransferParams, transfer
+from solders.token.associated import get_associated_token_address
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.chain import instructions
-from agentpay_server.chain.channels.codecs import OnchainStatus, OnchainTerms
 from agentpay_server.paywall import Mode, Paywall, SessionMode, UptoMode
-from agentpay_server.testkit.node.errors import RpcError
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
 
 PRICE = 1_000
 
@@ -74,7 +74,7 @@ class Session:
     def __init__(self, shop: httpx.Client, payer: ChannelPayer, path: str = "/tick") -> None:
         self.shop, self.payer, self.path = shop, payer, path
         self.challenge = challenge_in(shop.get(path))
-        self.opening: OnchainTerms = payer.opening(self.challenge)
+        self.opening = payer.opening(self.challenge)
 
     def open(self) -> httpx.Response:
         header = self.payer.open_header(self.challenge, self.opening)
@@ -89,9 +89,9 @@ class Session:
         return self.pay(cumulative_micro, action="close")
 
     @property
-    def status(self) -> OnchainStatus | None:
+    def status(self) -> str | None:
         found = self.payer.channel(self.opening)
-        return None if found is None else found.status
+        return None if found is None else found.status.name
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_a_session_is_opened_paid_by_vouchers_and_closed(
     assert (channel.status, channel.served, str(channel.settled_usdc)) == ("settled", 3, "0.003000")
     assert channel.settlement_tx_signature == receipt["txHash"]
     assert paywall.received_usdc == Decimal("0.003")
-    assert session.status is OnchainStatus.DISTRIBUTED
+    assert session.status == "DISTRIBUTED"
     assert refusal(session.pay(4_000)) == "channel-sealed"
 
 
@@ -145,7 +145,7 @@ def test_shares_get_their_part(paywall: Paywall, shop: httpx.Client, payer: Chan
     assert spent() == "0.003"
 
     def held(owner: str) -> int:
-        address = Pubkey.from_string(instructions.associated_token_address(owner, str(session.opening.mint)))
+        address = get_associated_token_address(Pubkey.from_string(owner), session.opening.mint)
         return int.from_bytes(payer.on_chain(address).data[64:72], "little")
 
     # The rest of the rounding is the program's.
@@ -219,10 +219,11 @@ def test_an_opening_on_other_terms_is_not_signed(
 
 
 def test_an_opening_that_does_more_is_not_signed(session: Session, payer: ChannelPayer, spent: Any) -> None:
-    theft = instructions.transfer_lamports(session.opening.rent_payer, payer.address, 1)
+    give = {"from_pubkey": session.opening.rent_payer, "to_pubkey": payer.address, "lamports": 1}
+    theft = transfer(TransferParams(**give))
     header = payer.open_header(session.challenge, session.opening, theft)
     assert refusal(session.shop.get("/tick", headers=header)) == "payment_invalid"
-    memo = payer.open_header(session.challenge, session.opening, instructions.memo("m"))
+    memo = payer.open_header(session.challenge, session.opening, Instruction(MEMO_PROGRAM, b"m", []))
     assert refusal(session.shop.get("/tick", headers=memo)) == "payment_invalid"
     assert spent() == "0"
 
@@ -300,9 +301,9 @@ def test_a_forced_close_is_settled_within_the_grace_period(
     session.pay(1_000)
     session.pay(2_000)
     payer.force_close(session.opening)
-    assert session.status is OnchainStatus.CLOSING
+    assert session.status == "CLOSING"
     server.sandbox.clock.advance(890)
-    assert session.status is OnchainStatus.DISTRIBUTED
+    assert session.status == "DISTRIBUTED"
     assert spent() == "0.002"
     assert paywall.channels.one().status == "settled"
 
@@ -315,9 +316,9 @@ def test_an_idle_channel_is_settled(
     session.open()
     session.pay(1_000)
     server.sandbox.clock.advance(29)
-    assert session.status is OnchainStatus.OPEN
+    assert session.status == "OPEN"
     server.sandbox.clock.advance(1)
-    assert session.status is OnchainStatus.DISTRIBUTED
+    assert session.status == "DISTRIBUTED"
     assert spent() == "0.001"
 
 
@@ -410,14 +411,14 @@ def test_a_seller_that_never_closes_gets_nothing(
     assert session.close(1_000).status_code == 503
     payer.force_close(session.opening)
     server.sandbox.clock.advance(2_000)
-    assert session.status is OnchainStatus.CLOSING
+    assert session.status == "CLOSING"
 
 
 def test_a_seller_seals_early(paywall: Paywall, shop: httpx.Client, payer: ChannelPayer, spent: Any) -> None:
     session = hostile(paywall, shop, payer, SessionMode.SEAL_EARLY)
     assert session.pay(1_000).status_code == 200
     assert refusal(session.pay(2_000)) == "channel-sealed"
-    assert (session.status, spent()) == (OnchainStatus.DISTRIBUTED, "0.001")
+    assert (session.status, spent()) == ("DISTRIBUTED", "0.001")
     assert paywall.channels.one().status == "sealed"
 
 
@@ -487,11 +488,7 @@ def test_what_could_not_be_settled_and_was_not_served_returns(
     paywall.sell_upto("/ask", "0.01", charge="0.001")
     header = payer.upto_header(entry_in(shop.get("/ask")))
     with monkeypatch.context() as patched:
-
-        async def unavailable(_: ChannelDesk, __: object) -> str:
-            raise RpcError(-32000, "scripted: the node does not respond")
-
-        patched.setattr(ChannelDesk, "_send", unavailable)
+        refuse_sends(patched)
         assert refusal(shop.get("/ask", headers=header)) == "settlement_pending"
     assert spent() == "0.01"
     server.sandbox.clock.advance(5)
@@ -508,12 +505,6 @@ def test_a_settlement_whose_reply_is_lost_is_read_from_the_chain(
     monkeypatch: pytest.MonkeyPatch,
     protocol: str,
 ) -> None:
-    send = ChannelDesk._send
-
-    async def loses_reply(desk: ChannelDesk, steps: Any) -> str:
-        await send(desk, steps)
-        raise RpcError(-32000, "scripted: the node does not respond")
-
     paywall.sell_upto("/ask", "0.01", charge="0.001")
     if protocol == "session":
         session = Session(shop, payer)
@@ -521,7 +512,7 @@ def test_a_settlement_whose_reply_is_lost_is_read_from_the_chain(
         session.pay(1_000)
     header = payer.upto_header(entry_in(shop.get("/ask")))
     with monkeypatch.context() as patched:
-        patched.setattr(ChannelDesk, "_send", loses_reply)
+        lose_replies(patched)
         ended = session.close(1_000) if protocol == "session" else shop.get("/ask", headers=header)
     assert refusal(ended) == "settlement_pending"
     assert spent() == "0.001"
@@ -608,7 +599,7 @@ def test_a_seller_that_is_told_to_settle_takes_its_highest_voucher_in_every_mode
     with pytest.raises(httpx.RemoteProtocolError) if mode in unanswered else contextlib.nullcontext():
         session.pay(1_000)
     paywall.settle()
-    assert (session.status, spent()) == (OnchainStatus.DISTRIBUTED, "0.001")
+    assert (session.status, spent()) == ("DISTRIBUTED", "0.001")
     assert str(paywall.channels.one().settled_usdc) == "0.001000"
     paywall.settle()
     assert spent() == "0.001"

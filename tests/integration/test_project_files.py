@@ -5,7 +5,9 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 import surfpool
 import yaml
@@ -197,9 +199,14 @@ def test_the_container_runs_unprivileged_with_a_health_check() -> None:
             subprocess.run(["sh", "-n", "-c", rest], check=True)
 
 
-def test_the_container_command_is_a_valid_server_command() -> None:
-    from agentpay_server.cli.serve import serve  # noqa: PLC0415
+def serve_command() -> Any:
+    from agentpay_server.cli import main  # noqa: PLC0415
 
+    return main.get_command(click.Context(main), "serve")
+
+
+def test_the_container_command_is_a_valid_server_command() -> None:
+    serve = serve_command()
     _, *arguments = re.findall(r'"([^"]*)"', dict(instructions())["CMD"])
     with serve.make_context("serve", arguments) as context:
         assert context.params["allow_remote"] is True
@@ -207,8 +214,7 @@ def test_the_container_command_is_a_valid_server_command() -> None:
 
 
 def test_the_compose_file_starts_a_server_on_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
-    from agentpay_server.cli.serve import serve  # noqa: PLC0415
-
+    serve = serve_command()
     services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
     server = services["server"]
     assert server["depends_on"]["database"]["condition"] == "service_healthy"

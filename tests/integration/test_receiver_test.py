@@ -1,19 +1,18 @@
 """`agentpay-lab receiver-test`: planted faults are named, and receivers without one pass."""
 
-import asyncio
 import json
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from ports import steady_port
 
 from agentpay_lab.cli import main
-from agentpay_lab.receiver_test.run import ReceiverError, ReceiverTest, ReceiverTestPlan, Report
 
 HERE = Path(__file__).parent
 RECEIVERS = HERE.parents[1] / "examples/receivers"
@@ -34,41 +33,47 @@ FAULTS = {
     "refuses unknown types": "It responded 400 to an event of a newer type",
     "checks, then acts": "times on an event that was delivered 8 times at once.",
 }
-SECRETS = {"secret": "whsec_current", "old_secret": "whsec_rotated_out"}
 
 
-def report_of(tmp_path: Path, fault: str, kills: int = 0) -> Report:
-    port, acted = steady_port(), tmp_path / "acted"
-    command = (sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), str(acted), fault)
-    plan = ReceiverTestPlan(
-        url=f"http://127.0.0.1:{port}/",
-        acted=str(acted),
-        command=command,
-        wait_seconds=3,
-        kills=kills,
-        **SECRETS,
-    )
-    return asyncio.run(ReceiverTest(plan, lambda _: None).run())
+def report_on(url: str, acted: str, *command: str, kills: int = 0) -> Any:
+    """Return the report of a run as JSON."""
+    options = ["--acted", acted, "--wait", "3", "--kills", str(kills), "--json"]
+    secrets = ["--secret", "whsec_current", "--old-secret", "whsec_rotated_out"]
+    result = CliRunner().invoke(main, ["receiver-test", url, *options, *secrets, "--", *command])
+    assert result.stdout, result.output
+    report = json.loads(result.stdout)
+    assert result.exit_code == (0 if report["has_passed"] else 1)
+    return report
 
 
-def sentences(report: Report) -> list[str]:
-    return [miss.sentence for result in report.results for miss in result.misses]
+def report_of(tmp_path: Path, fault: str, kills: int = 0) -> Any:
+    port, acted = steady_port(), str(tmp_path / "acted")
+    command = (sys.executable, "-S", str(HERE / "planted_receiver.py"), str(port), acted, fault)
+    return report_on(f"http://127.0.0.1:{port}/", acted, *command, kills=kills)
+
+
+def misses(report: Any) -> list[Any]:
+    return [miss for result in report["results"] for miss in result["misses"]]
+
+
+def sentences(report: Any) -> list[str]:
+    return [miss["sentence"] for miss in misses(report)]
 
 
 def test_a_receiver_without_a_fault_passes(tmp_path: Path) -> None:
     report = report_of(tmp_path, "none", kills=4)
     assert sentences(report) == []
-    assert report.has_passed
-    assert len(report.results) == 16
+    assert report["has_passed"]
+    assert len(report["results"]) == 16
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_with_the_request_that_shows_it(tmp_path: Path, fault: str) -> None:
     report = report_of(tmp_path, fault, kills=4 if "responds" in fault else 0)
-    named = [miss for result in report.results for miss in result.misses if FAULTS[fault] in miss.sentence]
+    named = [miss for miss in misses(report) if FAULTS[fault] in miss["sentence"]]
     assert named, sentences(report)
-    assert not report.has_passed
-    assert {"headers", "body"} == named[0].request.keys()
+    assert not report["has_passed"]
+    assert {"headers", "body"} == named[0]["request"].keys()
 
 
 def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,11 +82,7 @@ def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pyt
     command = (sys.executable, str(RECEIVERS / "durable_app.py"))
     monkeypatch.setenv("PORT", str(port))
     base = f"http://127.0.0.1:{port}"
-    plan = ReceiverTestPlan(
-        url=f"{base}/webhooks", acted=f"{base}/acted", command=command, kills=4, **SECRETS
-    )
-    report = asyncio.run(ReceiverTest(plan, lambda _: None).run())
-    assert sentences(report) == []
+    assert sentences(report_on(f"{base}/webhooks", f"{base}/acted", *command, kills=4)) == []
 
 
 def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> None:
@@ -109,20 +110,20 @@ def test_the_command_reports_as_json_and_by_its_exit_code(tmp_path: Path) -> Non
 
 
 def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None:
-    plan = ReceiverTestPlan(
-        url=f"http://127.0.0.1:{steady_port()}/", acted="x", secret="whsec_x", command=("false",)
-    )
-    with pytest.raises(ReceiverError, match="exit code 1"):
-        asyncio.run(ReceiverTest(plan, lambda _: None).run())
+    url = f"http://127.0.0.1:{steady_port()}/"
+    result = CliRunner().invoke(main, ["receiver-test", url, "--acted", "x", "--", "false"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "exit code 1" in result.stderr
 
 
 def test_a_process_that_listens_already_is_not_tested_in_place_of_the_receiver(tmp_path: Path) -> None:
     """Its secret is another one, so each check would miss."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        plan = ReceiverTestPlan(url=url, acted=str(tmp_path / "x"), secret="whsec_x", command=("sleep", "60"))
-        with pytest.raises(ReceiverError, match="listens there already"):
-            asyncio.run(ReceiverTest(plan, lambda _: None).run())
+        command = ["receiver-test", url, "--acted", str(tmp_path / "x"), "--", "sleep", "60"]
+        result = CliRunner().invoke(main, command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "listens there already" in result.stderr
 
 
 LEAVES_CHILD = """
@@ -145,10 +146,11 @@ def test_a_child_that_survives_its_receiver_is_reported(tmp_path: Path) -> None:
     receiver = (str(HERE / "planted_receiver.py"), str(port), str(acted), "none")
     command = (sys.executable, "-S", str(program), str(child), *receiver)
     url = f"http://127.0.0.1:{port}/"
-    plan = ReceiverTestPlan(url=url, acted=str(acted), command=command, kills=1, **SECRETS)
+    options = ["--acted", str(acted), "--kills", "1"]
     try:
-        with pytest.raises(ReceiverError, match="survives the end of the receiver"):
-            asyncio.run(ReceiverTest(plan, lambda _: None).run())
+        result = CliRunner().invoke(main, ["receiver-test", url, *options, "--", *command])
+        assert result.exit_code == 1
+        assert "survives the end of the receiver" in result.stderr
     finally:
         os.kill(int(child.read_text()), signal.SIGKILL)
 

@@ -2,30 +2,23 @@
 
 import asyncio
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import books
 import pytest
+import sealed
 import stores
 from attrs import frozen
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from server_world import START
-from sqlalchemy import select, update
 
 from agentpay.contract.deliveries import Delivery
-from agentpay_server import AgentPayServer, RpcSettings, Settings
-from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.identity import WrongKeyError
-from agentpay_server.assembly.storage import open_storage
-from agentpay_server.database import tables
-from agentpay_server.database.connection import Connection
-from agentpay_server.platform.vault import Place as PlaceOfSecret
-from agentpay_server.platform.vault import Vault
+from agentpay_server import AgentPayServer, Settings, StartRefusedError
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
-ELSEWHERE = RpcSettings(url="http://node.invalid")
-"""A chain outside the server's directory, so that the server's own stays untouched."""
 
 
 @frozen
@@ -37,17 +30,16 @@ class Place:
     def server(self, **options: Any) -> AgentPayServer:
         return AgentPayServer(**{"clock": START, "settings": SETTINGS, **self.where, **options})
 
-    def run(self, unit: Any) -> Any:
-        """Run a unit of work on the data, with no server on it."""
+    def ciphertexts(self) -> dict[tuple[str, str, str], bytes]:
+        """Return everything that is sealed, by table, column and row."""
+        return asyncio.run(stores.on_data(self.where, _ciphertexts))
 
-        async def work() -> Any:
-            storage = await open_storage(ServerConfig(settings=SETTINGS, rpc=ELSEWHERE, **self.where))
-            try:
-                return await storage.database.run(unit)
-            finally:
-                await storage.close()
-
-        return asyncio.run(work())
+    def put(self, where: tuple[str, str, str], sealed: bytes) -> None:
+        """Store a ciphertext."""
+        table, column, row = where
+        key = {"name" if table == "server_state" else "webhook_id": row}
+        changed = partial(books.change, table=table, changed={column: sealed}, **key)
+        asyncio.run(stores.on_data(self.where, changed))
 
 
 @pytest.fixture(params=["file", "postgres"])
@@ -69,34 +61,20 @@ def sealed_for_row(plaintext: str, row: str) -> bytes:
     return nonce + AESGCM(stores.KEY).encrypt(nonce, plaintext.encode(), row.encode())
 
 
-def ciphertexts(connection: Connection) -> dict[tuple[str, str, str], bytes]:
-    """Return everything that is sealed, by table, column and row."""
+async def _ciphertexts(database: Any) -> dict[tuple[str, str, str], bytes]:
     found: dict[tuple[str, str, str], bytes] = {}
-    for webhook_id, secret, next_secret in connection.execute(
-        select(tables.webhooks.c.webhook_id, tables.webhooks.c.secret, tables.webhooks.c.next_secret)
-    ):
-        found["webhooks", "secret", webhook_id] = secret
-        if next_secret is not None:
-            found["webhooks", "next_secret", webhook_id] = next_secret
-    (seed,) = connection.execute(
-        select(tables.server_state.c.value).where(tables.server_state.c.name == SEED)
-    ).scalars()
-    return {**found, ("server_state", "value", SEED): seed}
-
-
-def put(connection: Connection, where: tuple[str, str, str], sealed: bytes) -> None:
-    """Store a ciphertext."""
-    table, column, row = where
-    found = tables.metadata.tables[table]
-    name = found.c.name if table == "server_state" else found.c.webhook_id
-    connection.execute(update(found).where(name == row).values({column: sealed}))
+    for webhook in await books.rows(database, "webhooks"):
+        for column in ("secret", "next_secret"):
+            if webhook[column] is not None:
+                found["webhooks", column, webhook["webhook_id"]] = webhook[column]
+    (seed,) = await books.rows(database, "server_state", name=SEED)
+    return {**found, ("server_state", "value", SEED): seed["value"]}
 
 
 def opened(found: dict[tuple[str, str, str], bytes]) -> dict[tuple[str, str, str], str]:
-    vault = Vault(stores.KEY)
     return {
-        (table, column, row): vault.open(sealed, PlaceOfSecret(table=table, column=column, row=row))
-        for (table, column, row), sealed in found.items()
+        (table, column, row): sealed.opened(content, table=table, column=column, row=row)
+        for (table, column, row), content in found.items()
     }
 
 
@@ -129,13 +107,9 @@ def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
     with place.server() as server:
         webhook_ids = rotating(server), rotating(server)
     (one, first), (other, second) = swap(*webhook_ids)
-
-    def swapped(connection: Connection) -> None:
-        found = ciphertexts(connection)
-        put(connection, ("webhooks", first, one), found["webhooks", second, other])
-        put(connection, ("webhooks", second, other), found["webhooks", first, one])
-
-    place.run(swapped)
+    found = place.ciphertexts()
+    place.put(("webhooks", first, one), found["webhooks", second, other])
+    place.put(("webhooks", second, other), found["webhooks", first, one])
     with place.server() as server:
         attempted(server)
         for delivery in server.deliveries.list(webhook_id=one):
@@ -146,41 +120,36 @@ def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
 def test_a_webhook_secret_cannot_replace_the_server_seed(place: Place) -> None:
     with place.server() as server:
         webhook_id = rotating(server)
-
-    def swapped(connection: Connection) -> None:
-        found = ciphertexts(connection)
-        put(connection, ("server_state", "value", SEED), found["webhooks", "secret", webhook_id])
-
-    place.run(swapped)
-    with pytest.raises(WrongKeyError):
+    place.put(("server_state", "value", SEED), place.ciphertexts()["webhooks", "secret", webhook_id])
+    with pytest.raises(StartRefusedError, match="encryption key"):
         place.server().start()
 
 
 def test_a_ciphertext_that_is_bound_to_its_row_alone_is_not_accepted(place: Place) -> None:
     with place.server() as server:
         webhook_id = rotating(server)
-    secrets = opened(place.run(ciphertexts))
+    secrets = opened(place.ciphertexts())
     where = ("webhooks", "secret", webhook_id)
-    place.run(lambda connection: put(connection, where, sealed_for_row(secrets[where], webhook_id)))
+    place.put(where, sealed_for_row(secrets[where], webhook_id))
 
     with place.server() as server:
         (attempt,) = attempted(server).attempts
         assert "cannot be decrypted" in (attempt.error or "")
 
     where = ("server_state", "value", SEED)
-    place.run(lambda connection: put(connection, where, sealed_for_row(secrets[where], SEED)))
-    with pytest.raises(WrongKeyError):
+    place.put(where, sealed_for_row(secrets[where], SEED))
+    with pytest.raises(StartRefusedError, match="encryption key"):
         place.server().start()
 
 
 def test_a_start_with_another_key_changes_nothing(place: Place) -> None:
     with place.server() as server:
         rotating(server)
-    before = place.run(ciphertexts)
+    before = place.ciphertexts()
 
-    with pytest.raises(WrongKeyError):
+    with pytest.raises(StartRefusedError, match="encryption key"):
         place.server(settings=Settings(encryption_key=bytes(32))).start()
-    assert place.run(ciphertexts) == before
+    assert place.ciphertexts() == before
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
@@ -189,14 +158,14 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
         webhook_id = rotating(server)
         server.sandbox.clock.advance(hours=24)
     where = ("webhooks", "next_secret", webhook_id)
-    in_use = opened(place.run(ciphertexts))[where]
+    in_use = opened(place.ciphertexts())[where]
     if is_damaged:
-        place.run(lambda connection: put(connection, where, b"damaged" * 9))
+        place.put(where, b"damaged" * 9)
 
     with place.server() as server:
         newest = server.webhooks.rotate_secret(webhook_id).secret
 
-    found = opened(place.run(ciphertexts))
+    found = opened(place.ciphertexts())
     # A secret that does not open signs nothing, so the new one applies at once.
     assert found["webhooks", "secret", webhook_id] == (newest if is_damaged else in_use)
     assert found.get(where) == (None if is_damaged else newest)

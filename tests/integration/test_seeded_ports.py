@@ -5,14 +5,13 @@ import random
 
 import httpx
 import pytest
-from server_world import START
+from server_world import START, made_key
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer
-from agentpay_server.platform.credentials import KeyKind, new_key
 
 EVENT = "server.keys_follow_from_seed"
-GIVEN = new_key(KeyKind.OPERATOR, bytes(range(32)))
+GIVEN = made_key()
 
 
 def is_accepted(server: AgentPayServer, key: str) -> bool:

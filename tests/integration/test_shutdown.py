@@ -18,8 +18,6 @@ from command_line import next_json, processing
 from server_world import raw_client
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.assembly.storage import KEY_VARIABLE
-from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 pytestmark = pytest.mark.unmeasured
 
@@ -201,7 +199,6 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
     settings = Settings(shutdown_seconds=0.1)
     with AgentPayServer(clock="system", data_dir=tmp_path, settings=settings) as server:
         world = server._running
-        transport = EmbeddedTransport(world._app, world._owner)
         client = server.client()
         payer, payee = (
             client.accounts.create(name="a").account_id,
@@ -210,12 +207,11 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
         server.sandbox.fund(payer, "10")
         server.sandbox.set_fault("chain_never_lands")
         metrics = world.server.context.metrics
-        headers = {"Authorization": f"Bearer {server.operator_key}"}
         body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
         answers: list[httpx.Response] = []
 
         def ask() -> None:
-            with httpx.Client(transport=transport, base_url="http://x.invalid", headers=headers) as http:
+            with raw_client(server) as http:
                 answers.append(http.post("/v1/transfers", json=body, timeout=WAIT_SECONDS))
 
         thread = threading.Thread(target=ask)
@@ -235,7 +231,7 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
 
 def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -> None:
     url = asyncio.run(stores.fresh_url())
-    environment = {KEY_VARIABLE: stores.KEY.hex()}
+    environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": stores.KEY.hex()}
     with serving("--database-url", url, environment=environment) as server:
         payer, payee = server.accounts()
         key = server.key

@@ -9,11 +9,10 @@ from datetime import timedelta
 import httpx
 import pytest
 from money import rows
-from server_world import START, raw_client, refused
+from server_world import START, made_code, raw_client, refused
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.platform.credentials import new_code
 
 SIGN_IN, KEYS = "/ext/v1/console/sign-in", "/ext/v1/console/operator-keys"
 
@@ -65,7 +64,7 @@ def test_concurrent_exchanges_of_one_code_succeed_once(browser: httpx.Client, li
     assert sorted(answer.status_code for answer in answers) == [201] + [401] * 7
 
 
-@pytest.mark.parametrize("code", ["x", "ap_code_" + "0" * 49, new_code(bytes(32)), "ap_operator_" + "0" * 49])
+@pytest.mark.parametrize("code", ["x", "ap_code_" + "0" * 49, made_code(), "ap_operator_" + "0" * 49])
 def test_an_unknown_code_is_401(browser: httpx.Client, code: str) -> None:
     answer = browser.post(SIGN_IN, json={"code": code})
     refused(answer, "unauthorized")

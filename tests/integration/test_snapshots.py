@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import books
+import bounds
+import chain_facts
 import httpx
 import money
 import pytest
@@ -17,12 +20,6 @@ from server_world import START, raw_client, refused, state_of
 from agentpay import AuthenticationError, ConflictError, NotFoundError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.accounts.policy_records import PolicyRecords
-from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.embedded.virtual_machine import accounts_of
-from agentpay_server.database import tables
-from agentpay_server.sandbox import snapshots as snapshot_service
 
 pytestmark = pytest.mark.in_memory("nothing else can be brought back")
 
@@ -72,15 +69,8 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
 
 def kept(server: AgentPayServer) -> tuple[Any, ...]:
     """Return everything that a restore brings back, except the audit trail, which contains the restore."""
-    names = sorted(set(tables.metadata.tables) - {"audit", "alembic_version"})
-    rows = {name: money.rows(server, tables.metadata.tables[name]) for name in names}
-
-    async def chain(context: Any) -> Any:
-        inner = context.chain.inner
-        accounts = {str(address): bytes(account) for address, account in accounts_of(inner._svm).items()}
-        return accounts, inner._slot, inner._blocks.height(), dict(inner._statuses)
-
-    return rows, money.on_owner(server, chain), server.sandbox.clock.now()
+    rows = {name: money.rows(server, name) for name in books.NAMES if name != "audit"}
+    return rows, chain_facts.everything(server), server.sandbox.clock.now()
 
 
 def test_a_restore_brings_back_the_whole_state(server: AgentPayServer):
@@ -152,22 +142,7 @@ def test_a_transaction_signed_before_a_snapshot_lands_after_every_restore(seeded
 
 def signed_by(server: AgentPayServer, payer: Account, payee: Account) -> bytes:
     """Return a payment of one USDC that is signed, and not sent."""
-
-    async def work(context: Any) -> bytes:
-        signed = transactions.transfer(
-            context.signer,
-            await context.chain.latest_blockhash(),
-            usdc_mint=context.chain.usdc_mint,
-            account_index=1,
-            source=payer.usdc_token_account,
-            recipient=payee.usdc_token_account,
-            amount_micro=1_000_000,
-            memo="held back",
-        )
-        assert context.signer.address(spending_key(1)) == payer.chain_address
-        return signed.raw
-
-    return money.on_owner(server, work)
+    return money.signed_elsewhere(server, payer, payee.usdc_token_account, 1_000_000, "held back")
 
 
 def sent_by(server: AgentPayServer, work: Callable[[], object]) -> list[bytes]:
@@ -444,7 +419,7 @@ def test_snapshots_are_refused_with_a_data_directory(tmp_path: Path):
 
 
 def test_the_least_recently_used_snapshot_is_evicted(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(snapshot_service, "KEPT", 2)
+    bounds.shorten(monkeypatch, snapshots_kept=2)
     first, second = server.sandbox.snapshot(), server.sandbox.snapshot()
     server.sandbox.restore(first)
     third = server.sandbox.snapshot()
@@ -466,7 +441,7 @@ def hasty() -> Iterator[AgentPayServer]:
 def test_no_snapshot_is_taken_while_money_is_in_flight(
     hasty: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
+    bounds.shorten(monkeypatch, snapshot_rest_seconds=0.05)
     payer, payee = prepared(hasty)
     with raw_client(hasty) as http:
         with hasty.sandbox.fault("chain_never_lands"):
@@ -612,7 +587,7 @@ def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
         server.client().policies.update(payer.account_id, max_single_transfer=50)
         server.sandbox.clock.advance(0)
     workers = server._running.server.services.schedule._scheduled
-    records = next(worker for worker in workers if isinstance(worker, PolicyRecords))
+    records = next(worker for worker in workers if type(worker).__name__ == "PolicyRecords")
     server.sandbox.set_fault("chain_never_lands")
 
     async def cut_off(context: Any) -> bool:
@@ -630,7 +605,7 @@ def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
 def test_a_restore_is_refused_while_work_does_not_end(
     server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
+    bounds.shorten(monkeypatch, snapshot_rest_seconds=0.05)
     snapshot = server.sandbox.snapshot()
     prepared(server)
 

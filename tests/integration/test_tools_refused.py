@@ -5,10 +5,11 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import bounds
 import pytest
 from awaited import Awaited, sync_and_async
 from server_world import START
-from tool_results import assert_consistent
+from tool_results import assert_consistent, give_keys
 
 from agentpay import AgentPay
 from agentpay.tools import AgentTools, AsyncAgentTools
@@ -48,8 +49,7 @@ def tools(
     request: pytest.FixtureRequest, server: AgentPayServer, payer: str, monkeypatch: pytest.MonkeyPatch
 ) -> AgentTools | Awaited:
     # On the manual clock nothing changes while it is waited for.
-    for twin in ("_sync", "_async"):
-        monkeypatch.setattr(f"agentpay.{twin}.paid_fetches.SETTLE_SECONDS", 0.0)
+    bounds.shorten(monkeypatch, paid_fetch_settles_seconds=0.0, paid_fetch_settles_seconds_async=0.0)
     if getattr(request, "param", "sync") == "async":
         agent = server.async_agent_client(payer).with_options(max_retries=0)
         return Awaited(AsyncAgentTools(agent, private_origins=LOOPBACK))
@@ -386,9 +386,7 @@ def test_the_test_detects_a_key_for_each_call(
 ) -> None:
     """With keys that do not follow from what is recorded, two processes pay twice in some order."""
     numbers = itertools.count(1)
-    monkeypatch.setattr(
-        "agentpay._async.purchases.key_of", lambda ref, attempt=0: f"mcp:{ref}/{attempt and next(numbers)}"
-    )
+    give_keys(monkeypatch, lambda ref, attempt=0: f"mcp:{ref}/{attempt and next(numbers)}")
     with pytest.raises(AssertionError):
         test_two_processes_pay_a_refused_reference_once_in_any_order(server, client, payer, payee, 0, None)
 

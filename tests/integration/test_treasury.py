@@ -12,15 +12,8 @@ import pytest
 import validators
 from prometheus_client.parser import text_string_to_metric_families
 from server_world import START, raw_client
-from solders.account import Account
-from solders.pubkey import Pubkey
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.chain.protocol import Blockhash, ComputeBudget
-from agentpay_server.engine.treasury import transfer_fee
-from agentpay_server.ledger.context import Context
 
 RESERVE = 20_000_000
 """Lamports that new work leaves in the treasury (interface F5)."""
@@ -36,13 +29,7 @@ class Watched:
         self.server, self.http = server, http
 
     def holds(self, lamports: int) -> None:
-        address = money.on_owner(self.server, self._address)
-        account = Account(lamports, b"", SYSTEM_PROGRAM)
-        money.with_svm(self.server, lambda svm: svm.set_account(Pubkey.from_string(address), account))
-
-    @staticmethod
-    async def _address(context: Context) -> str:
-        return context.signer.address(TREASURY)
+        money.give_treasury(self.server, lamports)
 
     def not_ready(self) -> list[str]:
         answer = self.http.get("/readyz")
@@ -95,14 +82,6 @@ def test_readiness_requires_the_cost_of_a_transfer() -> None:
         assert watched.not_ready() == []
         assert client.transfers.create(from_=payer, to=payee, amount=1).status == "settled"
         assert watched.not_ready() == ["treasury"]
-
-
-def test_a_priority_fee_counts() -> None:
-    blockhash = Blockhash(value="hash", last_valid_block_height=1)
-    assert transfer_fee(blockhash) == FEE
-    budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1_001)
-    dearer = Blockhash(value="hash", last_valid_block_height=1, compute_budget=budget)
-    assert transfer_fee(dearer) == FEE + 61
 
 
 def test_each_fall_of_the_treasury_below_the_threshold_is_logged_once(

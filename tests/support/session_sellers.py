@@ -252,6 +252,17 @@ def refuse_sends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ChannelDesk, "_send", unavailable)
 
 
+def lose_replies(patch: pytest.MonkeyPatch) -> None:
+    """Let transactions reach the node of a paywall that sells by channel, but not its replies the paywall."""
+    send = ChannelDesk._send
+
+    async def sent(desk: ChannelDesk, steps: Any) -> str:
+        await send(desk, steps)
+        raise RpcError(-32000, "scripted: the node does not respond")
+
+    patch.setattr(ChannelDesk, "_send", sent)
+
+
 def opening_in(payload: dict[str, Any]) -> OnchainTerms:
     """Return the opening that a payload claims, which must be the one that its transaction asks for."""
     shares = tuple(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import bounds
 import json_rpc_server
 import pytest
 import rpc_proxy
@@ -19,22 +20,11 @@ from solders.keypair import Keypair
 from surfpool import Surfpool
 
 from agentpay import ConflictError
-from agentpay_server import AgentPayServer, Settings
-from agentpay_server.accounts import provisioning
-from agentpay_server.assembly.chain_opening import ClusterError
-from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.identity import ForeignChainError
-from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import open_storage
-from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TREASURY, spending_key
-from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
-from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE
+from agentpay_server import AgentPayServer, Settings, StartRefusedError
 from agentpay_server.cli import main
 from agentpay_server.cli import process as _process  # noqa: F401 - loaded while coverage is measured
 from agentpay_server.cli import serve as _serve  # noqa: F401
 from agentpay_server.contract import sandbox
-from agentpay_server.ledger import transactions as chain_transactions
 
 pytestmark = pytest.mark.anyio
 
@@ -90,15 +80,15 @@ async def test_accounts_requested_together_share_transactions(
     surfpool: Surfpool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Long enough for all requests to join on a busy machine.
-    monkeypatch.setattr(provisioning, "COLLECTING_SECONDS", 2.0)
+    bounds.shorten(monkeypatch, provisioning_seconds=2.0)
     async with rpc_service.serving(surfpool) as service:
         parties = await asyncio.gather(*(service.account() for _ in range(25)))
         assert len({party.usdc_token_account for party in parties}) == 25
         assert [await service.held(party) for party in parties] == [0] * 25
-        watched = await service.runtime.context.database.read(chain_transactions.confirmed_after, "", 100)
-        made = {row.subject_id: row.signature for row in watched}
+        watched = await service.rows("chain_transactions", state="confirmed")
+        made = {row["subject_id"]: row["signature"] for row in watched}
         assert {party.account_id for party in parties} <= made.keys()
-        most = -(-len(parties) // transactions.MOST_PROVISIONED)
+        most = -(-len(parties) // bounds.value("accounts_in_one_transaction"))
         assert len({made[party.account_id] for party in parties}) == most
 
 
@@ -107,9 +97,8 @@ async def test_an_account_that_cannot_be_created_does_not_block_others(
 ) -> None:
     await service.account()
     # Another owner's account is at the address of the token account of the third account from now.
-    owner = service.runtime.context.signer.address(spending_key(4))
-    taken = associated_token_address(owner, rpc_world.USDC)
-    program = str(MEMO_PROGRAM)
+    taken = service.token_account_of(4)
+    program = "MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr"
     surfpool.call("surfnet_setAccount", taken, {"lamports": 10**9, "data": "00", "owner": program})
     answers = await asyncio.gather(
         *(service.http.post("/v1/accounts", json={"name": f"{number}"}) for number in range(5))
@@ -182,12 +171,8 @@ async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
     service: Service,
 ) -> None:
     payer, context = await service.account("10"), service.runtime.context
-    owner = context.signer.address(spending_key(2))
-    address = associated_token_address(owner, rpc_world.USDC)
-    made = transactions.create_token_account(
-        context.signer, await context.chain.latest_blockhash(), usdc_mint=rpc_world.USDC, owner=owner
-    )
-    await context.chain.send(made.raw)
+    address = service.token_account_of(2)
+    await service.open_token_account_of(2)
 
     async def is_there() -> bool:
         return (await context.chain.token_accounts([address]))[0] is not None
@@ -241,10 +226,9 @@ async def test_payments_from_an_escrow_are_posted_only_by_its_settlement(
 async def test_settled_transactions_are_watched_until_irreversible(service: Service) -> None:
     payer, payee = await service.account("10"), await service.account()
     assert (await service.transfer("a", payer, payee, "5")).status_code == 200
-    database = service.runtime.context.database
 
     async def watched() -> set[str]:
-        return {row.subject_id for row in await database.read(chain_transactions.confirmed_after, "", 100)}
+        return {row["subject_id"] for row in await service.rows("chain_transactions", state="confirmed")}
 
     assert payer.account_id in await watched()
 
@@ -346,15 +330,14 @@ async def test_a_seed_does_not_determine_keys_on_a_cluster(
 ) -> None:
     addresses: set[str] = set()
     for _ in range(2):
-        runtime = await start_server(ServerConfig(seed=7, rpc=validators.rpc_settings(surfpool)))
-        addresses.add(runtime.context.signer.address(spending_key(1)))
-        await runtime.stop()
+        async with rpc_service.serving(surfpool, seed=7) as seeded:
+            addresses.add(seeded.token_account_of(1))
     assert len(addresses) == 2
     proxy.always("getGenesisHash", genesis(MAINNET))
-    rpc = validators.rpc_settings(surfpool, url=proxy.url, websocket_url=None, allow_mainnet=True)
-    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
-    with pytest.raises(ClusterError, match="start without a seed"):
-        await start_server(ServerConfig(seed=7, rpc=rpc), storage)
+    mainnet = {"url": proxy.url, "websocket_url": None, "allow_mainnet": True}
+    with pytest.raises(StartRefusedError, match="start without a seed"):
+        async with rpc_service.serving(surfpool, data_dir=tmp_path, seed=7, **mainnet):
+            pass
 
 
 async def test_a_mint_other_than_the_stored_one_is_refused(
@@ -362,12 +345,11 @@ async def test_a_mint_other_than_the_stored_one_is_refused(
 ) -> None:
     mint = str(Keypair().pubkey())
     rpc_world.put_mint(surfpool, mint, address=mint)
-    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
-    async with rpc_service.serving(surfpool, storage=storage):
+    async with rpc_service.serving(surfpool, data_dir=tmp_path):
         pass
-    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
-    with pytest.raises(ForeignChainError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
-        await start_server(ServerConfig(rpc=validators.rpc_settings(surfpool, usdc_mint=mint)), storage)
+    with pytest.raises(StartRefusedError, match=f"hold the mint {rpc_world.USDC}, not {mint}"):
+        async with rpc_service.serving(surfpool, data_dir=tmp_path, usdc_mint=mint):
+            pass
 
 
 async def test_a_database_of_one_chain_is_not_used_with_another(
@@ -379,11 +361,8 @@ async def test_a_database_of_one_chain_is_not_used_with_another(
     assert code == 1
     assert "database belongs to" in said
     proxy.always("getGenesisHash", genesis(DEVNET))
-    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
-    storage = await open_storage(
-        ServerConfig(data_dir=tmp_path / "devnet", rpc=validators.rpc_settings(surfpool))
-    )
-    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage):
+    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=rpc_world.USDC_OF_DEVNET)
+    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, data_dir=tmp_path / "devnet"):
         pass
     proxy.clear()
     code, said = await serve("--rpc-url", proxy.url, "--data-dir", str(tmp_path / "devnet"))
@@ -395,9 +374,8 @@ async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
     surfpool: Surfpool, proxy: RpcProxy, tmp_path: Path
 ) -> None:
     proxy.always("getGenesisHash", genesis(DEVNET))
-    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=USDC_MINTS["devnet"])
-    storage = await open_storage(ServerConfig(data_dir=tmp_path, rpc=validators.rpc_settings(surfpool)))
-    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, storage=storage) as service:
+    rpc_world.put_mint(surfpool, str(Keypair().pubkey()), address=rpc_world.USDC_OF_DEVNET)
+    async with rpc_service.serving(surfpool, url=proxy.url, websocket_url=None, data_dir=tmp_path) as service:
         account = await service.account()
         body = {"amount": "1", "name": "x", "seconds": 1}
         for endpoint in sandbox.SANDBOX_ENDPOINTS:
@@ -437,8 +415,7 @@ async def test_invalid_options_are_refused(
 
 
 async def test_a_fee_payer_key_from_the_environment_is_used(proxy: RpcProxy, service: Service) -> None:
-    code, said = await serve("--rpc-url", proxy.url, **{FEE_PAYER_VARIABLE: json.dumps([256] * 64)})
+    code, said = await serve("--rpc-url", proxy.url, AGENTPAY_SERVER_FEE_PAYER_KEY=json.dumps([256] * 64))
     assert code == 2
-    assert FEE_PAYER_VARIABLE in said
-    payer = service.runtime.context.signer.address(TREASURY)
-    assert payer == str(Keypair.from_bytes(rpc_world.GIVEN[TREASURY]).pubkey())
+    assert "AGENTPAY_SERVER_FEE_PAYER_KEY" in said
+    assert service.treasury == rpc_world.TREASURY_ADDRESS

@@ -11,11 +11,12 @@ from solders.transaction import Transaction, VersionedTransaction
 from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
-from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, ComputeBudget, SignedTransaction
 from agentpay_server.chain.rpc import fees as module
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import shape_of
+from agentpay_server.engine.treasury import transfer_fee
 
 pytestmark = pytest.mark.anyio
 
@@ -234,3 +235,11 @@ def test_a_cap_below_the_fee_is_refused() -> None:
         RpcSettings(
             url="http://node.example", priority_fee_micro_lamports=2, priority_fee_cap_micro_lamports=1
         )
+
+
+def test_a_priority_fee_counts() -> None:
+    blockhash = Blockhash(value="hash", last_valid_block_height=1)
+    assert transfer_fee(blockhash) == 10_000
+    budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1_001)
+    dearer = Blockhash(value="hash", last_valid_block_height=1, compute_budget=budget)
+    assert transfer_fee(dearer) == 10_000 + 61

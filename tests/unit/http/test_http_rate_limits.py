@@ -1,15 +1,25 @@
 """The limit on requests: a bucket per key that fills evenly (interface R18)."""
 
+import math
+import resource
 from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay_server.http import rate_limit
+from agentpay_server.http.port.connections import connection_limit, raise_descriptor_limit
 from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.platform.clock import SECOND_US, ManualClock
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.settings import (
+    PUBLIC_ACCOUNTS_PER_DAY,
+    PUBLIC_FEE_BUDGET_SOL,
+    PUBLIC_RATE_LIMIT,
+    limit_in_force,
+)
 
 MINUTE_US = 60 * SECOND_US
 
@@ -95,3 +105,42 @@ def test_full_buckets_are_dropped(monkeypatch):
     limit.take("address 3")
     with pytest.raises(Problem):
         limit.take("address 3")
+
+
+def test_public_clusters_have_limits_by_default_and_test_chains_have_none() -> None:
+    for default in (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY):
+        assert limit_in_force(None, on_public_clusters=default, is_test_chain=False) == default
+        assert limit_in_force(None, on_public_clusters=default, is_test_chain=True) is None
+        assert limit_in_force(math.inf, on_public_clusters=default, is_test_chain=False) is None
+    assert limit_in_force(7, on_public_clusters=600, is_test_chain=True) == 7
+    assert (
+        600,
+        Decimal("0.01"),
+        10_000,
+    ) == (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY)
+
+
+# --- Connections
+
+
+def test_the_connection_limit_leaves_descriptors_for_database_and_chain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def with_limits(soft: int, hard: int) -> list[tuple[int, int]]:
+        limits = [(soft, hard)]
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.append(new))
+        return limits
+
+    for soft, limit in ((64, 32), (1024, 624), (1400, 1000), (resource.RLIM_INFINITY, 1000)):
+        with_limits(soft, soft)
+        assert connection_limit(1000) == limit
+    limits = with_limits(256, 4096)
+    raise_descriptor_limit(1000)
+    assert limits[-1] == (1400, 4096)
+    limits = with_limits(256, 1024)
+    raise_descriptor_limit(1000)
+    assert limits[-1] == (1024, 1024)
+    limits = with_limits(8192, 8192)
+    raise_descriptor_limit(1000)
+    assert limits == [(8192, 8192)]

@@ -1,13 +1,26 @@
-"""Results of the tools: `may_retry_with_same_ref` and `next_step` never contradict each other."""
+"""Results of the tools never contradict each other, and pages are fetched within their bounds."""
 
-from collections.abc import Callable
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
+import anyio
 import pytest
 from tool_results import assert_consistent
 
-from agentpay import errors
-from agentpay._fetching import FetchRefusedError, checked_headers, target_of
+from agentpay import _fetching, errors
+from agentpay._fetching import (
+    AsyncFetcher,
+    FetchedPage,
+    Fetcher,
+    FetchFailedError,
+    FetchRefusedError,
+    PageRequest,
+    checked_headers,
+    target_of,
+)
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
@@ -107,3 +120,84 @@ def test_the_check_detects_a_contradiction() -> None:
         assert_consistent({**result, "may_retry_with_same_ref": False})
     with pytest.raises(AssertionError):
         assert_consistent({**result, "next_step": "Do not call again."})
+
+
+# --- Pages that are fetched
+
+LOOPBACK = ("http://127.0.0.1:*",)
+
+
+def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 443)) for each in ("203.0.112.1", "10.0.0.1")]
+    monkeypatch.setattr(_fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    target = target_of("https://mixed.example/", ())
+    with pytest.raises(FetchRefusedError, match="private address"):
+        _fetching._checked(_fetching._resolved(target), target)
+
+
+def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
+    target = target_of("https://api.example.com./forecast", ())
+    assert (target.origin, target.host) == ("https://api.example.com", "api.example.com")
+
+
+SLOW_HEAD = [b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 100_000]
+EARLY_HINTS = [b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 100_000
+SLOW_BODY = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"sunny", *[b" "] * 100_000]
+
+
+@pytest.fixture
+def dripping() -> Iterator[Callable[[list[bytes]], str]]:
+    """Return a function that serves one request with parts, slowly, and returns the URL."""
+    with contextlib.ExitStack() as opened:
+
+        def serve(parts: list[bytes]) -> str:
+            listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            stopped = threading.Event()
+
+            def respond() -> None:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65_536)
+                    for part in parts:
+                        connection.sendall(part)
+                        if stopped.wait(0.01):
+                            return
+
+            thread = threading.Thread(target=respond, daemon=True)
+            thread.start()
+            opened.callback(thread.join)
+            opened.callback(stopped.set)
+            return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+        yield serve
+
+
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+@pytest.mark.parametrize("parts", [SLOW_HEAD, EARLY_HINTS, SLOW_BODY], ids=["head", "hints", "body"])
+def test_one_deadline_covers_headers_and_body(
+    dripping: Callable[[list[bytes]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    flavour: str,
+    parts: list[bytes],
+) -> None:
+    def fetch(read_seconds: float) -> FetchedPage:
+        monkeypatch.setattr(_fetching, "CONNECT_SECONDS", read_seconds)
+        request = PageRequest(target=target_of(dripping(parts), LOOPBACK), read_seconds=read_seconds)
+        if flavour == "sync":
+            return Fetcher().fetch(request)
+        return anyio.run(AsyncFetcher().fetch, request, backend=flavour)
+
+    if parts is SLOW_BODY:
+        page = with_patience(fetch)
+        assert (page.status, page.body.strip(), page.is_truncated) == (200, b"sunny", True)
+    else:
+        with pytest.raises(FetchFailedError, match="TimeoutError"):
+            fetch(0.2)
+
+
+def with_patience(fetch: Callable[[float], FetchedPage]) -> FetchedPage:
+    """Fetch with the shortest deadline within which this machine receives the head of a response."""
+    for doubled in range(8):
+        with contextlib.suppress(FetchFailedError):
+            return fetch(0.2 * 2**doubled)
+    raise AssertionError("no head arrived within any deadline")
