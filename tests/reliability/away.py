@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import datetime
 from typing import Any
 
 import chains
@@ -13,7 +14,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.database.runner import Database, DatabaseUnavailableError
-from agentpay_server.platform.clock import Clock
+from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.settings import Settings
 
 SECRET = "password=hunter2"
@@ -59,7 +60,9 @@ class Away:
 
 
 @asynccontextmanager
-async def world_on(clock: Clock) -> AsyncIterator[tuple[World, Away]]:
+async def world_on(start: datetime | None = None) -> AsyncIterator[tuple[World, Away]]:
+    """Serve on a paused clock that starts at a time, or on a running one."""
+    clock = SystemClock() if start is None else manual_clock(start)
     made: list[chains.FaultyChain] = []
 
     def wrap(inner: Any) -> chains.FaultyChain:

@@ -20,6 +20,7 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc import connecting
+from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.platform import clock
 from agentpay_server.platform.clock import SystemClock
@@ -84,11 +85,7 @@ class ClusterWorld(World):
         await asyncio.sleep(2 * self.cluster.slot_seconds)
 
     def _blockhash(self) -> Blockhash:
-        cluster = self.cluster
-        slot = cluster.seen_at({"commitment": "confirmed"})
-        while not cluster.has_block(slot):
-            slot -= 1
-        return Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150)
+        return _newest_blockhash(self.cluster)
 
     async def settled(self, key: str, source: Party, to: Party, amount: str) -> str:
         """Send one key until the response is not a 503, and return the transfer_id."""
@@ -117,6 +114,34 @@ def new_cluster(**options: Any) -> Cluster:
     return Cluster(
         treasury=custody.address(TREASURY), mint_authority=custody.address(TEST_MINT_AUTHORITY), **options
     )
+
+
+def _newest_blockhash(cluster: Cluster) -> Blockhash:
+    slot = cluster.seen_at({"commitment": "confirmed"})
+    while not cluster.has_block(slot):
+        slot -= 1
+    return Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150)
+
+
+def mint(cluster: Cluster, token_account: str, amount_micro: int) -> None:
+    """Let USDC come to a token account from outside."""
+    signed = transactions.mint(
+        rpc_world.new_custody(),
+        _newest_blockhash(cluster),
+        usdc_mint=cluster.usdc_mint,
+        token_account=token_account,
+        amount_micro=amount_micro,
+        memo="mint",
+    )
+    cluster.submit(signed.raw)
+
+
+def believe_heights(patch: pytest.MonkeyPatch, **facts: Any) -> None:
+    """Let servers believe the block heights of a node, as a new one that knows no pace of its cluster."""
+    patch.setattr(ChainHead, "_is_new", lambda *_: True)
+    patch.setattr(ChainHead, "_do_slots_fit", lambda *_: True)
+    for name, fact in facts.items():
+        patch.setattr(ChainHead, name, fact)
 
 
 @asynccontextmanager

@@ -12,12 +12,14 @@ an RPC endpoint, and can be told to change its replies:
 import asyncio
 import base64
 import hashlib
+import json
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import json_rpc_server
 from attrs import define, frozen
 from solders.account import Account
 from solders.hash import Hash
@@ -468,3 +470,12 @@ def _error_json(error: Any) -> Any:
             return {"InstructionError": [error.index, {"Custom": cause.code}]}
         return {"InstructionError": [error.index, str(cause).rpartition(".")[2]]}
     return str(error)
+
+
+async def answered(cluster: Cluster, body: bytes) -> json_rpc_server.Answer:
+    """Answer a JSON-RPC request over HTTP."""
+    call = json.loads(body)
+    try:
+        return json_rpc_server.result(await cluster.answer(call["method"], *call["params"]))
+    except RpcRefusalError as refusal:
+        return json_rpc_server.error(refusal.code, refusal.detail, refusal.data)

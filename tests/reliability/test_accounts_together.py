@@ -3,23 +3,24 @@
 import asyncio
 from typing import Any
 
+import bounds
+import chain_facts
 import chains
 import pytest
 from chains import FaultyChain, Proceed
 from worlds import Answer, World
 
-from agentpay_server.accounts import provisioning
-from agentpay_server.accounts.provisioning import COLLECTING_SECONDS
-from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError, FailureReason, SignatureStatus
-from agentpay_server.chain.transactions import MOST_PROVISIONED
 
 pytestmark = pytest.mark.anyio
 
 
+MOST_IN_ONE = bounds.value("accounts_in_one_transaction")
+
+
 @pytest.fixture(autouse=True)
 def _takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmbeddedChain, "landing_seconds", 0.4)
+    chain_facts.state(monkeypatch, landing_seconds=0.4)
 
 
 async def asked_for(world: World, count: int) -> list[Answer]:
@@ -38,7 +39,7 @@ async def refused(chain: FaultyChain, proceed: Proceed) -> Any:
 
 
 async def test_accounts_share_transactions_and_get_separate_results(world: World) -> None:
-    answers = await asked_for(world, 2 * MOST_PROVISIONED + 1)
+    answers = await asked_for(world, 2 * MOST_IN_ONE + 1)
     assert {answer.status for answer in answers} == {201}
     assert await listed(world) == {answer.body["account_id"] for answer in answers}
     assert len({answer.body["usdc_token_account"] for answer in answers}) == len(answers)
@@ -85,7 +86,7 @@ async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> No
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.
         asking = [asyncio.create_task(accounts.provision(number)) for number in range(50, 53)]
-        await asyncio.sleep(turns * COLLECTING_SECONDS / 2)
+        await asyncio.sleep(turns * bounds.value("provisioning_seconds") / 2)
         assert not any(each.done() for each in asking)
         assert await tasks.cancel_all(within_seconds=120)
         outcomes = await asyncio.gather(*asking, return_exceptions=True)
@@ -98,7 +99,7 @@ async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> No
 async def test_cancelling_the_collection_fails_all_waiting_callers(
     world: World, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    monkeypatch.setattr(provisioning, "COLLECTING_SECONDS", 0)
+    bounds.shorten(monkeypatch, provisioning_seconds=0)
     asking = asyncio.create_task(world.runtime.services.accounts._provisioning.provision(50))
     for _ in range(turns):
         await asyncio.sleep(0)

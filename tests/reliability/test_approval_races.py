@@ -14,16 +14,11 @@ import chains
 import pytest
 import signed
 import stores
+import two_servers as serving
 import worlds
 from worlds import START, Answer, InterruptedDatabase, Party, World
 
 from agentpay_server import Settings
-from agentpay_server.assembly import identity
-from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.platform.clock import manual_clock
 
 SEEDS = range(6)
 DAY_SECONDS = 24 * 3600
@@ -284,36 +279,24 @@ async def test_an_approved_transfer_that_expired_on_chain_is_not_signed_again_fo
 async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[World, World]]:
     """Two servers with separate connections to one PostgreSQL, over one chain."""
     chance = random.Random(seed)
-    found: list[chains.FaultyChain] = []
-
-    def wrap(inner: Any) -> chains.FaultyChain:
-        if not found:
-            found.append(chains.FaultyChain(inner, chance=chance))
-        return found[0]
-
-    async def is_the_first_ones(*_: object) -> None:
-        """The second server starts with a different chain than the one it is given."""
-
     with worlds._real_time():
         url = await stores.fresh_url()
     made: list[World] = []
     try:
         for number in range(2):
-            runtime = await start_server(
-                ServerConfig(
-                    clock=manual_clock(START),
-                    seed=7 + number,
-                    operator_key=made[0].runtime.operator.key if made else None,
-                    wrap_chain=wrap,
-                ),
-                Storage(
-                    database=InterruptedDatabase(PostgresDatabase(url), chance),
-                    ledger=None,
-                    settings=Settings(encryption_key=KEY),
-                ),
+            world = await serving.started_on(
+                InterruptedDatabase(serving.postgres(url), chance),
+                chain=made[0].chain if made else None,
+                has_ledger=False,
+                start=START,
+                is_alone=True,
+                settings=Settings(encryption_key=KEY),
+                seed=7 + number,
+                operator_key=made[0].runtime.operator.key if made else None,
             )
-            monkeypatch.setattr(identity, "check_genesis", is_the_first_ones)
-            made.append(World(runtime, found[0]))
+            world.chain._chance = chance
+            serving.accept_any_chain(monkeypatch)
+            made.append(world)
             made[-1].http.headers["Authorization"] = f"Bearer {made[0].runtime.operator.key}"
         yield made[0], made[1]
     finally:

@@ -15,12 +15,7 @@ from attrs import frozen
 from cluster_worlds import ClusterWorld
 from clusters import DEVNET
 from session_sellers import GRACE_SECONDS, ORIGIN, UptoSeller
-from solders.message import to_bytes_versioned
-from solders.transaction import VersionedTransaction
 from worlds import Party, micro
-
-from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 
 pytestmark = pytest.mark.anyio
 
@@ -53,27 +48,11 @@ class Market:
         return self.signed(base64.b64decode(payload["openTransaction"]))
 
     def signed(self, raw: bytes) -> bytes:
-        transaction = VersionedTransaction.from_bytes(raw)
-        message, signatures = transaction.message, list(transaction.signatures)
-        (self.seller.opening,) = (
-            codecs.read_opening([message.account_keys[index] for index in step.accounts], bytes(step.data))
-            for step in message.instructions
-            if message.account_keys[step.program_id_index] == codecs.PROGRAM
-        )
-        signatures[0] = self.seller.facilitator.sign_message(to_bytes_versioned(message))
-        return bytes(VersionedTransaction.populate(message, signatures))
+        return self.seller.signed_opening(raw)
 
     async def take(self, amount: int) -> None:
         """Settle an amount, and pay the channel out."""
-        seller, opening = self.seller, self.seller.opening
-        assert opening is not None
-        voucher = Voucher(channel=opening.address, cumulative_micro=amount)
-        steps = (
-            codecs.verify_voucher(voucher, opening.signer, seller.authorizer.sign_message(voucher.message())),
-            codecs.settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=True),
-            codecs.distribute_opened(opening, treasury=TREASURIES["devnet"]),
-        )
-        await seller._payer.send(*steps)
+        await self.seller._payer.send(*self.seller.taking(amount))
 
     async def payment(self, transfer_id: str) -> dict[str, Any]:
         answer = await self.world.request("GET", f"/ext/v1/payments/{transfer_id}")

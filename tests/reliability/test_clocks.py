@@ -5,8 +5,10 @@ import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
 
+import machine_clock
 import pytest
 import stores
 from sellers import ORIGIN, Seller
@@ -15,22 +17,11 @@ from two_servers import started
 from worlds import Answer, Party, World, drive
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database.clock_check import ClockCheck, _Reading
-from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.platform.clock import (
-    DAY_US,
-    HOUR_US,
-    MACHINE_NOW_US,
-    SECOND_US,
-    ManualClock,
-    SystemClock,
-)
-from agentpay_server.platform.errors import Problem
-from agentpay_server.webhooks.http import PostResult
 
 pytestmark = pytest.mark.anyio
 
-SYSTEM_NOW_US = MACHINE_NOW_US.get()
+SECOND_US = 1_000_000
+HOUR_US, DAY_US = 3_600 * SECOND_US, 86_400 * SECOND_US
 MOST = 60
 """More than the readings of the clock during any request."""
 
@@ -42,16 +33,13 @@ class Machine:
         self.ahead_us = 0
 
     def now_us(self) -> int:
-        return SYSTEM_NOW_US() + self.ahead_us
+        return machine_clock.now_us() + self.ahead_us
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
         """Run what is started meanwhile on this machine."""
-        token = MACHINE_NOW_US.set(self.now_us)
-        try:
+        with machine_clock.of_tasks(self.now_us):
             yield
-        finally:
-            MACHINE_NOW_US.reset(token)
 
 
 @pytest.fixture
@@ -227,18 +215,15 @@ class Glitch:
 
     def now_us(self) -> int:
         self.readings += 1
-        return SYSTEM_NOW_US() + (25 * HOUR_US if self.readings == self._at_reading else 0)
+        return machine_clock.now_us() + (25 * HOUR_US if self.readings == self._at_reading else 0)
 
 
 async def at_each_reading(request: Callable[[], Awaitable[Answer]]) -> AsyncIterator[Answer]:
     """Repeat a request; at each time another one of its readings of the clock is wrong."""
     for number in itertools.count(1):
         glitch = Glitch(number)
-        token = MACHINE_NOW_US.set(glitch.now_us)
-        try:
+        with machine_clock.of_tasks(glitch.now_us):
             answer = await request()
-        finally:
-            MACHINE_NOW_US.reset(token)
         assert answer.status < 500 or answer.status == 503, answer
         if glitch.readings < number:
             assert number > 1
@@ -326,10 +311,10 @@ class Receiver:
             server.runtime.context.tasks.end_loops()
             monkeypatch.setattr(server.runtime.poster, "post", self._post)
 
-    async def _post(self, *_: object, **__: object) -> PostResult:
+    async def _post(self, *_: object, **__: object) -> Any:
         self.posts += 1
         await self._may_respond.wait()
-        return PostResult(status_code=self._status, error=None, duration_ms=1)
+        return SimpleNamespace(status_code=self._status, error=None, duration_ms=1)
 
     async def expect(self, payer: Party) -> None:
         """Let an event be due."""
@@ -377,7 +362,7 @@ async def test_a_server_whose_clock_is_ahead_ends_nothing_before_its_time(
     machine.ahead_us = 25 * HOUR_US
     services = wrong.runtime.services
     for work in (services._session_schedule, services.approvals):
-        with machine.in_use(), suppress(Problem):
+        with machine.in_use(), suppress(machine_clock.REFUSED):
             await work.run_due()
     assert (await server.get_session(session))["status"] == "open"
     assert (await server.charge("charge", session, "1")).status == 200
@@ -406,7 +391,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
     assert before["status"] == "open"
 
     machine.ahead_us = 25 * HOUR_US
-    with machine.in_use(), suppress(Problem):
+    with machine.in_use(), suppress(machine_clock.REFUSED):
         await wrong.runtime.services._session_schedule.run_due()
     with machine.in_use():
         assert (await wrong.request("GET", path)).body["status"] == "submitted"
@@ -436,79 +421,10 @@ async def test_requests_with_one_wrong_reading_of_the_clock_are_done_or_can_be_r
             done[place] += 1
     for row in await server.rows("sessions"):
         # No other server has to wait for tomorrow.
-        assert (row["closes_us"] or 0) < SYSTEM_NOW_US() + 2 * HOUR_US, row
+        assert (row["closes_us"] or 0) < machine_clock.now_us() + 2 * HOUR_US, row
     for count, request in zip(done, requests, strict=True):
         for number in range(count + 1):
             again = await request(number)
             assert again.status == 200 or again.error == "not_pending", again
     transferred, approved, charged, closed = (count + 1 for count in done)
     assert server.balance(to) == (transferred + approved + min(charged, closed)) * 1_000_000
-
-
-class TestClockCheck:
-    """The comparison itself, with a database whose clock is a number."""
-
-    @pytest.fixture(autouse=True)
-    def _machine(self, machine: Machine) -> Iterator[None]:
-        with machine.in_use():
-            yield
-
-    @pytest.mark.parametrize("sign", [1, -1])
-    async def test_it_warns_above_2_s_and_refuses_above_10_s(
-        self, machine: Machine, sign: int, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.INFO, "agentpay_server")
-
-        async def database_now() -> int:
-            return SYSTEM_NOW_US()
-
-        check, seen = ClockCheck(SystemClock(), database_now), []
-        for seconds in (0, 1, 3, 9, 11, 9, 1):
-            machine.ahead_us = sign * seconds * SECOND_US
-            await check.check()
-            seen.append((seconds, check.agrees()))
-        assert seen == [(0, True), (1, True), (3, True), (9, True), (11, False), (9, True), (1, True)]
-        levels = [record.levelname for record in caplog.records]
-        assert levels == ["WARNING", "ERROR", "WARNING", "INFO"]
-        machine.ahead_us = sign * 11 * SECOND_US
-        with pytest.raises(Problem) as refused:
-            check.require()
-        assert refused.value.http_status == 503
-
-    def test_a_slow_response_proves_a_difference_only_beyond_its_own_duration(self) -> None:
-        # Read at any time between 100 s and 130 s of the event loop's clock.
-        reading = _Reading(database_us=HOUR_US, before=100.0, after=130.0)
-        now_us = HOUR_US + 40 * SECOND_US
-        for ahead_seconds, difference_seconds in ((0, 0), (5, 0), (25, 20), (-25, 0), (-40, -15)):
-            ahead_us = ahead_seconds * SECOND_US
-            # At 145 s the database's clock shows between 15 s and 45 s more.
-            assert reading.difference_us(now_us + ahead_us, 145.0) == difference_seconds * SECOND_US
-
-    async def test_without_a_response_the_last_one_counts(self, machine: Machine) -> None:
-        is_away = False
-
-        async def database_now() -> int:
-            if is_away:
-                raise DatabaseUnavailableError("away")
-            return SYSTEM_NOW_US()
-
-        check = ClockCheck(SystemClock(), database_now)
-        await check.check()
-        is_away = True
-        assert not await check.run_due()
-        assert check.agrees()
-        machine.ahead_us = HOUR_US
-        assert not check.agrees()
-
-    async def test_a_manual_clock_and_a_database_of_this_machine_are_not_compared(
-        self, machine: Machine
-    ) -> None:
-        async def database_now() -> int:
-            raise AssertionError("it is not asked")
-
-        manual = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-        for check in (ClockCheck(manual, database_now), ClockCheck(SystemClock())):
-            await check.check()
-            machine.ahead_us = DAY_US
-            assert check.agrees()
-            assert await check.next_due_us() is None

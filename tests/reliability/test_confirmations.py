@@ -6,14 +6,13 @@ See interface T12.
 import logging
 from typing import Any
 
+import another
 import chains
 import pytest
 from chains import FaultyChain, Proceed
 from worlds import Party, World
 
 from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.engine.reorg_watch import Confirmations
-from agentpay_server.ledger import transactions as chain_transactions
 
 pytestmark = pytest.mark.anyio
 
@@ -40,12 +39,12 @@ async def settled(world: World) -> tuple[Party, Party, str]:
 
 
 async def watched(world: World) -> list[str]:
-    found = await world.runtime.context.database.read(chain_transactions.confirmed_after, "", 100)
-    return [row.subject_id for row in found]
+    found = await world.rows("chain_transactions", state="confirmed")
+    return [row["subject_id"] for row in sorted(found, key=lambda row: str(row["signature"]))]
 
 
 async def look(world: World) -> None:
-    await Confirmations(world.runtime.context, world.runtime.services.settlement).poll()
+    await another.confirmations(world).poll()
 
 
 async def test_watching_ends_when_a_transaction_is_irreversible(world: World) -> None:

@@ -1,22 +1,22 @@
 """A database that goes away in the middle: a 503 that says so, and the same key finds out what became."""
 
 import asyncio
-from typing import Any
 
 import chains
 import httpx
 import pytest
 import stores
+import two_servers
 import worlds
 from away import SECRET, world_on
+from calls import example_of
+from server_world import path_of
 from worlds import START, InterruptedDatabase, Party, World
 
 from agentpay import OutcomeUnknownError, TransferOutcomeUnknownError
+from agentpay.contract.endpoints import Scope
 from agentpay_server import Settings
-from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
-from agentpay_server.platform.clock import SystemClock, manual_clock
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ async def assert_paid_once(world: World, source: Party, to: Party, key: str) -> 
 async def test_a_transfer_interrupted_by_a_database_outage_at_any_call_pays_once(
     number: int, when: str
 ) -> None:
-    async with world_on(manual_clock(START)) as (world, database):
+    async with world_on(START) as (world, database):
         source, to = await world.account("100"), await world.account()
         database.breaks(number, when)
         away = await world.transfer("key", source, to, "7")
@@ -60,7 +60,7 @@ async def test_a_transfer_interrupted_by_a_database_outage_at_any_call_pays_once
 
 
 async def test_an_undisturbed_transfer_makes_the_expected_number_of_database_calls() -> None:
-    async with world_on(manual_clock(START)) as (world, database):
+    async with world_on(START) as (world, database):
         source, to = await world.account("100"), await world.account()
         database.calls = 0
         assert (await world.transfer("key", source, to, "7")).status == 200
@@ -69,24 +69,17 @@ async def test_an_undisturbed_transfer_makes_the_expected_number_of_database_cal
 
 
 async def test_every_endpoint_returns_503_while_the_database_is_away() -> None:
-    async with world_on(manual_clock(START)) as (world, database):
+    async with world_on(START) as (world, database):
         source = await world.account("100")
         database.is_away = True
-        account = f"/v1/accounts/{source.account_id}"
-        transfer = {"from": source.account_id, "to": source.account_id, "amount": "1", "idempotency_key": "k"}
-        webhook = {"url": "http://receiver.invalid", "events": ["transfer.settled"]}
-        for method, path, body in [
-            ("POST", "/v1/accounts", {"name": "a"}),
-            ("GET", "/v1/accounts", None),
-            *[("GET", f"{account}{part}", None) for part in ("", "/balance", "/transactions", "/policy")],
-            ("PUT", f"{account}/policy", {"paused": True}),
-            ("POST", "/v1/transfers", transfer),
-            ("POST", "/v1/webhooks", webhook),
-            ("GET", "/ext/v1/console/events", None),
-            ("POST", f"/ext/v1/sandbox{account.removeprefix('/v1')}/fund", {"amount": "1"}),
-            ("POST", "/ext/v1/sandbox/clock/advance", {"seconds": 0}),
-        ]:
-            answer = await world.request(method, path, body)
+        for endpoint in BOUND_ENDPOINTS:
+            if endpoint.scope is Scope.NO_KEY:
+                continue
+            body = (
+                None if endpoint.method == "GET" or endpoint.request is None else example_of(endpoint.request)
+            )
+            path = path_of(endpoint, account_id=source.account_id)
+            answer = await world.request(endpoint.method, path, body)
             assert (answer.status, answer.error) == (503, "service_unavailable"), path
             assert answer.body["request_id"] == answer.headers["x-request-id"]
             assert SECRET not in str(answer.body)
@@ -95,7 +88,7 @@ async def test_every_endpoint_returns_503_while_the_database_is_away() -> None:
 
 
 async def test_the_client_retries_a_payment_and_reports_its_key_when_retries_run_out() -> None:
-    async with world_on(manual_clock(START)) as (world, database):
+    async with world_on(START) as (world, database):
         source, to = await world.account("100"), await world.account()
         client = world.sdk()
         database.is_away = True
@@ -108,7 +101,7 @@ async def test_the_client_retries_a_payment_and_reports_its_key_when_retries_run
 
 
 async def test_drivers_and_workers_continue_when_the_database_is_back() -> None:
-    async with world_on(SystemClock()) as (world, database):
+    async with world_on() as (world, database):
         source, to = await world.account("100"), await world.account()
         # The chain has the transaction, and the database cannot be told of its end.
         world.chain.not_final(3)
@@ -159,20 +152,10 @@ async def test_startup_voids_leases_only_on_a_database_with_a_single_server(is_a
     receiver = Hanging()
 
     async def started(*, is_alone: bool) -> World:
-        made: list[chains.FaultyChain] = []
-
-        def wrap(inner: Any) -> chains.FaultyChain:
-            made.append(chains.FaultyChain(inner))
-            return made[0]
-
         settings = Settings(encryption_key=stores.KEY, settlement_wait_seconds=0.01)
-        storage = Storage(database=shared, ledger=shared, settings=settings, is_alone=is_alone)  # type: ignore[arg-type]
-        mounts = {RECEIVER: receiver}
-        clock = SystemClock()
-        runtime = await start_server(
-            ServerConfig(clock=clock, wrap_chain=wrap, mounts=mounts, temporary_key=True), storage
+        return await two_servers.started_on(
+            shared, settings=settings, is_alone=is_alone, mounts={RECEIVER: receiver}, temporary_key=True
         )
-        return World(runtime, made[0])
 
     first = await started(is_alone=True)
     source, to = await first.account("100"), await first.account()

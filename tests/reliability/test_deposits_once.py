@@ -7,11 +7,14 @@ import asyncio
 import random
 from typing import Any
 
+import another
+import bounds
 import chains
+import machine_clock
 import pytest
 import stores
+import two_servers
 import worlds
-from attrs import evolve
 from chains import FaultyChain, Proceed
 from lives import Lives
 from outsiders import Wallet
@@ -19,16 +22,12 @@ from worlds import Party, World
 
 from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
-from agentpay_server.accounts import deposits as deposits_module
-from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
-from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, DepositBatch
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.platform import pace
-from agentpay_server.platform.clock import SECOND_US, SystemClock
 
 pytestmark = pytest.mark.anyio
+
+SECOND_US = 1_000_000
+RETRY_US = bounds.value("deposits_retry_us")
 
 
 @pytest.fixture
@@ -56,11 +55,6 @@ async def assert_posted(world: World, account: Party, *expected: int) -> None:
     assert row["balance"] == held.amount_micro
 
 
-def watcher(world: World) -> Deposits:
-    """Another watcher over the same database and chain, as in another process."""
-    return Deposits(world.runtime.context, world.runtime.services.settlement, Arrivals())
-
-
 # --- Who comes first
 
 
@@ -85,13 +79,13 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
         return [DepositBatch(deposits=(own,), cursor="2")]
 
     world.chain.next("deposits", tells)
-    await watcher(world).poll(to.token_account)
+    await another.deposits(world).poll(to.token_account)
     assert await world.entries(to) == []
     world.chain.black_holes.clear()
     assert (await answer).status == 200
     await assert_posted(world, to, 4_000_000)
     world.chain.next("deposits", tells_again)
-    await watcher(world).poll(to.token_account)
+    await another.deposits(world).poll(to.token_account)
     await assert_posted(world, to, 4_000_000)
     (row,) = await world.rows("accounts", account_id=to.account_id)
     assert row["deposit_cursor"] == "2"
@@ -103,11 +97,9 @@ async def test_a_transfer_in_flight_to_an_account_created_later_is_posted_as_a_d
     world.chain.black_holes.add("*")
     answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
     await asyncio.sleep(1)
-    ask = world.runtime.context.database.read
     signature = world.chain.sent[-1][0]
     for account, is_its_own in ((to, True), (source, False)):
-        found = await ask(chain_transactions.credits_account, signature, account.account_id)
-        assert is_its_own is found
+        assert await another.is_credited(world, signature, account) is is_its_own
     world.chain.black_holes.clear()
     assert (await answer).status == 200
 
@@ -132,8 +124,8 @@ async def test_a_transfer_driven_by_another_process_is_not_posted_as_a_deposit(w
 async def test_many_deposits_to_one_account_are_posted_in_bounded_batches(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(deposits_module, "_BATCHES_AT_ONCE", 2)
-    account, looking = await world.account(), watcher(world)
+    bounds.shorten(monkeypatch, posted_batches_of_deposits=2)
+    account, looking = await world.account(), another.deposits(world)
     flood = [
         DepositBatch(
             deposits=(
@@ -168,7 +160,7 @@ async def test_many_deposits_to_one_account_are_posted_in_bounded_batches(
 async def test_racing_watchers_and_transfers_book_everything_once(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         wallet, source, to = await stranger(world), await world.account("10"), await world.account()
-        others = [watcher(world) for _ in range(3)]
+        others = [another.deposits(world) for _ in range(3)]
         for _ in range(3):
             await wallet.pay((to.token_account, 5), (source.token_account, 7))
         looks = [other.poll(account.token_account) for other in others for account in (to, source)]
@@ -189,9 +181,9 @@ async def test_watchers_of_two_servers_on_one_database_book_everything_once(
     monkeypatch.setattr(stores.run, "kind", "postgres")
     async with worlds.world(interrupted=1) as world:
         context: Any = world.runtime.context
-        database = PostgresDatabase(context.database._inner._url)
+        database = two_servers.postgres(context.database._inner._url)
         beside = worlds.InterruptedDatabase(database, random.Random(2))
-        other = Deposits(evolve(context, database=beside), world.runtime.services.settlement, Arrivals())
+        other = another.deposits(world, database=beside)
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
@@ -208,7 +200,7 @@ async def test_an_overtaken_watcher_continues_from_the_cursor_of_the_other(world
 
     async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
         found = await proceed()
-        await watcher(world).poll(account.token_account)
+        await another.deposits(world).poll(account.token_account)
         await wallet.pay((account.token_account, 6))
         return found
 
@@ -221,7 +213,7 @@ async def test_a_funding_posted_by_another_watcher_is_still_audited(world: World
     account = await world.account()
 
     async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
-        await watcher(world).poll(account.token_account)
+        await another.deposits(world).poll(account.token_account)
         return await proceed()
 
     world.chain.next("signature_status", overtaken)
@@ -403,14 +395,10 @@ async def test_an_unreadable_journal_is_read_again_later(
 async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     wallet, account = await stranger(world), await world.account()
     real_us = 0
-    monkeypatch.setattr(pace, "now_seconds", lambda: real_us / SECOND_US)
+    machine_clock.pace(monkeypatch, lambda: real_us / SECOND_US)
     world.chain.inner._listener = None
-    clock = SystemClock()
-    monkeypatch.setattr(clock, "now_us", lambda: real_us)
-    deposits = Deposits(
-        evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
-    )
-    worker = DepositSchedule(deposits, clock=clock, poll_every_seconds=5)
+    clock = machine_clock.Running(lambda: real_us)
+    worker = another.schedule_of_deposits(another.deposits(world, clock=clock), clock)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
     assert await worker.next_due_us() == 5 * SECOND_US
@@ -431,9 +419,9 @@ async def test_advancing_a_manual_clock_does_not_poll_earlier(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_us = 0
-    monkeypatch.setattr(pace, "now_seconds", lambda: real_us / SECOND_US)
+    machine_clock.pace(monkeypatch, lambda: real_us / SECOND_US)
     clock = world.runtime.context.clock
-    worker = DepositSchedule(watcher(world), clock=clock, poll_every_seconds=5)
+    worker = another.schedule_of_deposits(another.deposits(world), clock)
     assert await worker.next_due_us() == clock.now_us()
     assert await worker.run_due()
     assert await worker.next_due_us() is None

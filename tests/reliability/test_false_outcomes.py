@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import bounds
 import cluster_worlds
 import pytest
 from attrs import frozen
@@ -16,9 +17,6 @@ from clusters import DEVNET, NEVER, Change, Cluster
 from sellers import ORIGIN, Seller
 from solders.signature import Signature
 from worlds import Answer, Party
-
-from agentpay_server.accounts import deposits
-from agentpay_server.chain.rpc import history
 
 pytestmark = pytest.mark.anyio
 
@@ -290,8 +288,9 @@ async def test_a_whole_history_is_read_again_without_the_transactions_that_are_p
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A history that takes several scans, of which the newest entries do not tell.
-    for module, name in ((deposits, "_BATCHES_AT_ONCE"), (deposits, "_NEWEST"), (history, "_DEPOSIT_BATCH")):
-        monkeypatch.setattr(module, name, 2)
+    bounds.shorten(
+        monkeypatch, posted_batches_of_deposits=2, newest_deposits_read=2, history_batch_of_deposits=2
+    )
     async with cluster_worlds.serving(monkeypatch) as world:
         account = await world.account("10")
         for _ in range(12):

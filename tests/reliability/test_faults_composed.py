@@ -15,16 +15,10 @@ import clusters
 import httpx
 import json_rpc_server
 import pytest
-import rpc_world
+import rpc_processes
 from clusters import Cluster
 
-from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE
 from agentpay_server.platform.failpoints import POINTS
-from agentpay_server.sandbox.faulty_chain import ChainFault
 
 pytestmark = [
     pytest.mark.anyio,
@@ -46,14 +40,7 @@ async def devnet() -> AsyncIterator[tuple[Cluster, str]]:
     """A cluster that looks public, and the URL of its node."""
     cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET, slot_seconds=0.05)
 
-    async def answer(body: bytes) -> json_rpc_server.Answer:
-        call = json.loads(body)
-        try:
-            return json_rpc_server.result(await cluster.answer(call["method"], *call["params"]))
-        except RpcRefusalError as refusal:
-            return json_rpc_server.error(refusal.code, refusal.detail, refusal.data)
-
-    async with json_rpc_server.serving(answer) as url:
+    async with json_rpc_server.serving(lambda body: clusters.answered(cluster, body)) as url:
         yield cluster, url
 
 
@@ -66,7 +53,7 @@ async def serving(url: str, data_dir: Path, variables: dict[str, str]) -> AsyncI
         *("--rpc-url", url, "--data-dir", str(data_dir)),
         env={
             **os.environ,
-            FEE_PAYER_VARIABLE: json.dumps(list(rpc_world.GIVEN[TREASURY])),
+            **rpc_processes.keys(),
             **variables,
         },
         stdout=asyncio.subprocess.PIPE,
@@ -94,16 +81,7 @@ async def serving(url: str, data_dir: Path, variables: dict[str, str]) -> AsyncI
 
 async def mint(cluster: Cluster, token_account: str) -> None:
     """Let 10 USDC come to a token account from outside."""
-    slot = next(slot for slot in range(cluster.slot() - 1, 0, -1) if cluster.has_block(slot))
-    signed = transactions.mint(
-        rpc_world.new_custody(),
-        Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150),
-        usdc_mint=cluster.usdc_mint,
-        token_account=token_account,
-        amount_micro=10_000_000,
-        memo="mint",
-    )
-    cluster.submit(signed.raw)
+    cluster_worlds.mint(cluster, token_account, 10_000_000)
     async with asyncio.timeout(WAIT_SECONDS):
         while not cluster.balance(token_account):  # noqa: ASYNC110 - a slot tells it no other way
             await asyncio.sleep(cluster.slot_seconds)
@@ -146,7 +124,8 @@ async def test_a_server_on_a_public_cluster_uses_its_chain_without_faults(
 
 
 async def test_no_request_makes_a_server_on_a_public_cluster_fail(tmp_path: Path) -> None:
-    faults = [*ChainFault, *(f"crash_at:{point}" for point in sorted(POINTS)), "http:POST /v1/accounts"]
+    chain = ("chain_down", "chain_never_lands", "chain_reply_lost", "chain_slow")
+    faults = [*chain, *(f"crash_at:{point}" for point in sorted(POINTS)), "http:POST /v1/accounts"]
     async with devnet() as (_, url), serving(url, tmp_path / "data", {}) as http:
         for name in faults:
             body = {"effect": "internal_error"} if name.startswith("http:") else {}

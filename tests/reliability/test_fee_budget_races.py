@@ -5,17 +5,13 @@ from collections import Counter
 from pathlib import Path
 
 import chains
+import fee_books
 import pytest
 import signed
 import worlds
 from chains import TROUBLE
 from outsiders import Wallet
 from worlds import Answer, Party, World
-
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.database.connection import Connection
-from agentpay_server.engine import fees
-from agentpay_server.ledger import accounts as account_store
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -33,21 +29,14 @@ def sol(lamports: int) -> str:
 
 
 async def treasury(world: World) -> int:
-    context = world.runtime.context
-    found = await world.chain.inner.account_size(context.signer.address(TREASURY))
+    found = await world.chain.inner.account_size(world.treasury)
     assert found is not None
     return found[0]
 
 
 async def counted(world: World, account: Party) -> tuple[int, int]:
     """Return the lamports that an account has burned, and those that its unfinished work may burn."""
-    now_us = world.runtime.context.clock.now_us()
-
-    def unit(connection: Connection) -> tuple[int, int]:
-        record = account_store.ACCOUNTS.existing(connection, account.account_id)
-        return fees.burned(connection, record, now_us), fees.reserved(connection, account.account_id)
-
-    return await world.runtime.context.database.run(unit)
+    return await fee_books.counted(world.runtime.context, account.account_id)
 
 
 async def pair(world: World, funds: str = "100") -> tuple[Party, Party]:

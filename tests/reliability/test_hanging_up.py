@@ -11,8 +11,6 @@ import worlds
 from worlds import Party, World
 
 from agentpay.errors import TransferOutcomeUnknownError
-from agentpay_server.http.app import Application
-from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport
 
 T = TypeVar("T")
 
@@ -117,23 +115,27 @@ async def test_cancelled_waiters_do_not_cancel_the_others(world: World) -> None:
     await asyncio.gather(*calls[::2], return_exceptions=True)
 
 
-class _Here:
-    """The owner of a server that lives on the caller's own loop."""
+class Impatient(httpx.AsyncBaseTransport):
+    """A transport that gives up on a response after the read timeout, while the server works on."""
 
-    is_current = True
+    def __init__(self, world: World) -> None:
+        self._application = world._application
 
-    async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
-        return await work
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        asked = asyncio.ensure_future(self._application.handle_async_request(request))
+        done, _ = await asyncio.wait([asked], timeout=request.extensions["timeout"]["read"])
+        if not done:
+            raise httpx.ReadTimeout("scripted", request=request)
+        return await asked
 
 
 async def test_a_transport_timeout_reports_a_key_that_resumes_the_transfer(world: World) -> None:
     source, to = await world.account("10"), await world.account()
-    transport: httpx.AsyncBaseTransport = AsyncEmbeddedTransport(
-        Application(world.runtime),
-        _Here(),  # type: ignore[arg-type]
-    )
     client = worlds.AsyncAgentPay(
-        api_key=world.runtime.operator.key, base_url=worlds.BASE_URL, transport=transport, max_retries=0
+        api_key=world.runtime.operator.key,
+        base_url=worlds.BASE_URL,
+        transport=Impatient(world),
+        max_retries=0,
     )
     world.chain.not_final(10**6)
     with pytest.raises(TransferOutcomeUnknownError) as caught:

@@ -16,18 +16,15 @@ from typing import Any
 
 import httpx
 import pytest
+import shops
 from killing import WAIT_SECONDS, Child, Directory, Postgres, Prepared, Survey, child, prepared
+from sellers import EXACT
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.platform.clock import SECOND_US, SystemClock
 from agentpay_server.platform.failpoints import Operation, points_of
-from agentpay_server.testkit.facilitator.fee_payer import keypair_of
-from agentpay_server.testkit.paywall.homes import NodeHome
-from agentpay_server.testkit.paywall.modes import HELD_SECONDS
 
 pytestmark = pytest.mark.unmeasured
 
@@ -40,21 +37,13 @@ BEFORE_THE_SELLER = ("payment.begun", "payment.signed", "payment.expired")
 CLIENT_POINTS = ["agent.before", "agent.signed", "agent.presented"]
 """Before the request to the service, after signing, and after the seller received the payment."""
 
+HELD_SECONDS = 55
 HELD = (Mode.SETTLE_LATE, Mode.HOLD)
 UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
 UNSETTLED = (Mode.NEVER_SETTLE, Mode.REDIRECT)
 
 every_protocol = pytest.mark.parametrize("protocol", EXACT)
 every_point = pytest.mark.parametrize("point", [*SERVER_POINTS, *CLIENT_POINTS])
-
-
-class ShopClock(SystemClock):
-    """The seller's time, which a test can advance."""
-
-    ahead_us = 0
-
-    def now_us(self) -> int:
-        return super().now_us() + self.ahead_us
 
 
 class DiedError(BaseException):
@@ -69,7 +58,7 @@ class Shop:
     """
 
     def __init__(self, rpc_url: str, protocol: Protocol, mode: Mode) -> None:
-        self.clock = ShopClock()
+        self.clock = shops.ShopClock()
         self.paywall = Paywall(
             rpc_url=rpc_url, prices={"/forecast": "0.001"}, protocols=[protocol], mode=mode, clock=self.clock
         )
@@ -83,7 +72,7 @@ class Shop:
         """Let the seller broadcast what it holds, and wait until it has."""
         if self.paywall.mode not in HELD:
             return
-        self.clock.ahead_us += HELD_SECONDS * SECOND_US
+        self.clock.advance(HELD_SECONDS)
         deadline = time.monotonic() + WAIT_SECONDS
         while any(sale.status == "held" for sale in self.paywall.sales):
             assert time.monotonic() < deadline, "the seller holds a payment for ever"
@@ -137,7 +126,7 @@ def opened(rpc_url: str, protocol: Protocol, mode: Mode) -> Iterator[Shop]:
 
 @pytest.fixture(autouse=True)
 def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+    shops.know_keys(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=["file", "postgres"])
@@ -147,7 +136,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
     it = prepared(place)
     with pytest.MonkeyPatch.context() as patch, it.served() as server:
-        patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+        shops.know_keys(patch)
         with opened(server.rpc_url, Protocol.X402_V2, Mode.HONEST) as shop:
             http = httpx.Client(transport=shop.paywall.transport(), base_url=shop.paywall.base_url)
             assert http.get("/forecast").status_code == 402

@@ -12,14 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
+import shops
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
-from agentpay_server.testkit.facilitator.fee_payer import keypair_of
-from agentpay_server.testkit.paywall.homes import NodeHome
 
 FUNDS = 100_000_000
 MAXIMUM = 50_000
@@ -49,7 +48,7 @@ def opened(rpc_url: str, mode: UptoMode = UptoMode.HONEST) -> Iterator[Paywall]:
 
 @pytest.fixture(autouse=True)
 def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+    shops.know_keys(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=["file", "postgres"])
@@ -59,7 +58,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
     it = prepared(place)
     with pytest.MonkeyPatch.context() as patch, it.served() as server:
-        patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+        shops.know_keys(patch)
         with opened(server.rpc_url) as shop:
             http = httpx.Client(transport=shop.transport(), base_url=shop.base_url)
             assert http.get("/answer").status_code == 402

@@ -11,14 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+import shops
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server.paywall import Paywall
 from agentpay_server.platform.failpoints import Operation, points_of
-from agentpay_server.testkit.facilitator.fee_payer import keypair_of
-from agentpay_server.testkit.paywall.homes import NodeHome
 
 PRICE = 1_000
 FUNDS = 100_000_000
@@ -43,7 +42,7 @@ def opened(rpc_url: str) -> Iterator[Paywall]:
 
 @pytest.fixture(autouse=True)
 def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+    shops.know_keys(monkeypatch)
 
 
 @pytest.fixture(scope="module", params=["file", "postgres"])
@@ -53,7 +52,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
     it = prepared(place)
     with pytest.MonkeyPatch.context() as patch, it.served() as server:
-        patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+        shops.know_keys(patch)
         with opened(server.rpc_url) as shop:
             http = httpx.Client(transport=shop.transport(), base_url=shop.base_url)
             assert http.get("/call").status_code == 402

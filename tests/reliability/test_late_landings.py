@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
+import another
 import cluster_worlds
 import clusters
 import pytest
@@ -16,8 +17,6 @@ import signed
 from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
-
-from agentpay_server.engine.late_landings import LateLandings
 
 pytestmark = pytest.mark.anyio
 
@@ -239,8 +238,7 @@ async def test_a_late_landing_seen_by_several_servers_is_posted_once(
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     await until_settled(world, "key", source, to)
-    runtime = world.runtime
-    others = [LateLandings(runtime.context, runtime.services.settlement) for _ in range(3)]
+    others = [another.late_landings(world) for _ in range(3)]
     while await watched(world) == [("transfer", "expired")]:
         await asyncio.gather(*(other.poll() for other in others))
         await asyncio.sleep(0.5)

@@ -6,13 +6,11 @@ import logging
 import pytest
 from away import world_on
 
-from agentpay_server.platform.clock import SystemClock
-
 pytestmark = pytest.mark.anyio
 
 
 async def test_a_database_outage_logs_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    async with world_on(SystemClock()) as (world, database):
+    async with world_on() as (world, database):
         source, to = await world.account("100"), await world.account()
         world.chain.not_final(4)
         asked = [asyncio.ensure_future(world.transfer(f"{number}", source, to, "1")) for number in range(40)]
@@ -38,7 +36,7 @@ async def test_a_database_outage_logs_one_line_a_second(caplog: pytest.LogCaptur
 
 
 async def test_a_new_outage_after_a_quiet_second_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
-    async with world_on(SystemClock()) as (world, database):
+    async with world_on() as (world, database):
         source = await world.account("1")
         for _ in range(3):
             database.is_away = True

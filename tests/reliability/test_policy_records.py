@@ -7,17 +7,16 @@ import asyncio
 import hashlib
 import itertools
 
+import another
 import chains
 import pytest
 import worlds
 from chains import FAULTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from policy_on_chain import PolicyRecord, read_policy_record
 from solders.pubkey import Pubkey
 from worlds import Party, World
-
-from agentpay_server.accounts.policy_records import PolicyRecords
-from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -169,11 +168,7 @@ def test_two_servers_never_write_an_older_policy_after_a_newer_one(
 
     async def test() -> None:
         async with worlds.world(interrupted=interrupted) as world:
-            other = PolicyRecords(
-                world.runtime.context,
-                world.runtime.services.settlement,
-                world.runtime.services.funding,
-            )
+            other = another.policy_records(world)
             account = await world.account()
 
             async def noted(chain: chains.FaultyChain, proceed: chains.Proceed) -> None:

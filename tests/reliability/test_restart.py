@@ -9,24 +9,19 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import another
 import chains
+import machine_clock
 import pytest
 import worlds
-from attrs import evolve
 from chains import FaultyChain, Proceed
 from lives import Lives
-from sqlalchemy.dialects import sqlite
+from watched_database import refuse_inserts
 from worlds import START, Party, World
 
-from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.engine import settlement as engine
-from agentpay_server.engine.handlers import LEASE_US
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.engine.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
-from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.platform import pace
-from agentpay_server.platform.clock import SECOND_US, SystemClock
+
+SECOND_US = 1_000_000
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -268,11 +263,8 @@ async def test_a_transfer_whose_driver_failed_is_driven_again(
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
 
-    async def broken(*_: object) -> None:
-        raise OSError("scripted: the disk is full")
-
     with monkeypatch.context() as patch:
-        patch.setattr(Settlement, "_posted", broken)
+        refuse_inserts(patch, "entries", OSError("scripted: the disk is full"))
         answer = await world.transfer("key", source, to, "7")
     assert (answer.status, answer.body["status"]) == (503, "submitted")
     assert (await one_transfer(world))["transfer_id"] == answer.transfer_id
@@ -289,13 +281,12 @@ async def test_a_process_does_not_drive_transfers_leased_by_another(
     world.chain.next("send", chains.goes_down)
     assert (await world.transfer("key", source, to, "7")).status == 503
 
-    context = evolve(world.runtime.context, clock=SystemClock())
-    first, second = world.runtime.services.settlement, Settlement(context, HANDLERS)
+    first, second = world.runtime.services.settlement, another.engine(world, on_a_running_clock=True)
     (tx,) = await world.rows("chain_transactions", state="pending")
-    start_us = tx["leased_until_us"] - LEASE_US
+    start_us = tx["leased_until_us"] - 30 * SECOND_US
 
     def at(seconds: float) -> None:
-        monkeypatch.setattr(engine, "real_now_us", lambda: start_us + int(seconds * SECOND_US))
+        machine_clock.stands_at(monkeypatch, start_us + int(seconds * SECOND_US))
 
     at(10)
     assert await second.recover() == []
@@ -313,35 +304,6 @@ async def test_a_process_does_not_drive_transfers_leased_by_another(
     assert (await driver).subject.status == "settled"
     await world.rest()
     await assert_settled_once(world, source, to, before)
-
-
-async def test_the_recovery_worker_runs_at_once_and_then_periodically(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Nothing:
-        async def recover(self) -> list[object]:
-            return []
-
-    clock = SystemClock()
-    now_us = clock.now_us()
-    monkeypatch.setattr(clock, "now_us", lambda: now_us)
-    monkeypatch.setattr(pace, "now_seconds", lambda: 0.0)
-    worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
-    due = await worker.next_due_us()
-    assert due is not None
-    assert due <= clock.now_us()
-    assert not await worker.run_due()
-    due = await worker.next_due_us()
-    assert due is not None
-    assert 0 < due - clock.now_us() <= LOOK_EVERY_SECONDS * SECOND_US < LEASE_US / 2
-
-
-async def test_recovery_reads_transactions_in_flight_by_index(lives: Lives) -> None:
-    await lives.start()
-    statement = chain_transactions._ABANDONED.compile(dialect=sqlite.dialect())
-    values = [0] * len(statement.positiontup or ())
-    plan = lives.disk._driver.execute(f"EXPLAIN QUERY PLAN {statement}", values).fetchall()
-    assert "ix_chain_transactions_leased" in str(plan), plan
 
 
 # --- The chain's ledger under the service

@@ -1,19 +1,14 @@
 """Revocation against units of work in progress, on one server and on two (security rule 04)."""
 
 import asyncio
-from typing import Any
 
+import another
 import pytest
 import stores
 import worlds
 from sqlalchemy.util import await_only
 from two_servers import started
 from worlds import World
-
-from agentpay_server.database.connection import Connection
-from agentpay_server.ledger import audit
-from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers.service import Execution
 
 pytestmark = pytest.mark.anyio
 
@@ -30,20 +25,12 @@ async def key_of(world: World, headers: dict[str, str]) -> str:
 
 
 async def test_a_duplicate_does_not_end_with_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    decided, begun, may_continue = Execution.decided, asyncio.Event(), asyncio.Event()
-
-    async def late(*args: Any) -> Any:
-        if not begun.is_set():
-            begun.set()
-            await may_continue.wait()
-        return await decided(*args)
-
     async with worlds.world(store="memory") as world:
         source, to = await world.account("5"), await world.account()
         made = (await world.request("POST", "/ext/v1/console/operator-keys", {"name": "dying"})).body
         dying = {"Authorization": f"Bearer {made['key']}"}
         body = {"from": source.account_id, "to": to.account_id, "amount": "1", "idempotency_key": "key"}
-        monkeypatch.setattr(Execution, "decided", late)
+        begun, may_continue = another.pause_decisions(monkeypatch)
         first = asyncio.ensure_future(world.request("POST", "/v1/transfers", body, dying))
         await begun.wait()
         second = asyncio.ensure_future(world.request("POST", "/v1/transfers", body))
@@ -63,15 +50,11 @@ async def test_a_revocation_waits_for_running_units_but_no_later_one_delays_it()
     key_id = await key_of(first, agent)
     begun, may_commit = asyncio.Event(), asyncio.Event()
 
-    def unit(connection: Connection) -> None:
-        principal = Principal(
-            operator_id=first.runtime.operator.operator_id, key_id=key_id, account_id=source.account_id
-        )
-        audit.record(connection, principal, action="transfers.create", subject="running", now_us=1)
+    def wait() -> None:
         begun.set()
         await_only(may_commit.wait())
 
-    running = asyncio.ensure_future(first.runtime.context.database.run(unit))
+    running = asyncio.ensure_future(another.audited(first, key_id, source.account_id, wait))
     await begun.wait()
     revoking = asyncio.ensure_future(second.request("DELETE", f"/ext/v1/console/agent-keys/{key_id}"))
     while not [row for row in await first.rows("api_keys", key_id=key_id) if row["revoked_us"]]:

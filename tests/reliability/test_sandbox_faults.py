@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
+import another
+import bounds
 import chains
 import httpx
 import pytest
 from killing import Child, Directory, Survey, child, prepared
 from worlds import Answer, World, drive
 
-from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
-from agentpay_server.sandbox.faulty_chain import LOOK_UPS_UNTIL_KNOWN, ChainFault, FaultyChain
 
 pytestmark = pytest.mark.anyio
 
@@ -47,15 +47,15 @@ async def test_a_slow_transaction_that_landed_is_not_treated_as_expired(world: W
 
 
 async def test_the_block_height_is_frozen_while_a_transaction_is_hidden(world: World) -> None:
-    chain, source, to = FaultyChain(world.chain), await world.account("5"), await world.account()
-    chain.arm(ChainFault.SLOW, None)
+    chain, source, to = another.sandbox_of(world), await world.account("5"), await world.account()
+    chain.arm("chain_slow", None)
     answer = await world.transfer("key", source, to, "5")
     signature, raw = world.chain.sent[-1]
     assert answer.status == 200
     height = await chain.block_height()
     await chain.send(raw)
     world.chain.inner.expire_blockhash()
-    for _ in range(LOOK_UPS_UNTIL_KNOWN):
+    for _ in range(bounds.value("look_ups_until_a_faulty_chain_recovers")):
         assert await chain.block_height() == height
         assert await chain.signature_status(signature) is None
     assert await chain.block_height() == height + BLOCKHASH_LIFE_BLOCKS + 1
@@ -79,14 +79,12 @@ async def test_a_transaction_lost_by_a_fault_stays_lost_when_resent(world: World
 
 async def test_a_lost_transaction_never_lands_on_a_chain_that_cannot_expire_blockhashes(world: World) -> None:
     """As over RPC, where a blockhash expires only with time."""
-    chain, account = FaultyChain(world.chain), await world.account()
-    chain.arm(ChainFault.NEVER_LANDS, 1)
+    chain, account = another.sandbox_of(world), await world.account()
+    chain.arm("chain_never_lands", 1)
     blockhash = await chain.latest_blockhash()
-    signed = transactions.create_token_account(
-        world.runtime.context.signer, blockhash, usdc_mint=chain.usdc_mint, owner=account.token_account
-    )
+    signed = world.opening_of(account.token_account, blockhash)
     await chain.send(signed.raw)
-    assert chain.times(ChainFault.NEVER_LANDS) == 0
+    assert chain.times("chain_never_lands") == 0
     await chain.send(signed.raw)
     assert await chain.signature_status(signed.signature) is None
     assert drive(world.chain.inner.block_height()) <= blockhash.last_valid_block_height

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 from typing import Any
 
-import attrs
+import another
 import chains
 import pytest
 import signed
@@ -12,21 +12,6 @@ import worlds
 from chains import TROUBLE
 from outsiders import Wallet
 from worlds import Answer, Party, World
-
-from agentpay_server.assembly.server import HANDLERS
-from agentpay_server.chain.protocol import ChainFailure, FailureReason
-from agentpay_server.database.rows import StaleRowError
-from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine.handlers import Ending
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.apply import apply
-from agentpay_server.ledger.outcome import Outcome, Unit
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.closing import Closing, SessionSettleHandler
-from agentpay_server.sessions.opening import SessionOpenHandler
-from agentpay_server.sessions.payout import REFUSED_BY_CHAIN
 
 pytestmark = pytest.mark.anyio
 
@@ -256,10 +241,8 @@ async def test_a_charge_after_a_session_was_found_idle_keeps_it_open() -> None:
         source, to = await pair(world)
         session_id = await world.opened_session("s", source, to, "10")
         await world.charge("k", session_id, "4")
-        context = world.runtime.context
         # As if another server had found it due just before the charge.
-        stored = await context.database.read(session_store.SESSIONS.existing, session_id)
-        session = await Closing(context, Settlement(context, HANDLERS)).closed(stored, 0)
+        session = await another.closed(world, session_id)
         assert session.status == "open"
         assert (await world.charge("l", session_id, "1")).status == 200
         await world.advance(60)
@@ -308,17 +291,11 @@ async def test_a_close_claimed_while_the_chain_was_down_settles_without_another_
 
 async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     source, to = await pair(world)
-    context = world.runtime.context
-    second_process = Settlement(context, HANDLERS)
-
-    async def pending(kind: Kind, session_id: str) -> StoredTransaction:
-        found = await context.database.read(chain_transactions.pending, kind, session_id)
-        assert found is not None
-        return found
+    second_process = another.engine(world)
 
     world.chain.next("send", chains.goes_down)
     unknown = await world.open_session("s", source, to, "10")
-    opening = await pending(Kind.SESSION_OPEN, unknown.body["session_id"])
+    opening = await another.pending(world, "session_open", unknown.body["session_id"])
     other = second_process.drive(opening)
     world.chain.clear()
     world.chain.inner.expire_blockhash()
@@ -328,14 +305,13 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
 
     world.chain.next("send", chains.goes_down)
     assert (await world.close_session(session_id)).status == 503
-    other = second_process.drive(await pending(Kind.SESSION_SETTLE, session_id))
+    other = second_process.drive(await another.pending(world, "session_settle", session_id))
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     closed = await world.close_session(session_id)
     assert (await other).subject.status == "settled"
     await assert_settled(world, source, to, closed, 4_000_000)
-    stored = await context.database.read(session_store.SESSIONS.existing, session_id)
-    assert (await Closing(context, second_process).closed(stored, 0)).status == "settled"
+    assert (await another.closed(world, session_id, second_process)).status == "settled"
 
 
 async def test_a_transfer_resolves_an_unknown_opening_before_checking_the_balance(world: World) -> None:
@@ -455,39 +431,3 @@ async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery()
             assert bool(told) == is_charged
             charged += is_charged
         assert 0 < charged < 20
-
-
-async def test_an_outcome_that_another_server_has_posted_changes_nothing(world: World) -> None:
-    source, to = await pair(world)
-    session_id = await world.opened_session("s", source, to, "10")
-    context = world.runtime.context
-    (row,) = await world.rows("chain_transactions", subject_id=session_id)
-    tx = StoredTransaction(**row)
-    # As another server had read the session, before this one has posted its opening.
-    subject = attrs.evolve(
-        await context.database.read(session_store.SESSIONS.existing, session_id), status="opening"
-    )
-    opening, settling = SessionOpenHandler(context), SessionSettleHandler(context)
-    ending = Ending(
-        tx=tx,
-        subject=subject,
-        now_us=context.clock.now_us(),
-        failure=ChainFailure(reason=FailureReason.OTHER, detail="refused"),
-        reason=REFUSED_BY_CHAIN,
-    )
-
-    async def book(outcome: Outcome[SessionRecord]) -> None:
-        before = await world.rows("accounts"), await world.rows("sessions")
-        events = await world.events()
-        with pytest.raises(StaleRowError, match=session_id):
-            await context.database.run(lambda c: apply(Unit(c, context, ending.now_us), outcome, tx))
-        assert (await world.rows("accounts"), await world.rows("sessions")) == before
-        assert await world.events() == events
-
-    await book(opening.failed(ending))
-    await book(opening.settled(ending))
-    await book(settling.settled(ending))
-    await book(settling.dropped(ending))
-    assert (await world.close_session(session_id)).body["status"] == "settled"
-    await book(settling.settled(attrs.evolve(ending, subject=attrs.evolve(subject, status="closing"))))
-    assert world.balance(source) == (await books(world, source))["balance"] == 100_000_000

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
+import another
 import chains
 import pytest
 import signed
@@ -13,11 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds import Answer, Party, World
 
-from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
@@ -39,11 +37,9 @@ async def transferred_in_the_end(world: World, source: Party, to: Party, seen: l
     raise AssertionError(f"no end in sight: {seen}")
 
 
-async def pending(world: World, transfer_id: str) -> StoredTransaction:
+async def pending(world: World, transfer_id: str) -> Any:
     """Return the transaction of a transfer that is in flight."""
-    found = await world.runtime.context.database.read(chain_transactions.pending, Kind.TRANSFER, transfer_id)
-    assert found is not None
-    return evolve(found, leased_until_us=0)
+    return evolve(await another.pending(world, "transfer", transfer_id), leased_until_us=0)
 
 
 async def assert_moved_once(world: World, source: Party, to: Party, seen: list[Answer]) -> None:
@@ -374,9 +370,7 @@ async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")
-    context = world.runtime.context
-    second_process = Settlement(context, HANDLERS)
-    other = second_process.drive(await pending(world, unknown.body["transfer_id"]))
+    other = another.engine(world).drive(await pending(world, unknown.body["transfer_id"]))
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     again = await world.transfer("key", source, to, "7")
@@ -403,7 +397,7 @@ async def test_a_late_driver_follows_the_attempt_that_another_driver_signed(worl
 
     # Signing a third time while the second may land would pay twice.
     world.chain.next("latest_blockhash", newer)
-    late = Settlement(world.runtime.context, HANDLERS).drive(first)
+    late = another.engine(world).drive(first)
     await asyncio.sleep(10)
     assert await pending(world, first.subject_id) == second
     world.chain.clear()

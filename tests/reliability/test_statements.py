@@ -4,24 +4,12 @@ Between a server and PostgreSQL each statement is a round trip, and so is the BE
 be added unnoticed. Their order is free, but for one rule: signed bytes are committed before they leave.
 """
 
-import re
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from attrs import frozen
+from watched_database import COMMIT, SEND, SNAPSHOT, Watched
 from worlds import World
 
-from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.sqlite import SqliteConnection
-
 pytestmark = [pytest.mark.anyio, pytest.mark.in_memory("its connection is watched")]
-
-COMMIT = "COMMIT"
-# A read of several statements, which needs a BEGIN and a COMMIT too: no hot path has one.
-SNAPSHOT = "SNAPSHOT"
-SEND = "SEND"
 
 
 @frozen
@@ -37,44 +25,7 @@ class Cost:
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement of the server, every commit, and every transaction that is sent, in order."""
-    seen: list[str] = []
-    execute, run, read = SqliteConnection.execute, MemoryDatabase.run, MemoryDatabase.read
-
-    def watched(self: Any, statement: Any, *parameters: Any) -> Any:
-        seen.append(name_of(statement))
-        return execute(self, statement, *parameters)
-
-    async def committing(self: Any, unit: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        result = await run(self, unit, *args, **options)
-        seen.append(COMMIT)
-        return result
-
-    async def reading(self: Any, unit: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        before = len(seen)
-        result = await read(self, unit, *args, **options)
-        if len(seen) > before + 1:
-            seen.append(SNAPSHOT)
-        return result
-
-    send = EmbeddedChain.send
-
-    async def sending(self: Any, raw: bytes, **options: Any) -> None:
-        seen.append(SEND)
-        await send(self, raw, **options)
-
-    monkeypatch.setattr(EmbeddedChain, "send", sending)
-    monkeypatch.setattr(SqliteConnection, "execute", watched)
-    monkeypatch.setattr(MemoryDatabase, "read", reading)
-    monkeypatch.setattr(MemoryDatabase, "run", committing)
-    return seen
-
-
-def name_of(statement: Any) -> str:
-    """Return what a statement does, and to which table first."""
-    text = " ".join(str(statement).split())
-    found = re.match(r"(SELECT|INSERT|UPDATE)(?: INTO| count\(\*\) AS \w+ FROM| \(SELECT)? (\w+)", text)
-    assert found is not None, text
-    return f"{found[1]} {found[2]}"
+    return Watched(monkeypatch).names
 
 
 def cost(statements: list[str]) -> Cost:

@@ -12,19 +12,20 @@ from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
+import bounds
 import pytest
 from attrs import evolve, frozen
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcp import Client
-from tool_results import assert_consistent
+from sellers import EXACT
+from tool_results import assert_consistent, give_keys
 
 from agentpay import AgentPayError
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import AsyncAgentTools
 from agentpay.tools.references import ref_of
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.payments.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
 pytestmark = pytest.mark.unmeasured
@@ -313,7 +314,7 @@ class World:
 def settle_seconds() -> Iterator[None]:
     """Do not let `fetch_paid` wait for a payment to settle: on a manual clock nothing changes meanwhile."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentpay._async.paid_fetches.SETTLE_SECONDS", 0.0)
+        bounds.shorten(patch, paid_fetch_settles_seconds_async=0.0)
         yield
 
 
@@ -363,9 +364,7 @@ def test_the_test_detects_a_reference_that_pays_twice(
 ) -> None:
     """The judge sees tools that pay again: with a key for each attempt, one purchase is paid twice."""
     attempts = iter(range(10**6))
-    monkeypatch.setattr(
-        "agentpay._async.purchases.key_of", lambda ref, _attempt=0: f"mcp:{ref}/{next(attempts)}"
-    )
+    give_keys(monkeypatch, lambda ref, _attempt=0: f"mcp:{ref}/{next(attempts)}")
 
     async def story() -> None:
         with AgentPayServer() as server, Paywall(server, PRICES) as paywall:

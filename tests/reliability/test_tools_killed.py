@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bounds
 import httpx2
 import pytest
 from killing import Child, Directory, Prepared, child, prepared
@@ -130,7 +131,7 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
             order: Any = {**FETCH, "url": f"{paywall.listen()}/forecast"}
             with monkeypatch.context() as patch, tools_of(dying) as tools:
                 # A service that is dead does not report the payment as settled, however long it is asked.
-                patch.setattr("agentpay._sync.paid_fetches.SETTLE_SECONDS", 0.5)
+                bounds.shorten(patch, paid_fetch_settles_seconds=0.5)
                 result = tools.fetch_paid(**order)
             assert result["payment_ref"] == FETCH["payment_ref"]
             assert (result["status"], result["money_moved"]) in [

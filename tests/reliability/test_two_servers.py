@@ -24,8 +24,6 @@ from solders.pubkey import Pubkey
 from two_servers import started
 from worlds import Answer, Party, World, drive, settled_as_answered
 
-from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.postgres_connections import PreparedConnection
 
@@ -161,8 +159,8 @@ async def test_openings_at_both_servers_leave_the_reserve_of_a_treasury_that_run
     source, to = await first.account("100"), await first.account()
     rent = await first.chain.inner.rent_exemption(165)
     needed = rent + 25_000
-    address = Pubkey.from_string(first.runtime.context.signer.address(TREASURY))
-    first.chain.inner._svm.set_account(address, Account(20_000_000 + 10 * needed, b"", SYSTEM_PROGRAM))
+    address = Pubkey.from_string(first.treasury)
+    first.chain.inner._svm.set_account(address, Account(20_000_000 + 10 * needed, b"", Pubkey.default()))
     opened: list[str] = []
     # What is in flight may or may not have left the balance, so that some are asked to try again.
     while True:
@@ -191,8 +189,7 @@ async def test_openings_at_both_servers_leave_the_reserve_of_a_treasury_that_run
 
 
 async def treasury(world: World) -> int:
-    context = world.runtime.context
-    found = await world.chain.inner.account_size(context.signer.address(TREASURY))
+    found = await world.chain.inner.account_size(world.treasury)
     assert found is not None
     return found[0]
 

@@ -18,9 +18,6 @@ import stores
 from embedded_node import EmbeddedNode
 from rpc_processes import Server, StartFailedError
 
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.database.migrations import HEAD
-
 pytestmark = [pytest.mark.anyio, pytest.mark.validator]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,8 +45,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def node() -> Iterator[EmbeddedNode]:
-    custody = rpc_world.new_custody()
-    with embedded_node.running(custody.address(TREASURY), custody.address(TEST_MINT_AUTHORITY)) as node:
+    with embedded_node.running(rpc_world.TREASURY_ADDRESS, rpc_world.MINT_AUTHORITY_ADDRESS) as node:
         yield node
 
 
@@ -62,12 +58,14 @@ def old(tmp_path: Path) -> Path:
 @pytest.fixture
 def new(tmp_path: Path) -> Path:
     """The packages of a next version, which has one migration more."""
-    code, number = packages(tmp_path / "new"), f"{int(HEAD) + 1:04}"
+    code = packages(tmp_path / "new")
     migrations = code / "agentpay_server" / "database" / "migrations"
-    migration = MIGRATION.format(new=number, old=HEAD)
+    head = max(path.name[:4] for path in (migrations / "versions").glob("[0-9]*.py"))
+    number = f"{int(head) + 1:04}"
+    migration = MIGRATION.format(new=number, old=head)
     (migrations / "versions" / f"{number}_notes.py").write_text(migration, "utf-8")
     text = (migrations / "__init__.py").read_text("utf-8")
-    raised = text.replace(f'HEAD: Final = "{HEAD}"', f'HEAD: Final = "{number}"')
+    raised = text.replace(f'HEAD: Final = "{head}"', f'HEAD: Final = "{number}"')
     assert raised != text
     (migrations / "__init__.py").write_text(raised, "utf-8")
     return code

@@ -18,8 +18,6 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
 from worlds import Party
 
-from agentpay_server.chain.rpc.chain_head import ChainHead
-
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 LATE_BLOCKS = 145
@@ -141,9 +139,7 @@ async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and
     monkeypatch: pytest.MonkeyPatch, operation: str, by: int
 ) -> None:
     # A new server knows no pace: the numbers of a node fit each other, and 150 blocks seem to have passed.
-    monkeypatch.setattr(ChainHead, "blockhash_life_seconds", 0.0)
-    monkeypatch.setattr(ChainHead, "_is_new", lambda *_: True)
-    monkeypatch.setattr(ChainHead, "_do_slots_fit", lambda *_: True)
+    cluster_worlds.believe_heights(monkeypatch, blockhash_life_seconds=0.0)
     cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET)
 
     def tell() -> None:
@@ -157,8 +153,7 @@ async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and
 async def test_a_node_that_offers_the_expired_blockhash_again_only_delays(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str
 ) -> None:
-    monkeypatch.setattr(ChainHead, "_is_new", lambda *_: True)
-    monkeypatch.setattr(ChainHead, "_do_slots_fit", lambda *_: True)
+    cluster_worlds.believe_heights(monkeypatch)
     cluster = cluster_worlds.new_cluster()
     first: list[Any] = []
 

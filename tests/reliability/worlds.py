@@ -29,10 +29,10 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
-from agentpay_server.chain.protocol import SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
@@ -230,6 +230,11 @@ class World:
             **options,
         )
 
+    @property
+    def treasury(self) -> str:
+        """The address that pays the fees."""
+        return self.runtime.context.signer.address(TREASURY)
+
     # --- What a caller can do -----------------------------------------------------------------------------
 
     async def agent_of(self, account: Party, **limits: Any) -> dict[str, str]:
@@ -404,6 +409,13 @@ class World:
             TEST_MINT_AUTHORITY,
         )
         await self._landed(signed)
+
+    def opening_of(self, owner: str, blockhash: Blockhash) -> SignedTransaction:
+        """Return a transaction that opens a token account, signed and not sent."""
+        signer = self.runtime.context.signer
+        return transactions.create_token_account(
+            signer, blockhash, usdc_mint=self.chain.usdc_mint, owner=owner
+        )
 
     async def _landed(self, signed: SignedTransaction) -> None:
         await self.chain.inner.send(signed.raw)

@@ -4,6 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from agentpay_server.engine.handlers import LEASE_US
+from agentpay_server.engine.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
 from agentpay_server.platform import pace
 from agentpay_server.platform.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
 from agentpay_server.platform.pace import Backoff, Every
@@ -62,3 +64,25 @@ def test_pauses_double_up_to_the_longest(at_once: bool, pauses: list[float]) -> 
     assert found == pauses
     backoff.restart()
     assert backoff.seconds == 1
+
+
+@pytest.mark.anyio
+async def test_the_recovery_worker_runs_at_once_and_then_periodically(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Nothing:
+        async def recover(self) -> list[object]:
+            return []
+
+    clock = SystemClock()
+    now_us = clock.now_us()
+    monkeypatch.setattr(clock, "now_us", lambda: now_us)
+    monkeypatch.setattr(pace, "now_seconds", lambda: 0.0)
+    worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
+    due = await worker.next_due_us()
+    assert due is not None
+    assert due <= clock.now_us()
+    assert not await worker.run_due()
+    due = await worker.next_due_us()
+    assert due is not None
+    assert 0 < due - clock.now_us() <= LOOK_EVERY_SECONDS * SECOND_US < LEASE_US / 2

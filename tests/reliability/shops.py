@@ -1,0 +1,25 @@
+"""Sellers that outlive servers which are killed: their keys are known, and a test moves their clock."""
+
+import pytest
+
+from agentpay_server.platform.clock import SECOND_US, SystemClock
+from agentpay_server.testkit.facilitator.fee_payer import keypair_of
+from agentpay_server.testkit.paywall.homes import NodeHome
+
+
+def know_keys(patch: pytest.MonkeyPatch) -> None:
+    """Let each seller have the same keys whenever it opens."""
+    patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+
+
+class ShopClock(SystemClock):
+    """The seller's time, which a test can advance."""
+
+    def __init__(self) -> None:
+        self._ahead_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self._ahead_us
+
+    def advance(self, seconds: float) -> None:
+        self._ahead_us += int(seconds * SECOND_US)
