@@ -8,26 +8,21 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from responses import received
 from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
 
 from agentpay import Account, FieldError, errors
-from agentpay._edge import BODY_MAX_BYTES
-from agentpay._requests import PreparedRequest, read
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
-from agentpay.contract.responses import RawResponse
 
 
 def get_account(client):
     return client.accounts.get("acct_a", max_retries=0)
 
 
+BODY_MAX_BYTES = 16 * 2**20
 ABANDONED = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
 """trio says so of every body that is not read to its end."""
-
-
-def asked(endpoint):
-    return PreparedRequest(endpoint=endpoint, target=endpoint.path)
 
 
 KINDS = {
@@ -373,7 +368,7 @@ STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 41
     ),
 )
 def test_any_response_becomes_a_model_or_a_declared_exception(endpoint, status, body, headers):
-    result = read(asked(endpoint), RawResponse(status, headers, body), now=0.0)
+    result = received(endpoint, status, body, **headers)
     if isinstance(result, errors.AgentPayError):
         assert str(result)
     else:
@@ -388,7 +383,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
         (GET_ACCOUNT, {**ACCOUNT, **changes}),
         (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}])),
     ):
-        result = read(asked(endpoint), RawResponse(200, {}, json.dumps(body).encode()), now=0.0)
+        result = received(endpoint, 200, json.dumps(body).encode())
         if not isinstance(result, errors.ResponseValidationError):
             account = result if endpoint is GET_ACCOUNT else result.data[0]
             assert isinstance(account, Account)
@@ -415,7 +410,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
 )
 def test_retry_after_accepts_seconds_or_a_date(value, seconds):
     headers = {"retry-after": value}
-    error = read(asked(GET_ACCOUNT), RawResponse(429, headers, b"{}"), now=1445412480.0)
+    error = received(GET_ACCOUNT, 429, b"{}", now=1445412480.0, **headers)
     assert isinstance(error, errors.RateLimitError)
     assert error.retry_after == seconds
 

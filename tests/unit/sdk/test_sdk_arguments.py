@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from pydantic import AnyHttpUrl, HttpUrl, SecretStr
 from sdk_world import ACCOUNT, KEY, TRANSFER, URL, WEBHOOK, answer
 
-from agentpay import errors, testing
-from agentpay._arguments import json_object
+from agentpay import AgentPay, errors, testing
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import Account
 from agentpay.contract.requests import MAX_NESTING
@@ -196,8 +195,16 @@ class TestMetadata:
 
     @given(st.floats(allow_nan=False, allow_infinity=False))
     def test_a_float_in_metadata_round_trips(self, number):
-        text = json_text.print_json(json_object("metadata", {"n": number}))
-        assert float(json.loads(text)["n"]) == number
+        sent = []
+
+        def answered(request):
+            sent.append(json.loads(request.content))
+            return httpx.Response(404)
+
+        client = AgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(answered))
+        with pytest.raises(errors.NotFoundError):
+            client.accounts.create(name="Agent", metadata={"n": number})
+        assert float(sent[0]["metadata"]["n"]) == number
 
 
 ADDRESSES = [

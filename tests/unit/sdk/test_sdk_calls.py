@@ -23,8 +23,7 @@ from sdk_world import (
     refusal,
 )
 
-from agentpay import AgentPay, CallOptions, RawResponse, Transfer, errors
-from agentpay._version import __version__
+from agentpay import AgentPay, CallOptions, RawResponse, Transfer, __version__, errors
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 

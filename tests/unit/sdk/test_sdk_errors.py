@@ -7,13 +7,12 @@ import pickle
 import re
 
 import pytest
+from responses import received
 from sdk_world import TRANSFER
 
 from agentpay import FieldError, Transfer, errors
-from agentpay._requests import error_of
 from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import GET_TRANSFER
-from agentpay.contract.responses import RawResponse
 
 API_FIELDS = {
     "status_code": 402,
@@ -105,7 +104,7 @@ def test_every_api_error_message_ends_with_advice(kind):
 
 def test_advice_is_that_of_the_code_and_appears_once():
     body = b'{"error": "precondition_failed", "message": "Not now. Read it again and repeat the change."}'
-    said = error_of(GET_TRANSFER, RawResponse(412, {}, body), now=0.0)
+    said = received(GET_TRANSFER, 412, body)
     assert (said.message, said.advice) == ("Not now.", "Read it again and repeat the change")
     assert str(said) == "412 precondition_failed: Not now. Read it again and repeat the change"
     assert said.body is not None

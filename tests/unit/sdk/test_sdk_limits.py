@@ -17,8 +17,6 @@ from hypothesis import strategies as st
 from sdk_world import BALANCE, KEY, Caller, answer
 
 from agentpay import AgentPay, AsyncAgentPay, errors
-from agentpay._edge import BODY_MAX_BYTES
-from agentpay._pools import CONNECTIONS_MAX
 from agentpay.contract.bodies import Body, BodyError
 
 FLAVOURS = pytest.mark.parametrize("kind", ["sync", "asyncio", "trio"])
@@ -199,6 +197,7 @@ def test_a_call_cancelled_while_waiting_takes_no_connection_with_it(service, kin
 # --- Memory -----------------------------------------------------------------------------------------------
 
 MIB = 2**20
+BODY_MAX_BYTES, CONNECTIONS_MAX = 16 * MIB, 100
 
 
 @cache

@@ -18,16 +18,15 @@ from fastapi.testclient import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from responses import received
 from sdk_world import models
 
 import agentpay
 import agentpay.integrations
 from agentpay import Account, AgentPay, AsyncAgentPay, ErrorBody, Model, Transfer, errors, webhooks
-from agentpay._requests import read
 from agentpay.contract.endpoints import CREATE_TRANSFER, ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.examples import Examples
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
-from agentpay.contract.responses import RawResponse
 from agentpay.contract.schemas import Schemas
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent
 
@@ -42,8 +41,7 @@ def example(model: type[Model]) -> dict[str, Any]:
 
 
 def read_from_service(endpoint: Any, value: Any, status: int = 200, **headers: str) -> Any:
-    request = agentpay._requests.PreparedRequest(endpoint=endpoint, target="/")
-    return read(request, RawResponse(status, headers, json.dumps(value).encode()), now=0.0)
+    return received(endpoint, status, json.dumps(value).encode(), **headers)
 
 
 every_model = pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)

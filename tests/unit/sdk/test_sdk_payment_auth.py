@@ -18,7 +18,7 @@ import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
 from sdk_world import KEY, URL
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, _messages, errors, payments, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, _challenges, _messages, errors, payments, testing
 from agentpay._challenges import beside_authorization
 from agentpay.payments import (
     OutcomeUnknownError,
@@ -811,3 +811,16 @@ def test_a_mock_of_the_client_is_accepted() -> None:
     auth = PaymentAuth(client, account_id="acct_a")
     with httpx.Client(auth=auth, transport=httpx.MockTransport(lambda _: next(steps))) as http:
         assert http.get(FORECAST).extensions["payment"].transfer_id == "txn_7"
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://a.example/" + "x" * 8_000 + "?key=secret#end", "https://a.example/" + "x" * 8_000),
+        ("https://a.example/" + "x" * 9_000, None),
+        ("https://a.example/caf\u00e9 \u202e%20/a;b", "https://a.example/caf%C3%A9%20%E2%80%AE%20/a;b"),
+    ],
+    ids=["long", "too long", "encoded"],
+)
+def test_the_url_of_a_payment_is_one_that_the_service_accepts(url: str, shown: str | None) -> None:
+    assert _challenges._split_url(url) == ("https://a.example", shown)

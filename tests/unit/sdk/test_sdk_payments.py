@@ -13,7 +13,7 @@ import pytest
 from payment_world import FORECAST, MPP, SELLER, V1
 from sdk_world import answer, page, refusal
 
-from agentpay import Payment, PinnedOrigin, _challenges, errors, testing
+from agentpay import Payment, PinnedOrigin, errors, testing
 
 PAYMENT = testing.make(Payment, transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
 PIN = testing.make(PinnedOrigin, origin=SELLER).to_dict()
@@ -247,16 +247,3 @@ def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
     }
     with pytest.raises(TypeError, match="recipients is a list"):
         caller(lambda c: c.sellers.put(SELLER, recipients="a" * 32))
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("https://a.example/" + "x" * 8_000 + "?key=secret#end", "https://a.example/" + "x" * 8_000),
-        ("https://a.example/" + "x" * 9_000, None),
-        ("https://a.example/caf\u00e9 \u202e%20/a;b", "https://a.example/caf%C3%A9%20%E2%80%AE%20/a;b"),
-    ],
-    ids=["long", "too long", "encoded"],
-)
-def test_the_url_of_a_payment_is_one_that_the_service_accepts(url: str, shown: str | None) -> None:
-    assert _challenges._split_url(url) == ("https://a.example", shown)

@@ -23,8 +23,17 @@ from sdk_world import (
     page,
 )
 
-from agentpay import Account, AccountPolicy, Balance, NewWebhook, Transaction, Transfer, __version__
-from agentpay._requests import prepare
+from agentpay import (
+    Account,
+    AccountPolicy,
+    AgentPay,
+    Balance,
+    NewWebhook,
+    Transaction,
+    Transfer,
+    __version__,
+    errors,
+)
 from agentpay.contract import endpoints
 
 DEFAULT_POLICY = {
@@ -248,11 +257,19 @@ def test_an_identifier_that_is_not_a_string_is_refused(caller):
 
 @given(st.text(min_size=1))
 def test_no_identifier_changes_the_path_segments(identifier):
+    asked = []
+
+    def answered(request):
+        asked.append(request.url)
+        return httpx.Response(404)
+
+    client = AgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(answered))
     try:
-        request = prepare(endpoints.GET_BALANCE, path={"account_id": identifier})
+        client.accounts.balance(identifier)
     except ValueError:
         return
-    url = httpx.URL(URL + request.target)
+    except errors.APIError:
+        (url,) = asked
     segments = url.raw_path.decode().split("/")
     assert segments[:3] == ["", "v1", "accounts"]
     assert segments[4:] == ["balance"]

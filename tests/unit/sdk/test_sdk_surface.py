@@ -14,11 +14,6 @@ from calls import OTHER_NAMES
 
 import agentpay
 from agentpay import UNSET, AgentPay, AsyncAgentPay
-from agentpay._sync.accounts import Accounts
-from agentpay._sync.policies import Policies
-from agentpay._sync.sessions import Sessions
-from agentpay._sync.transfers import Transfers
-from agentpay._sync.webhooks import Webhooks
 from agentpay.contract.endpoints import ENDPOINTS
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.requests import UnsetType
@@ -186,13 +181,13 @@ def test_every_parameter_is_described(resource):
 @pytest.mark.parametrize(
     ("params", "method"),
     [
-        (agentpay.types.CreateAccountParams, Accounts.create),
-        (agentpay.PolicyParams, Policies.update),
-        (agentpay.PolicyParams, Policies.replace),
-        (agentpay.CreateTransferParams, Transfers.create),
-        (agentpay.types.CreateWebhookParams, Webhooks.create),
-        (agentpay.types.CheckTransferParams, Transfers.check),
-        (agentpay.types.OpenSessionParams, Sessions.open),
+        (agentpay.types.CreateAccountParams, agentpay.resources.Accounts.create),
+        (agentpay.PolicyParams, agentpay.resources.Policies.update),
+        (agentpay.PolicyParams, agentpay.resources.Policies.replace),
+        (agentpay.CreateTransferParams, agentpay.resources.Transfers.create),
+        (agentpay.types.CreateWebhookParams, agentpay.resources.Webhooks.create),
+        (agentpay.types.CheckTransferParams, agentpay.resources.Transfers.check),
+        (agentpay.types.OpenSessionParams, agentpay.resources.Sessions.open),
         (agentpay.types.AuthorizePaymentParams, agentpay.resources.Payments.authorize),
         (agentpay.types.PinOriginParams, agentpay.resources.Sellers.put),
     ],

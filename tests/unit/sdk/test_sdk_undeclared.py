@@ -11,7 +11,8 @@ import httpx
 import pytest
 from sdk_world import ACCOUNT, BALANCE, Script, answer, paid
 
-from agentpay import _requests, errors
+from agentpay import errors
+from agentpay.contract import codec
 
 
 class MuteError(Exception):
@@ -171,7 +172,7 @@ def test_a_failure_of_the_decoder_is_outcome_unknown(caller, monkeypatch):
     def fail(*_arguments):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(_requests.codec, "structure", fail)
+    monkeypatch.setattr(codec, "structure", fail)
     caller.script(paid, answer(200, ACCOUNT))
     with pytest.raises(errors.TransferOutcomeUnknownError):
         caller(pay)
