@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from functools import cache
@@ -245,6 +246,66 @@ def libraries_of(path):
             yield from (alias.name.split(".")[0] for alias in node.names)
         else:
             yield (node.module or "").split(".")[0]
+
+
+# What tests may use, as users do; of `agentpay`, every module without an underscore.
+PUBLIC = {
+    "agentpay_server",
+    "agentpay_server.__main__",
+    "agentpay_server.cli",
+    "agentpay_server.paywall",
+    "agentpay_server.pytest_plugin",
+    "agentpay_lab",
+    "agentpay_lab.cli",
+    "agentpay_lab.pytest_plugin",
+    "agentpay_lab.simulation",
+}
+PUBLIC_PACKAGES = ("agentpay_server.contract", "agentpay_server.cli.")
+# And what tests of faults use as another system, since no request and no fault of the sandbox does: what a
+# chain replies and raises, for stand-ins of chains, and the declared points at which a process dies.
+OTHER_SYSTEMS = {"agentpay_server.chain.protocol", "agentpay_server.platform.failpoints"}
+FAULTY = ("reliability", "integration/rpc")
+# These state what users see: their folders use nothing else.
+OUTSIDE = ("browser", "contract", "frameworks", "integration/behaviour", "peers", "typing")
+MOST_INSIDE = 93
+"""Test modules that use more of the inside: those of single components, whose edge cases no request reaches,
+in `unit/` and beside them, and those of the laboratory. Lower it when one becomes free; do not raise it."""
+
+TESTS = ROOT / "tests"
+
+
+PATCHED = re.compile(r'setattr\(\s*f?"((?:agentpay|agentpay_server|agentpay_lab)\b[\w.]*)')
+
+
+def patched_by(path):
+    """What a test replaces by its dotted name."""
+    return PATCHED.findall(path.read_text())
+
+
+def inside_of(path):
+    """The internal modules that a test uses."""
+    folder = path.parent.relative_to(TESTS).as_posix()
+    allowed = PUBLIC | (OTHER_SYSTEMS if folder in FAULTY else set())
+    for name in {*imports_of(path), *patched_by(path)}:
+        package, *rest = name.split(".")
+        if package == "agentpay":
+            if any(part.startswith("_") and not part.startswith("__") for part in rest):
+                yield name
+        elif name not in allowed and not name.startswith(
+            ("agentpay_server.contract", "agentpay_server.cli.")
+        ):
+            yield name
+
+
+def test_few_tests_use_the_inside():
+    found = {
+        path.relative_to(TESTS).as_posix(): sorted(inside)
+        for path in sorted(TESTS.rglob("test_*.py"))
+        if (inside := set(inside_of(path)))
+    }
+
+    assert {name: found[name] for name in found if name.startswith(OUTSIDE)} == {}
+    assert len(found) <= MOST_INSIDE, "\n".join(f"{name}: {', '.join(found[name])}" for name in found)
 
 
 IO = {"asyncio", "socket", "time", "random", "secrets", "sqlite3", "sqlalchemy", "httpx", "os", "threading"}
