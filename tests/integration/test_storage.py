@@ -213,7 +213,7 @@ def test_a_missing_store_is_detected(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         first.client().accounts.create(name="Mine")
     (tmp_path / "store.sqlite3").unlink()
-    with pytest.raises(StartRefusedError, match="this database belongs to the chain"):
+    with pytest.raises(StartRefusedError, match="belongs to a chain with other keys"):
         AgentPayServer(data_dir=tmp_path).start()
 
 
