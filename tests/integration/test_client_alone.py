@@ -1,13 +1,14 @@
 """A client-only installation: parts that need the server say what to install."""
 
 import re
-import runpy
 import subprocess
 import sys
 
 import pytest
 
 import agentpay
+from agentpay.__main__ import main as client_main
+from agentpay_server.__main__ import main
 
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
 
@@ -45,11 +46,11 @@ def test_the_client_and_the_pytest_fixtures_import_without_the_server_extra():
     assert run("import agentpay_server.pytest_plugin; from agentpay import AgentPay").returncode == 0
 
 
-@pytest.mark.parametrize("name", ["agentpay-server", "agentpay"])
-def test_the_command_runs_where_everything_is_installed(monkeypatch, capsys, name):
+@pytest.mark.parametrize(("name", "run_it"), [("agentpay-server", main), ("agentpay", client_main)])
+def test_the_command_runs_where_everything_is_installed(monkeypatch, capsys, name, run_it):
     monkeypatch.setattr("sys.argv", [name, "--version"])
     with pytest.raises(SystemExit) as end:
-        runpy.run_module(name.replace("-", "_"), run_name="__main__")
+        run_it()
     assert end.value.code == 0
     assert capsys.readouterr().out == f"{name}, version {agentpay.__version__}\n"
 
