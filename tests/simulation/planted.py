@@ -47,7 +47,8 @@ from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import approvals, creation, intents, settling
+from agentpay_server.transfers import approvals, creation, intents
+from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.webhooks import sender
@@ -507,12 +508,12 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
 
 @planted
 def a_transfer_is_initiated_twice(patch: Patch) -> None:
-    settled = settling.TransferHandler.settled
+    settled = TransferHandler.settled
 
     def forgetful(self, ending):
         return settled(self, attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
 
-    patch(settling.TransferHandler, "settled", forgetful)
+    patch(TransferHandler, "settled", forgetful)
 
 
 @planted

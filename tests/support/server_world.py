@@ -14,7 +14,7 @@ from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.credentials import KeyKind, new_code, new_key
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -46,6 +46,11 @@ def made_key(
 ) -> str:
     """Return a well-formed key that no server has made (interface K6)."""
     return new_key(KeyKind(kind), seed)
+
+
+def made_code() -> str:
+    """Return a well-formed code of a sign-in link that no server has made."""
+    return new_code(bytes(32))
 
 
 def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Client:

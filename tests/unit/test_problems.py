@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, FieldError, without_advice
-from agentpay_server.platform.errors import Problem, chain_unavailable, invalid, not_found, shown
+from agentpay_server.platform.errors import Problem, chain_unavailable, invalid, not_found, quote
 
 
 def body_of(problem):
@@ -84,6 +84,6 @@ def test_chain_unavailable_has_retry_after():
 
 
 @given(st.text(max_size=300))
-def test_text_of_callers_is_shown_abbreviated_and_printable(text):
-    assert shown(text).isprintable()
-    assert len(shown(text)) <= 81
+def test_text_of_callers_is_quoted_abbreviated_and_printable(text):
+    assert quote(text).isprintable()
+    assert len(quote(text)) <= 81
