@@ -34,14 +34,14 @@ from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.search import SearchDesk
 from agentpay_server.operators.sign_in import SignIns
-from agentpay_server.payments.channel_closing import ChannelCloseHandler, ChannelClosing
-from agentpay_server.payments.channel_opening import ChannelOpenHandler
-from agentpay_server.payments.channel_watch import ChannelWatch
+from agentpay_server.payments.channels.closing import ChannelCloseHandler, ChannelClosing
+from agentpay_server.payments.channels.opening import ChannelOpenHandler
+from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels.watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.reconciliation import Reconciliation
 from agentpay_server.payments.service import Payments
-from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.payments.settling import PaymentHandler
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.clock import ManualClock

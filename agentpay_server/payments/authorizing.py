@@ -34,19 +34,21 @@ from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments import channel_store, store, x402_upto
+from agentpay_server.payments import store
 from agentpay_server.payments.building import (
     FEE_LAMPORTS,
     FeePayerRefusedError,
     build_payment,
     check_buildable,
 )
-from agentpay_server.payments.channel_building import closing_fee
-from agentpay_server.payments.channel_signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.challenges import x402_upto
+from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.building import closing_fee
+from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import ChallengeTerms, ChannelTerms, Offer
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation

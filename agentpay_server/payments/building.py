@@ -26,7 +26,7 @@ from agentpay_server.chain.instructions import (
 )
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, SIGNATURE_LAMPORTS, TransactionTooLargeError
-from agentpay_server.payments.terms import ChallengeTerms, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
 
 MAX_UNITS: Final = 190_000
 """Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""

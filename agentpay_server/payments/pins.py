@@ -20,8 +20,8 @@ from agentpay_server.engine.policy import Refusal, usdc_text
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import invalid, not_found, quote
 from agentpay_server.platform.principals import Principal

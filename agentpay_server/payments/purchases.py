@@ -20,15 +20,18 @@ from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict, perform
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments import channel_store, rules, store, x402, x402_upto
+from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
-from agentpay_server.payments.channel_building import opening_of
-from agentpay_server.payments.channel_closing import ChannelClosing
-from agentpay_server.payments.channel_signing import landing_of
+from agentpay_server.payments.challenges import offers as rules
+from agentpay_server.payments.challenges import x402, x402_upto
+from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped, UnreadableChallengeError
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.building import opening_of
+from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels.signing import landing_of
 from agentpay_server.payments.responses import problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
-from agentpay_server.payments.session_payments import SessionPayments
-from agentpay_server.payments.terms import Offer, Protocol, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint

@@ -8,8 +8,8 @@ from agentpay_server.accounts.deposits import Deposits
 from agentpay_server.database.connection import Connection
 from agentpay_server.ledger import accounts
 from agentpay_server.ledger.context import Context
-from agentpay_server.payments import channel_store
-from agentpay_server.payments.channel_closing import ChannelClosing
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.closing import ChannelClosing
 
 
 class Reconciliation:

@@ -1,6 +1,6 @@
 """Selects the offer of a 402 to pay, by what is stored: the key, the pin, the accounts, the channels.
 
-Reads only. `rules.py` says which offers can be paid at all.
+Reads only. `challenges/offers.py` says which offers can be paid at all.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,15 +21,17 @@ from agentpay_server.ledger import key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KeyHolder, Verdict
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.payments import channel_store, rules, store
+from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import build_fault, channel_fault
-from agentpay_server.payments.differences import differences
+from agentpay_server.payments.challenges import offers as rules
+from agentpay_server.payments.challenges.differences import differences
+from agentpay_server.payments.challenges.offers import Sifted
+from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.session_payments import KeyUse, Selected, session_conflict, use_of
 from agentpay_server.payments.pins import unsponsored
 from agentpay_server.payments.responses import conflict, nothing_payable
-from agentpay_server.payments.rules import Sifted
-from agentpay_server.payments.session_payments import KeyUse, Selected, session_conflict, use_of
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Offer, Protocol, Skipped
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfer_store

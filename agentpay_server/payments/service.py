@@ -23,9 +23,9 @@ from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
+from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.responses import to_response
-from agentpay_server.payments.session_payments import SessionPayments
 from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal

@@ -15,7 +15,8 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.payments import channel_store, store
+from agentpay_server.payments import store
+from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.platform.pace import Every
 
 _BATCH: Final = 32

@@ -36,7 +36,7 @@ from spl.token.models import TransferCheckedParams
 from agentpay import AgentPay, InvalidRequestError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import ChallengeTerms
+from agentpay_server.payments.challenges.terms import ChallengeTerms
 from agentpay_server.testkit.facilitator import service
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer

@@ -15,8 +15,8 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import session_payments
-from agentpay_server.payments.channel_opening import ChannelOpenHandler
+from agentpay_server.payments.channels import session_payments
+from agentpay_server.payments.channels.opening import ChannelOpenHandler
 
 SEAL = 61.0
 """Seconds after which a close that the chain does not show is forced."""

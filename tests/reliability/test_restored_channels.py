@@ -14,7 +14,7 @@ from worlds import Answer, Party, World, micro
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.database import tables
-from agentpay_server.payments.channel_watch import ChannelWatch
+from agentpay_server.payments.channels.watch import ChannelWatch
 
 pytestmark = pytest.mark.anyio
 

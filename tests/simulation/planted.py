@@ -48,9 +48,9 @@ from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
 from agentpay_server.sessions import store as session_store
 from agentpay_server.transfers import approvals, creation, intents
-from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.webhooks import sender
 
 Patch = Callable[[Any, str, Any], None]

@@ -5,9 +5,11 @@ from planted import Patch, planted
 
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import channel_closing, channel_rules, upto
-from agentpay_server.payments.channel_opening import ChannelOpenHandler
-from agentpay_server.payments.session_payments import SessionPayments
+from agentpay_server.payments.channels import closing as channel_closing
+from agentpay_server.payments.channels import rules as channel_rules
+from agentpay_server.payments.channels import upto
+from agentpay_server.payments.channels.opening import ChannelOpenHandler
+from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.sessions import unknown_payouts
 
 

@@ -10,8 +10,9 @@ from agentpay_server.engine.outcomes import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import rules, service
+from agentpay_server.payments import service
 from agentpay_server.payments.building import build_payment
+from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.platform.clock import SECOND_US
 
 _IMPATIENT_US = 20 * SECOND_US

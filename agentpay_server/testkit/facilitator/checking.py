@@ -25,7 +25,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Protocol
 
 MAX_UNITS: Final = 200_000
 """Maximum compute-unit limit that sellers of MPP accept."""

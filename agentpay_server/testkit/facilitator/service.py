@@ -11,8 +11,14 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.payments import fields, x402
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol, UnreadableChallengeError
+from agentpay_server.payments.challenges import fields, x402
+from agentpay_server.payments.challenges.terms import (
+    ChallengeTerms,
+    Leg,
+    Network,
+    Protocol,
+    UnreadableChallengeError,
+)
 from agentpay_server.sandbox.request_faults import FacilitatorFault, RequestFaults
 from agentpay_server.testkit.facilitator.checking import (
     DUPLICATE,

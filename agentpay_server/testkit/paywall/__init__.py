@@ -6,7 +6,7 @@ test chain. It also sells through payment channels: by session of MPP, and up to
 more from a seller than it pays for.
 """
 
-from agentpay_server.payments.terms import Protocol
+from agentpay_server.payments.challenges.terms import Protocol
 from agentpay_server.testkit.paywall.channel_products import SessionMode, UptoMode
 from agentpay_server.testkit.paywall.hostile_payer import Attempt, HostilePayer, Trick
 from agentpay_server.testkit.paywall.modes import Mode

@@ -14,8 +14,13 @@ from solders.signature import Signature
 from agentpay.contract import json_text
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
-from agentpay_server.payments import fields, x402
-from agentpay_server.payments.terms import ChallengeTerms, Network, Protocol, UnreadableChallengeError
+from agentpay_server.payments.challenges import fields, x402
+from agentpay_server.payments.challenges.terms import (
+    ChallengeTerms,
+    Network,
+    Protocol,
+    UnreadableChallengeError,
+)
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.service import NETWORKS

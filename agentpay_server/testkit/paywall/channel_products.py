@@ -11,7 +11,7 @@ from solders.pubkey import Pubkey
 from agentpay.contract import json_text
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.channels.codecs import ChannelError, Share, check_shares
-from agentpay_server.payments.fields import is_unicode
+from agentpay_server.payments.challenges.fields import is_unicode
 from agentpay_server.testkit.paywall.products import owner_address
 
 M = TypeVar("M", bound=StrEnum)

@@ -12,8 +12,8 @@ from agentpay.contract.fields import format_timestamp
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Voucher
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
-from agentpay_server.payments import fields, x402
-from agentpay_server.payments.terms import UnreadableChallengeError
+from agentpay_server.payments.challenges import fields, x402
+from agentpay_server.payments.challenges.terms import UnreadableChallengeError
 from agentpay_server.platform.clock import from_us
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.service import NETWORKS

@@ -6,7 +6,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from agentpay.contract import json_text
-from agentpay_server.payments.terms import ChallengeTerms, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Network, Protocol
 from agentpay_server.testkit.paywall.challenges import (
     REALM,
     ChallengeParts,

@@ -24,9 +24,9 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import KeyPath
 from agentpay_server.chain.instructions import associated_token_address, memo, transfer_checked
 from agentpay_server.ledger.context import Context
-from agentpay_server.payments import rules
 from agentpay_server.payments.building import build_payment
-from agentpay_server.payments.terms import Offer
+from agentpay_server.payments.challenges import offers as rules
+from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.paywall.homes import ServerHome

@@ -9,7 +9,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.payments.terms import Protocol
+from agentpay_server.payments.challenges.terms import Protocol
 from agentpay_server.platform.clock import Clock
 from agentpay_server.testkit.embedded.recorder import Records
 from agentpay_server.testkit.embedded.server import AgentPayServer

@@ -10,8 +10,8 @@ from attrs import field, frozen
 from agentpay.contract import json_text
 from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.usdc import to_micro
-from agentpay_server.payments.fields import is_unicode
-from agentpay_server.payments.terms import EXACT, MAX_LEGS, ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.fields import is_unicode
+from agentpay_server.payments.challenges.terms import EXACT, MAX_LEGS, ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.paywall.modes import Mode
 
 E = TypeVar("E", bound=StrEnum)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from agentpay_server.payments.terms import Protocol
+from agentpay_server.payments.challenges.terms import Protocol
 
 SaleStatus = Literal["held", "settled", "failed"]
 

@@ -10,7 +10,7 @@ from attrs import define, evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
-from agentpay_server.payments.terms import ChallengeTerms, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX

@@ -19,7 +19,7 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
 )
 from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 pytestmark = pytest.mark.anyio
 

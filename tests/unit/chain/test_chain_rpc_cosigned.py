@@ -25,7 +25,7 @@ from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, Cos
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain

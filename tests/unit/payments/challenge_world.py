@@ -8,8 +8,8 @@ from solders.keypair import Keypair
 
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.payments.rules import read_challenge, sift, wrap
-from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
+from agentpay_server.payments.challenges.offers import read_challenge, sift, wrap
+from agentpay_server.payments.challenges.terms import Offer, Skipped, UnreadableChallengeError
 
 USDC = USDC_MINTS["mainnet-beta"]
 SELLER = str(Keypair.from_seed(b"seller..........................").pubkey())

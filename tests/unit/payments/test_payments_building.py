@@ -33,7 +33,7 @@ from agentpay_server.payments.building import (
     base_units,
     build_payment,
 )
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 T = TypeVar("T")
 

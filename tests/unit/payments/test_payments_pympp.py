@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpp._parsing import ParseError, format_www_authenticate, parse_authorization, parse_www_authenticate
 
-from agentpay_server.payments import mpp
-from agentpay_server.payments.terms import UnreadableChallengeError
+from agentpay_server.payments.challenges import mpp
+from agentpay_server.payments.challenges.terms import UnreadableChallengeError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30).filter(str.strip)
 

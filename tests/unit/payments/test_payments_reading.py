@@ -24,8 +24,8 @@ from challenge_world import (
     v2_entry,
 )
 
-from agentpay_server.payments.rules import read_challenge, sift, wrap
-from agentpay_server.payments.terms import (
+from agentpay_server.payments.challenges.offers import read_challenge, sift, wrap
+from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     Leg,
     Network,

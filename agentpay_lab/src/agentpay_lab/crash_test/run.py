@@ -22,7 +22,7 @@ from agentpay_lab.crash_test.comparison import Books, differences
 from agentpay_lab.crash_test.node import ChainNode, LandedPayments
 from agentpay_lab.crash_test.servers import AgentProcess, ServerProcess
 from agentpay_server.clients import Sandbox
-from agentpay_server.payments.terms import EXACT
+from agentpay_server.payments.challenges.terms import EXACT
 from agentpay_server.paywall import Mode, Paywall
 from agentpay_server.platform.credentials import new_key
 

@@ -18,7 +18,7 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.payments import PaymentHeader
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
 from agentpay_server.testkit.paywall import challenges
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers

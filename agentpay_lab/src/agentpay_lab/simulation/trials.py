@@ -29,7 +29,7 @@ from agentpay_lab.simulation.sellers import SellerPurchase, SimulatedSeller
 from agentpay_lab.simulation.servers import Life, MachineClock
 from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.payments.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.paywall import challenges
 

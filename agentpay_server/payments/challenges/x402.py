@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.payments import fields, x402_upto
-from agentpay_server.payments.carried import replace_member
-from agentpay_server.payments.terms import (
+from agentpay_server.payments.challenges import fields, x402_upto
+from agentpay_server.payments.challenges.carried import replace_member
+from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     Leg,
     Network,

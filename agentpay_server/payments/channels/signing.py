@@ -19,12 +19,12 @@ from agentpay_server.engine.authorization import SpendUnit
 from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments.channel_building import build_opening, closing_fee, opening_of
-from agentpay_server.payments.channel_rules import MAX_SLOT_DISTANCE
-from agentpay_server.payments.channel_store import CHANNELS, Channel
+from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
+from agentpay_server.payments.channels.building import build_opening, closing_fee, opening_of
+from agentpay_server.payments.channels.rules import MAX_SLOT_DISTANCE
+from agentpay_server.payments.channels.store import CHANNELS, Channel
 from agentpay_server.payments.responses import nothing_payable
 from agentpay_server.payments.settling import detail_of
-from agentpay_server.payments.terms import ChannelTerms, Offer
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import chain_unavailable
 from agentpay_server.sessions.rules import check_transition

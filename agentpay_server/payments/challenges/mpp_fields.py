@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.payments import fields
-from agentpay_server.payments.terms import Network, UnreadableChallengeError
+from agentpay_server.payments.challenges import fields
+from agentpay_server.payments.challenges.terms import Network, UnreadableChallengeError
 
 USDC: Final = "USDC"
 """Symbol that a challenge may use instead of the mint's address."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.policy import usdc_text
-from agentpay_server.payments.terms import ChallengeTerms
+from agentpay_server.payments.challenges.terms import ChallengeTerms
 from agentpay_server.platform.errors import quote
 from agentpay_server.transfers.store import splits_of
 

@@ -14,9 +14,9 @@ from solders.pubkey import Pubkey
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms, Share, Voucher
-from agentpay_server.payments import fields
-from agentpay_server.payments.mpp_fields import mint_of, network_of, token_fault
-from agentpay_server.payments.terms import (
+from agentpay_server.payments.challenges import fields
+from agentpay_server.payments.challenges.mpp_fields import mint_of, network_of, token_fault
+from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     ChannelTerms,
     Leg,

@@ -14,9 +14,9 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainTerms
 from agentpay_server.database.tables import ChannelRecord
-from agentpay_server.payments import fields
-from agentpay_server.payments.mpp_fields import token_fault
-from agentpay_server.payments.terms import (
+from agentpay_server.payments.challenges import fields
+from agentpay_server.payments.challenges.mpp_fields import token_fault
+from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     ChannelTerms,
     Leg,

@@ -34,16 +34,17 @@ from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import channel_store, mpp, mpp_sessions
-from agentpay_server.payments.channel_building import opening_of
-from agentpay_server.payments.channel_closing import ChannelClosing
-from agentpay_server.payments.channel_opening import OpenChannel, Opening
-from agentpay_server.payments.channel_signing import landing_of
-from agentpay_server.payments.channel_store import Channel
+from agentpay_server.payments.challenges import mpp, mpp_sessions
+from agentpay_server.payments.challenges.terms import Offer
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.building import opening_of
+from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.opening import OpenChannel, Opening
+from agentpay_server.payments.channels.signing import landing_of
+from agentpay_server.payments.channels.store import Channel
+from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.responses import conflict
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Offer
-from agentpay_server.payments.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint

@@ -11,9 +11,9 @@ from agentpay.contract.payments import MAX_HEADERS
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.engine.policy import usdc_text
 from agentpay_server.ledger.idempotency import Verdict
-from agentpay_server.payments import mpp, x402
-from agentpay_server.payments.mpp_fields import USDC
-from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
+from agentpay_server.payments.challenges import mpp, x402
+from agentpay_server.payments.challenges.mpp_fields import USDC
+from agentpay_server.payments.challenges.terms import Network, Offer, Protocol, Skipped
 from agentpay_server.platform.clock import from_us
 
 _PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)

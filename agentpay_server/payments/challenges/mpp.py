@@ -13,9 +13,9 @@ from datetime import datetime
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.payments import fields, mpp_sessions
-from agentpay_server.payments.mpp_fields import mint_of, network_of, token_fault
-from agentpay_server.payments.terms import (
+from agentpay_server.payments.challenges import fields, mpp_sessions
+from agentpay_server.payments.challenges.mpp_fields import mint_of, network_of, token_fault
+from agentpay_server.payments.challenges.terms import (
     MAX_LEGS,
     ChallengeTerms,
     Leg,

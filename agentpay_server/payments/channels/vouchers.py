@@ -34,12 +34,12 @@ from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outcome import Unit
-from agentpay_server.payments import channel_store
-from agentpay_server.payments.channel_rules import IN_FLIGHT_US, MAX_REFUSALS
-from agentpay_server.payments.channel_store import CHANNELS, VOUCHERS, Channel
+from agentpay_server.payments.challenges.terms import Offer
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.rules import IN_FLIGHT_US, MAX_REFUSALS
+from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Offer
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_stopped
 from agentpay_server.platform.principals import Principal

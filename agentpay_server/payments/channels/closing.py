@@ -36,10 +36,19 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
-from agentpay_server.payments import channel_store, mpp, mpp_sessions, upto
-from agentpay_server.payments.channel_building import opening_of, pay_out, request_close, voucher_signature
-from agentpay_server.payments.channel_rules import SEAL_US, Act, Due, is_ended_by_seller, next_act, outcome_of
-from agentpay_server.payments.channel_store import CHANNELS, Channel
+from agentpay_server.payments.challenges import mpp, mpp_sessions
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels import upto
+from agentpay_server.payments.channels.building import opening_of, pay_out, request_close, voucher_signature
+from agentpay_server.payments.channels.rules import (
+    SEAL_US,
+    Act,
+    Due,
+    is_ended_by_seller,
+    next_act,
+    outcome_of,
+)
+from agentpay_server.payments.channels.store import CHANNELS, Channel
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal

@@ -15,7 +15,7 @@ from solders.pubkey import Pubkey
 from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.usdc import MAX_MICRO
-from agentpay_server.payments.terms import UnreadableChallengeError
+from agentpay_server.payments.challenges.terms import UnreadableChallengeError
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_units_for
 from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
-from agentpay_server.payments.channel_store import Channel
-from agentpay_server.payments.mpp_sessions import shares_of
+from agentpay_server.payments.challenges.mpp_sessions import shares_of
+from agentpay_server.payments.channels.store import Channel
 
 OPEN_UNITS: Final = 90_000
 """Compute units of an opening; it needs about half of them."""

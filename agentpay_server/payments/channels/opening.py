@@ -28,15 +28,16 @@ from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments import channel_store, upto
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
-from agentpay_server.payments.channel_building import closing_fee
-from agentpay_server.payments.channel_rules import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.payments.channel_signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels import upto
+from agentpay_server.payments.channels.building import closing_fee
+from agentpay_server.payments.channels.rules import MAX_OPENINGS, OPENINGS_WITHIN_US
+from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.channels.upto import PaymentChannel
 from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import ChannelTerms, Offer
-from agentpay_server.payments.upto import PaymentChannel
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
