@@ -16,6 +16,7 @@ import money
 import pytest
 import rpc_world
 import validators
+from fee_payers import lose_replies_to_fee_payers
 from payer import Payer, account_key
 from receivers import eventually
 from server_world import Funded
@@ -40,7 +41,6 @@ from agentpay_server.payments.challenges.terms import ChallengeTerms
 from agentpay_server.testkit.facilitator import service
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.node.errors import RpcError
 
 USDC = rpc_world.USDC
 USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"
@@ -553,14 +553,9 @@ def test_a_settlement_whose_reply_is_lost_is_pending_and_not_failed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A seller that is told of a failure asks for another payment."""
-    request, broadcast = case.request(), FeePayer.broadcast
-
-    async def loses_reply(fee_payer: FeePayer, transaction: VersionedTransaction) -> str:
-        await broadcast(fee_payer, transaction)
-        raise RpcError(-32000, "scripted: the node does not respond")
-
+    request = case.request()
     with monkeypatch.context() as patched:
-        patched.setattr(FeePayer, "broadcast", loses_reply)
+        lose_replies_to_fee_payers(patched)
         result = post(server, "/settle", request)
     assert (result["success"], result["errorReason"]) == (False, "settlement_pending")
     assert any(result["transaction"] == each.signature for each in server.transactions)

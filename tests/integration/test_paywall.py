@@ -14,6 +14,7 @@ import httpx
 import pytest
 import validators
 from attrs import evolve
+from fee_payers import lose_replies_to_fee_payers
 from mpp import Challenge
 from payer import Payer
 from receivers import eventually
@@ -26,8 +27,6 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.node.errors import RpcError
 
 PROTOCOLS = EXACT
 LATE_SECONDS, HELD_SECONDS = 20, 55
@@ -519,16 +518,9 @@ def test_a_settlement_whose_reply_is_lost_is_held_until_the_chain_shows_it(
     monkeypatch: pytest.MonkeyPatch,
     is_sent: bool,
 ) -> None:
-    broadcast = FeePayer.broadcast
-
-    async def loses_reply(fee_payer: FeePayer, transaction: VersionedTransaction) -> str:
-        if is_sent:
-            await broadcast(fee_payer, transaction)
-        raise RpcError(-32000, "scripted: the node does not respond")
-
     header = payer.header(shop.get("/forecast"))
     with monkeypatch.context() as patched:
-        patched.setattr(FeePayer, "broadcast", loses_reply)
+        lose_replies_to_fee_payers(patched, is_sent=is_sent)
         refused = shop.get("/forecast", headers=header)
     assert (refused.status_code, paywall.requests[-1].reason) == (402, "settlement_pending")
     sale = paywall.sales.one()

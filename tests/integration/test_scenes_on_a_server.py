@@ -16,8 +16,7 @@ from command_line import CommandLine, next_json, processing
 from server_world import faults, raw_client, refused
 
 from agentpay import AgentPay, AgentPayError, ConflictError, OutcomeUnknownError
-from agentpay_server import AgentPayServer, Settings
-from agentpay_server.clients import Sandbox
+from agentpay_server import AgentPayServer, Sandbox, Settings
 
 SCENES = "/ext/v1/sandbox/scenes"
 TWO = """

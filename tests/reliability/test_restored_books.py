@@ -10,8 +10,6 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER
 from restored import FINALITY_SECONDS, Lives, lives_on, not_ready
 
-from agentpay_server.database import tables
-
 pytestmark = pytest.mark.anyio
 
 KEYS = [f"order-{number}" for number in range(10)]
@@ -60,7 +58,7 @@ async def test_keys_that_a_restored_database_has_lost_are_not_paid_again(
     await world.policy(source, max_daily_spend=12)
     detail = await world.detail(source)
     assert (detail["balance_usdc"], detail["spent_usdc"]) == ("9.000000", "11.000000")
-    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (row,) = await world.rows("accounts", account_id=source.account_id)
     assert (row["balance"], row["in_flight"]) == (9_000_000, 0)
     unknown = [entry for entry in await world.entries(source) if entry["direction"] == "out"][1:]
     assert sum(entry["amount"] for entry in unknown) == 10_000_000
@@ -100,7 +98,7 @@ async def test_a_replacement_is_not_signed_before_the_debits_are_compared(
     restore = lives.disk.capture()
     await paying
     assert await world.settled("key", source, to, "1")
-    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+    assert len(signed.expired(await world.rows("chain_transactions"))) == 1
     await lives.kill()
     restore()
     world = await lives.start()
@@ -123,7 +121,7 @@ async def test_a_debit_by_another_holder_of_the_key_stops_the_account_at_the_nex
     assert len(stopped_by(caplog)) == 1
     refused = await world.transfer("next", source, to, "1")
     assert "allow-signing" in refused.body["message"]
-    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    (row,) = await world.rows("accounts", account_id=source.account_id)
     assert row["balance"] == 16_000_000
 
 
@@ -205,7 +203,7 @@ async def test_a_payout_by_an_unknown_replacement_stops_the_account_of_a_settlem
     await closing
     while (await world.get_session(session))["status"] != "settled":  # noqa: ASYNC110 - time is virtual
         await asyncio.sleep(1)
-    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+    assert len(signed.expired(await world.rows("chain_transactions"))) == 1
     await asyncio.sleep(FINALITY_SECONDS)
     await lives.kill()
     restore()

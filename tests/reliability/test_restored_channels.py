@@ -13,7 +13,6 @@ from worlds import Answer, Party, World, micro
 
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
-from agentpay_server.database import tables
 from agentpay_server.payments.channels.watch import ChannelWatch
 
 pytestmark = pytest.mark.anyio
@@ -76,7 +75,7 @@ class Market:
         await asyncio.sleep(1)
 
     async def sessions(self) -> list[dict[str, Any]]:
-        return await self.world.rows(tables.sessions)
+        return await self.world.rows("sessions")
 
     async def allow_signing(self, payer: Party) -> None:
         path = f"/ext/v1/console/accounts/{payer.account_id}/allow-signing"
@@ -153,7 +152,7 @@ async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid
     (session,) = await market.sessions()
     assert (stop["subject"], session["status"]) == (session["session_id"], "settled")
     assert (micro(stop["after"]["settled_usdc"]), session["settled"]) == (3 * PRICE, 3 * PRICE)
-    (row,) = await market.world.rows(tables.accounts, account_id=payer.account_id)
+    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
     books = (row["balance"], row["in_flight"], row["session_reserved"])
     assert books == (FUNDS - 3 * PRICE, 0, 0)
     assert market.world.balance(payer) == FUNDS - 3 * PRICE
@@ -270,7 +269,7 @@ async def test_an_expired_close_of_a_channel_is_signed_again_for_a_stopped_accou
         close = f"/ext/v1/sessions/{session['session_id']}/close"
         assert (await market.world.request("POST", close)).status == 200
         await asyncio.sleep(200)
-    assert signed.expired(await market.world.rows(tables.chain_transactions, kind="channel_close"))
+    assert signed.expired(await market.world.rows("chain_transactions", kind="channel_close"))
     await asyncio.sleep(300 + GRACE_SECONDS)
     (session,) = await market.sessions()
     # The seller did not settle, so all of it has come back.

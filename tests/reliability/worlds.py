@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from chains import FaultyChain
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
-from sqlalchemy import MetaData, Table
+from sqlalchemy import MetaData
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
@@ -333,7 +333,7 @@ class World:
 
     # --- What became of it --------------------------------------------------------------------------------
 
-    async def rows(self, table: str | Table, **where: object) -> list[dict[str, Any]]:
+    async def rows(self, table: str, **where: object) -> list[dict[str, Any]]:
         """Return the rows of a table, oldest first."""
         return await books.rows(self.runtime.context.database, table, **where)
 
