@@ -6,7 +6,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from sqlalchemy import Boolean, Column, Delete, Insert, Integer, LargeBinary, Select, Table, Text, Update
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    Column,
+    Delete,
+    Insert,
+    Integer,
+    LargeBinary,
+    Select,
+    Table,
+    Text,
+    Update,
+)
 from sqlalchemy.dialects import sqlite
 
 import agentpay_server
@@ -32,13 +44,18 @@ MODULES = [
 
 
 def all_statements() -> dict[str, Statement]:
-    """Return every statement that is a constant of a module that holds SQL, by where it stands."""
+    """Return every statement that is a constant of a module that holds SQL, by where it stands.
+
+    Those with arrays, which lock the rows of a batch, are for PostgreSQL alone.
+    """
     found: dict[str, Statement] = {}
     for module_name in MODULES:
         module = importlib.import_module(f"agentpay_server.{module_name}")
         for name, value in vars(module).items():
             for key, statement in _statements_in(value):
-                if isinstance(statement, Select | Insert | Update | Delete):
+                if isinstance(statement, Select | Insert | Update | Delete) and not any(
+                    isinstance(kind, ARRAY) for kind in parameters_of(statement).values()
+                ):
                     place = f"{module_name}.{name}"
                     found[place if key == "" else f"{place}[{key}]"] = statement
     return found
@@ -48,9 +65,6 @@ def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
     if isinstance(value, Rows | Pages | IdempotencyKeys):
         return value.statements().items()
     return value.items() if isinstance(value, dict) else [("", value)]
-
-
-STATEMENTS = all_statements()
 
 
 def columns_of(statement: Statement) -> list[str] | None:
@@ -64,6 +78,9 @@ def parameters_of(statement: Statement) -> dict[str, Any]:
     """Return the types of the parameters of a statement, by name."""
     compiled = statement.compile(dialect=sqlite.dialect(), column_keys=columns_of(statement))
     return {name: bind.type for name, bind in compiled.binds.items() if bind.required}
+
+
+STATEMENTS = all_statements()
 
 
 def text_of(statement: Statement) -> str:
