@@ -48,8 +48,8 @@ _NUMBERS = "WITH RECURSIVE n(i) AS (SELECT CAST(1 AS BIGINT) UNION ALL SELECT i 
 # The newest lie at the end of the window, so that the check has to find where it begins among all of them.
 _FILL = (
     f"""
-    INSERT INTO chain_transactions (signature, kind, subject_id, account_id, held, spent_us, spent_total,
-        state, last_valid_block_height, reserved, created_us, ended_us, leased_until_us)
+    INSERT INTO chain_transactions (signature, kind, subject_id, account_id, hold, spent_us, spent_total,
+        state, last_valid_block_height, vanished_hold, created_us, ended_us, leased_until_us)
     SELECT 'sig_' || i, 'transfer', 'txn_' || i, '{ACCOUNT}', 1, {NOW_US} - ({{count}} - i) * 50000, i,
         'finalized', 0, 0, 0, 1, 0 FROM n
     """,
@@ -60,7 +60,7 @@ _FILL = (
     f"""
     INSERT INTO accounts (account_id, operator_id, name, handle, key_index, chain_address,
         usdc_token_account, policy, paused, policy_version, policy_updated_us, spent_total, last_spend_us,
-        balance, in_flight, in_flight_total, session_reserved, created_us)
+        balance, in_flight, in_flight_total, cap_holds, created_us)
     SELECT 'acct_' || i, '{OPERATOR}', 'a', '@a', i, 'address', 'token_' || i, '{{{{}}}}', FALSE, 1, 0,
         {{count}}, {NOW_US}, 0, 0, 0, 0, 0 FROM n
     """,

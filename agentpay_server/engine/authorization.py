@@ -103,7 +103,7 @@ class SpendUnit(Unit):
         posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
         source = post(self.connection, posting, self.now_us)
         held = attrs.evolve(
-            tx, held=amount_micro, spent_us=source.last_spend_us, spent_total=source.spent_total
+            tx, hold=amount_micro, spent_us=source.last_spend_us, spent_total=source.spent_total
         )
         transactions.insert_transaction(self.connection, held)
         return held
@@ -115,7 +115,7 @@ class SpendUnit(Unit):
             Posting(account_id=tx.account_id, hold=cap_micro, cap_hold=cap_micro),
             self.now_us,
         )
-        held = attrs.evolve(tx, held=cap_micro)
+        held = attrs.evolve(tx, hold=cap_micro)
         transactions.insert_transaction(self.connection, held)
         return held
 

@@ -113,7 +113,7 @@ def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
     return (Posting(account_id=tx.account_id, burned=lamports),) if tx.kind in _COUNTED else ()
 
 
-def reserved(connection: Connection, account_id: str) -> int:
+def holds(connection: Connection, account_id: str) -> int:
     """Return the lamports that an account's unfinished work may still burn."""
     ((pending, unsettled),) = connection.execute(_RESERVED, {"account_id": account_id})
     return int(pending) + int(unsettled)
@@ -154,7 +154,7 @@ def require_room(
         return
     # The window never ends before the last burn, which another server's clock may have timed.
     now_us = max(now_us, account.last_burned_us)
-    in_use = reserved(connection, account.account_id)
+    in_use = holds(connection, account.account_id)
     lost = burned(connection, account, now_us)
     excess = in_use + lost + cost.fees - budget
     if excess > 0:

@@ -136,7 +136,7 @@ class Outcomes:
             kind=tx.kind,
             subject_id=tx.subject_id,
             account_id=tx.account_id,
-            held=tx.held,
+            hold=tx.hold,
             credits_account_id=tx.credits_account_id,
             detail=replacement.detail,
             rent=replacement.rent,

@@ -69,7 +69,7 @@ class Preflight:
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
         if is_short and not is_last_try and (uncertain := self._uncertain_micro(source)):
             payments = transactions.payments_of(connection, source.account_id)
-            raise Contended(is_payments_only=uncertain == sum(tx.held for tx in payments))
+            raise Contended(is_payments_only=uncertain == sum(tx.hold for tx in payments))
         return refusal
 
     def _uncertain_micro(self, source: AccountRecord) -> int:

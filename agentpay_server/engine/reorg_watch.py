@@ -57,14 +57,14 @@ class Confirmations:
             end, must_send = await self._settlement.broadcaster.poll(tx.signed)
             if must_send:
                 self._report(logging.WARNING, "transaction.vanished", tx)
-                if not tx.reserved:
+                if not tx.vanished_hold:
                     await self._database.run(_hold, tx, self._clock.now_us())
                 await self._chain.send(tx.signed.raw, even_if_failing=False)
         except ChainUnreachableError:
             return tx
         if end is None:
             return tx
-        if tx.reserved:
+        if tx.vanished_hold:
             await self._database.run(_release, tx, self._clock.now_us())
         if not isinstance(end, Landed):
             self._report(logging.ERROR, "transaction.undone", tx)
@@ -77,10 +77,10 @@ class Confirmations:
 
 
 def _hold(connection: Connection, tx: StoredTransaction, now_us: int) -> None:
-    if tx.held and store.set_reserved(connection, tx, tx.held):
-        post(connection, Posting(account_id=tx.account_id, hold=tx.held), now_us)
+    if tx.hold and store.set_vanished_hold(connection, tx, tx.hold):
+        post(connection, Posting(account_id=tx.account_id, hold=tx.hold), now_us)
 
 
 def _release(connection: Connection, tx: StoredTransaction, now_us: int) -> None:
-    if store.set_reserved(connection, tx, 0):
-        post(connection, Posting(account_id=tx.account_id, release=tx.reserved), now_us)
+    if store.set_vanished_hold(connection, tx, 0):
+        post(connection, Posting(account_id=tx.account_id, release=tx.vanished_hold), now_us)

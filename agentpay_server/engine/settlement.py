@@ -408,13 +408,13 @@ class Settlement:
         Raises:
             ChainUnreachableError: the expired transaction may be the one that landed.
         """
-        if not tx.held:
+        if not tx.hold:
             return
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         expected = source.balance
         if self._handlers[tx.kind].is_broadcast_by_us:
             # Others of a busy account have always just landed. Payments can wait for a quiet moment.
-            expected -= source.in_flight - tx.held
+            expected -= source.in_flight - tx.hold
         if await self._chain.holds(source.usdc_token_account, expected):
             return
         if tx.signature not in self._doubted:

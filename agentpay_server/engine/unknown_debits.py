@@ -98,7 +98,7 @@ def post(
         subject_id=entry_id,
         account_id=account_id,
         now_us=now_us,
-        held=amount_micro,
+        hold=amount_micro,
     )
     known = None if recipient is None else accounts.account_at(connection, recipient)
     counterparty = recipient if known is None else known.account_id
@@ -154,7 +154,7 @@ def explain(
     subject_id: str,
     account_id: str,
     now_us: int,
-    held: int = 0,
+    hold: int = 0,
 ) -> StoredTransaction:
     """Insert the row that explains a debit from now on, and return it."""
     tx = StoredTransaction(
@@ -162,7 +162,7 @@ def explain(
         kind=Kind.UNKNOWN,
         subject_id=subject_id,
         account_id=account_id,
-        held=held,
+        hold=hold,
         state=State.FINALIZED,
         raw=None,
         last_valid_block_height=0,

@@ -61,7 +61,7 @@ _POSTED: Final[dict[str, ColumnElement[Any]]] = {
             "balance",
             "in_flight",
             "in_flight_total",
-            "session_reserved",
+            "cap_holds",
             "spent_total",
             "burned_total",
         )

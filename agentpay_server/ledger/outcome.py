@@ -92,7 +92,7 @@ class Posting:
             "balance": self.credit - self.debit,
             "in_flight": self.hold - self.release,
             "in_flight_total": self.hold,
-            "session_reserved": self.cap_hold - self.cap_release,
+            "cap_holds": self.cap_hold - self.cap_release,
             "spent_total": self.spent,
             "burned_total": self.burned,
         }

@@ -76,7 +76,7 @@ _MOMENTS: Final = (
     .limit(bindparam("count"))
 )
 _RELEASED_BY_MOMENT: Final = (
-    select(table.c.released_us, func.sum(table.c.held))
+    select(table.c.released_us, func.sum(table.c.hold))
     .where(
         table.c.account_id == bindparam("account_id"),
         table.c.released_us > bindparam("start_us"),
@@ -84,7 +84,7 @@ _RELEASED_BY_MOMENT: Final = (
     )
     .group_by(table.c.released_us)
 )
-_RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+_RELEASED: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
     table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
 _SPENT: Final = select(_TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery())
@@ -101,11 +101,11 @@ AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
         .scalar_subquery(),
         0,
     )
-    - select(cast(func.coalesce(func.sum(table.c.held), 0), BigInteger))
+    - select(cast(func.coalesce(func.sum(table.c.hold), 0), BigInteger))
     .where(_OF_ACCOUNT, table.c.released_us > bindparam("start_us", type_=BigInteger))
     .correlate(accounts)
     .scalar_subquery()
-    + accounts.c.session_reserved
+    + accounts.c.cap_holds
 )
 """What `against_daily_limit` returns, as a column of `accounts`; `start_us` is the window's start."""
 
@@ -124,7 +124,7 @@ def against_daily_limit(connection: Connection, account: AccountRecord, now_us: 
 
     These are the spends within the window, and the caps of all unsettled sessions.
     """
-    return spent(connection, account, now_us) + account.session_reserved
+    return spent(connection, account, now_us) + account.cap_holds
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
@@ -149,11 +149,11 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
         start_us = end_us
 
 
-def reserved(connection: Connection, account: AccountRecord) -> int:
+def holds(connection: Connection, account: AccountRecord) -> int:
     """Return the micro-USDC of an account that count as spent but may be released.
 
     These are the amounts of its transfers in flight, and the caps of its unsettled sessions.
     """
-    # A session that is being opened is both in flight and part of the reserved caps: count it once.
+    # A session that is being opened is both in flight and part of the holds of caps: count it once.
     opening = transactions.opening_caps(connection, account.account_id)
-    return account.in_flight - opening + account.session_reserved
+    return account.in_flight - opening + account.cap_holds

@@ -110,7 +110,7 @@ _PENDING: Final = select(table).where(
 )
 _IN_FLIGHT: Final = (
     select(table)
-    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0, _IS_DRIVEN)
+    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.hold > 0, _IS_DRIVEN)
     .order_by(table.c.seq)
 )
 _IS_UNANNOUNCED: Final = table.c.announced_us.is_(None)
@@ -181,7 +181,7 @@ _CONFIRMED_AFTER: Final = (
     .order_by(table.c.signature)
     .limit(bindparam("count"))
 )
-_WAS_RESERVED: Final = table.c.reserved == bindparam("reserved_before")
+_WAS_HELD: Final = table.c.vanished_hold == bindparam("hold_before")
 _END_CONFIRMED: Final = (
     update(table)
     # If another server has reserved the amount since the row was read, the next check releases it first.
@@ -189,7 +189,7 @@ _END_CONFIRMED: Final = (
         table.c.signature == bindparam("of_signature"),
         table.c.subject_id == bindparam("of_subject"),
         _IS_CONFIRMED,
-        table.c.reserved == 0,
+        table.c.vanished_hold == 0,
     )
     .values(state=bindparam("new_state"), raw=null())
 )
@@ -205,13 +205,13 @@ _WATCHED_AFTER: Final = (
     .order_by(table.c.subject_id, table.c.signature)
     .limit(bindparam("count"))
 )
-_OPENING: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
+_OPENING: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
     _IS_PENDING,
     table.c.account_id == bindparam("account_id"),
     table.c.kind.in_([literal_column(f"'{Kind.SESSION_OPEN}'"), literal_column(f"'{Kind.CHANNEL_OPEN}'")]),
 )
-_VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0)).where(
-    table.c.reserved > literal_column("0"),
+_VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.vanished_hold), 0)).where(
+    table.c.vanished_hold > literal_column("0"),
     table.c.account_id == bindparam("account_id"),
     table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
 )
@@ -423,10 +423,10 @@ def confirmed_after(connection: Connection, signature: str, count: int) -> list[
     return TRANSACTIONS.all(connection, _CONFIRMED_AFTER, after=signature, count=count)
 
 
-def set_reserved(connection: Connection, tx: StoredTransaction, reserved: int) -> bool:
+def set_vanished_hold(connection: Connection, tx: StoredTransaction, hold: int) -> bool:
     """Store the reserved amount of a confirmed transaction; False if another server was faster."""
-    was = {"reserved_before": tx.reserved}
-    changed = TRANSACTIONS.change(connection, tx, _IS_CONFIRMED, _WAS_RESERVED, given=was, reserved=reserved)
+    was = {"hold_before": tx.vanished_hold}
+    changed = TRANSACTIONS.change(connection, tx, _IS_CONFIRMED, _WAS_HELD, given=was, vanished_hold=hold)
     return changed is not None
 
 

@@ -170,7 +170,7 @@ def failed(ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[Transfer
     )
     before = () if tx.announced_us is not None else (initiated(after, after.tx_signature),)
     outcome = rejection(change, refusal.code, refusal.message, before=before)
-    return outcome.also(Posting(account_id=after.account_id, release=tx.held), audit=(record,))
+    return outcome.also(Posting(account_id=after.account_id, release=tx.hold), audit=(record,))
 
 
 def ended(

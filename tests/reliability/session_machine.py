@@ -405,7 +405,7 @@ class MoneyWithSessions(Money):
             # Third-party payments since the last scan may or may not be reported.
             assert row["balance"] in (account.balance, account.balance - account.unseen)
             assert row["in_flight"] == account.reserved
-            assert row["session_reserved"] == self.promised(account)
+            assert row["cap_holds"] == self.promised(account)
 
     async def check_ends(self) -> None:
         await super().check_ends()

@@ -62,7 +62,7 @@ class Market:
     async def books(self, payer: Party) -> tuple[int, int, int]:
         """Return balance, holds of transfers, and reserved caps of an account."""
         (row,) = await self.world.rows("accounts", account_id=payer.account_id)
-        return row["balance"], row["in_flight"], row["session_reserved"]
+        return row["balance"], row["in_flight"], row["cap_holds"]
 
     async def expired(self, payer: Party) -> tuple[str, bytes]:
         """Return a payment that nobody broadcast until it was considered expired, and its opening."""

@@ -133,7 +133,7 @@ def judged(survey: Survey, it: Prepared) -> dict[str, Any]:
     assert (transfer["status"], channel["status"]) == ("settled", "settled")
     assert transfer["transfer_id"] == channel["session_id"]
     (payer,) = survey.rows("accounts", account_id=it.payer)
-    assert (payer["in_flight"], payer["session_reserved"]) == (0, 0)
+    assert (payer["in_flight"], payer["cap_holds"]) == (0, 0)
     taken = FUNDS - survey.balances()[payer["usdc_token_account"]]
     assert transfer["amount"] == channel["settled"] == taken == FUNDS - payer["balance"]
     assert transfer["tx_signature"] in survey.landed()
@@ -193,7 +193,7 @@ def test_an_opening_that_nobody_uses_expires_and_returns_everything(it: Prepared
             assert client.payments.get(newest.transfer_id).status == "settled"
             survey = Survey(server)
             (payer,) = survey.rows("accounts", account_id=it.payer)
-            assert (payer["in_flight"], payer["session_reserved"]) == (0, 0)
+            assert (payer["in_flight"], payer["cap_holds"]) == (0, 0)
             # The other transfer of 1 USDC may have left as well.
             assert FUNDS - payer["balance"] in (CHARGE, CHARGE + 1_000_000)
             assert [row["status"] for row in survey.rows("sessions")] == ["failed", "settled"]

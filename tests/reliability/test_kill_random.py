@@ -159,7 +159,7 @@ class Sessions:
         accounts = {row["account_id"]: row for row in survey.rows("accounts")}
         payer, payee = accounts[it.payer], accounts[it.payee]
         assert (payer["balance"], payee["balance"]) == (100_000_000 - paid, paid)
-        assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, paid)
+        assert (payer["in_flight"], payer["cap_holds"], payer["spent_total"]) == (0, 0, paid)
         entries = [row["amount"] for row in survey.rows("entries", type="session_settlement")]
         assert (len(entries), sum(entries)) == (len(sessions), paid)
         events = [row["type"] for row in survey.rows("events")]

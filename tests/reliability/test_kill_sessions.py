@@ -88,7 +88,7 @@ def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
     accounts = {account["account_id"]: account for account in survey.rows("accounts")}
     payer, payee = accounts[it.payer], accounts[it.payee]
     assert (payer["balance"], payee["balance"]) == (96_000_000, 4_000_000)
-    assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
+    assert (payer["in_flight"], payer["cap_holds"], payer["spent_total"]) == (0, 0, 4_000_000)
     assert len(signed.spends(survey.rows("chain_transactions"))) == 1
     entries = Counter((entry["account_id"], entry["type"]) for entry in survey.rows("entries"))
     assert entries == {

@@ -289,7 +289,7 @@ async def test_a_session_opens_with_the_funding_transaction_that_landed(world: C
     await allow_signing(world, source)
     await closed(world, session_id)
     assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
-    assert (await books(world, source))["session_reserved"] == 0
+    assert (await books(world, source))["cap_holds"] == 0
 
 
 async def test_a_failed_session_whose_funding_lands_late_returns_its_cap(
@@ -306,14 +306,14 @@ async def test_a_failed_session_whose_funding_lands_late_returns_its_cap(
     assert session["status"] == "failed"
     await world.rest()
     assert (world.balance(source), (await books(world, source))["balance"]) == (5_000_000, 5_000_000)
-    assert (await books(world, source))["session_reserved"] == 5_000_000
+    assert (await books(world, source))["cap_holds"] == 5_000_000
     await allow_signing(world, source)
     await world.rest()
     (session,) = await world.rows("sessions")
     assert session["status"] == "settled"
     assert (world.balance(source), world.balance(to)) == (10_000_000, 0)
     account = await books(world, source)
-    assert (account["balance"], account["session_reserved"], account["in_flight"]) == (10_000_000, 0, 0)
+    assert (account["balance"], account["cap_holds"], account["in_flight"]) == (10_000_000, 0, 0)
 
 
 async def test_a_session_settles_with_the_settlement_transaction_that_landed(world: ClusterWorld) -> None:
@@ -326,7 +326,7 @@ async def test_a_session_settles_with_the_settlement_transaction_that_landed(wor
     assert len(world.cluster.payments(session_id)) == 2
     assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
     account = await books(world, source)
-    assert (account["balance"], account["session_reserved"]) == (8_000_000, 0)
+    assert (account["balance"], account["cap_holds"]) == (8_000_000, 0)
     assert account["stopped_us"] is not None
 
 

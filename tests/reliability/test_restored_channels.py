@@ -153,7 +153,7 @@ async def test_vouchers_lost_by_a_restore_and_settled_by_the_seller_are_not_paid
     assert (stop["subject"], session["status"]) == (session["session_id"], "settled")
     assert (micro(stop["after"]["settled_usdc"]), session["settled"]) == (3 * PRICE, 3 * PRICE)
     (row,) = await market.world.rows("accounts", account_id=payer.account_id)
-    books = (row["balance"], row["in_flight"], row["session_reserved"])
+    books = (row["balance"], row["in_flight"], row["cap_holds"])
     assert books == (FUNDS - 3 * PRICE, 0, 0)
     assert market.world.balance(payer) == FUNDS - 3 * PRICE
     # An operator has looked: the account pays again, and the payout is found no second time.

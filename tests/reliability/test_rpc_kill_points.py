@@ -157,7 +157,7 @@ def finish(node: Surfpool, it: Prepared, server: AgentPayServer) -> None:
     assert landed(node, payee["usdc_token_account"])[:-1] == [closed.settlement_tx_signature]
     assert held(node, payer["usdc_token_account"]) == 96_000_000
     assert held(node, payee["usdc_token_account"]) == 4_000_000
-    assert (payer["in_flight"], payer["session_reserved"], payer["spent_total"]) == (0, 0, 4_000_000)
+    assert (payer["in_flight"], payer["cap_holds"], payer["spent_total"]) == (0, 0, 4_000_000)
     told = node.call("getAccountInfo", closed.escrow_token_account, {"commitment": "confirmed"})
     assert told["value"] is None
     assert [row["type"] for row in survey.rows("events")] == ["session.opened", "session.settled"]

@@ -33,7 +33,7 @@ async def assert_settled(world: World, source: Party, to: Party, closed: Answer,
     assert world.balance(source) == 100_000_000 - charged
     assert world.attempts(closed.body["session_id"]).count("landed") == 2
     row = await books(world, source)
-    assert (row["in_flight"], row["session_reserved"], row["spent_total"]) == (0, 0, charged)
+    assert (row["in_flight"], row["cap_holds"], row["spent_total"]) == (0, 0, charged)
     for party in (source, to):
         assert (await books(world, party))["balance"] == world.balance(party)
     types = [event["type"] for event in await world.events()]
@@ -113,7 +113,7 @@ async def test_an_opening_that_expires_on_a_paused_account_fails(world: World) -
     assert session["status"] == "failed"
     assert (await world.close_session(session["session_id"])).error == "session_closed"
     row = await books(world, source)
-    assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+    assert (row["in_flight"], row["cap_holds"]) == (0, 0)
     world.chain.clear()
     await world.policy(source, paused=False)
     assert await world.opened_session("s", source, to, "10") != session["session_id"]
@@ -130,7 +130,7 @@ async def test_an_opening_refused_for_insufficient_balance_fails_and_its_key_can
     assert (failed.status, failed.error, failed.body["status"]) == (402, "insufficient_balance", "failed")
     assert set(failed.body) == {"error", "message", "session_id", "status"}
     row = await books(world, source)
-    assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+    assert (row["in_flight"], row["cap_holds"]) == (0, 0)
     await world.fund(source.account_id, "5")
     assert await world.opened_session("s", source, to, "10") != failed.body["session_id"]
 

@@ -43,7 +43,7 @@ async def settled_once(
     assert world.balance(source) == 96_000_000 + deposited_micro
     for party in (source, to):
         (row,) = await world.rows("accounts", account_id=party.account_id)
-        assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+        assert (row["in_flight"], row["cap_holds"]) == (0, 0)
         assert row["balance"] == world.balance(party)
     assert [event["type"] for event in await world.events()] == ["session.opened", "session.settled"]
     assert (await world.detail(source))["spent_usdc"] == "4.000000"

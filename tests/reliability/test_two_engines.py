@@ -104,7 +104,7 @@ async def assert_posted_once(world: World, one: Begun, *, has_landed: bool) -> N
         # The cap left with the opening; the settlement pays the charges, and returns the rest.
         moved = CHARGED if has_landed else AMOUNT
         reserved, received = AMOUNT * (not has_landed), CHARGED * has_landed
-    assert (account["balance"], account["session_reserved"]) == (10_000_000 - moved, reserved)
+    assert (account["balance"], account["cap_holds"]) == (10_000_000 - moved, reserved)
     assert (world.balance(one.source), world.balance(one.to)) == (10_000_000 - moved, received)
 
 

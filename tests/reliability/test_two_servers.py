@@ -320,7 +320,7 @@ async def settled_books(servers: tuple[World, World], *parties: Party) -> None:
     first, _ = servers
     for party in parties:
         (row,) = await first.rows("accounts", account_id=party.account_id)
-        assert (row["in_flight"], row["session_reserved"]) == (0, 0)
+        assert (row["in_flight"], row["cap_holds"]) == (0, 0)
         assert row["balance"] == first.balance(party)
 
 

@@ -123,7 +123,7 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     assert [answer.body["is_replay"] for answer in answers].count(False) == 1
     assert len(await market.first.rows("sessions")) == 1
     (row,) = await market.first.rows("accounts", account_id=payer.account_id)
-    assert (row["balance"], row["in_flight"], row["session_reserved"]) == (FUNDS, MAXIMUM, MAXIMUM)
+    assert (row["balance"], row["in_flight"], row["cap_holds"]) == (FUNDS, MAXIMUM, MAXIMUM)
 
     await market.settle(answers[0].body["header"], 12_000)
     payment = await market.posted(answers[0].body["transfer_id"])

@@ -95,7 +95,7 @@ async def assert_happens_once(world: ClusterWorld, name: str, lie: Callable[[], 
     for table in ("transfers", "sessions"):
         assert {row["status"] for row in await world.rows(table)} <= {"settled"}
     (account,) = await world.rows("accounts", account_id=source.account_id)
-    assert (account["balance"], account["in_flight"], account["session_reserved"]) == (
+    assert (account["balance"], account["in_flight"], account["cap_holds"]) == (
         10_000_000 - moved,
         0,
         0,

@@ -300,7 +300,7 @@ def a_daily_limit_forgets_sessions(patch: Patch) -> None:
     real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
-        return real(connection, attrs.evolve(source, session_reserved=0), now_us)
+        return real(connection, attrs.evolve(source, cap_holds=0), now_us)
 
     patch(spending, "against_daily_limit", forgetful)
 

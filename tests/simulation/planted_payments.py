@@ -62,7 +62,7 @@ def a_payment_that_was_handed_out_reserves_nothing(patch: Patch) -> None:
     insert = transactions.insert_transaction
 
     def insert_without(connection, tx):
-        insert(connection, attrs.evolve(tx, held=0) if tx.kind is Kind.PAYMENT else tx)
+        insert(connection, attrs.evolve(tx, hold=0) if tx.kind is Kind.PAYMENT else tx)
 
     patch(transactions, "insert_transaction", insert_without)
 

@@ -12,7 +12,7 @@ async def counted(context: Context, account_id: str) -> tuple[int, int]:
 
     def unit(connection: Connection) -> tuple[int, int]:
         record = accounts.ACCOUNTS.existing(connection, account_id)
-        return fees.burned(connection, record, now_us), fees.reserved(connection, account_id)
+        return fees.burned(connection, record, now_us), fees.holds(connection, account_id)
 
     return await context.database.run(unit)
 

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0100"
+HEAD: Final = "0101"
 """The newest migration."""
 
-_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 100))
-"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0100."""
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 101))
+"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0101."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 

@@ -181,20 +181,20 @@ _IS_WATCHED: Final = "state IN ('expired', 'rejected')"
     ),
     CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
     CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
-    CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
+    CheckConstraint("hold >= 0", name="ck_chain_transactions_hold"),
     # Partial: most of these indexes contain only rows in flight or watched, not history.
     # At most one transaction of a subject is in flight.
     index_where(_IS_PENDING, "ux_chain_transactions_pending", "subject_id", "kind", unique=True),
     index_where(_IS_PENDING, "ix_chain_transactions_leased", "leased_until_us"),
     index_where(_IS_PENDING, "ix_chain_transactions_account", "account_id", "seq"),
     index_where("state = 'confirmed'", "ix_chain_transactions_confirmed", "signature"),
-    index_where("reserved > 0", "ix_chain_transactions_reserved", "account_id", "reserved"),
+    index_where("vanished_hold > 0", "ix_chain_transactions_vanished_hold", "account_id", "vanished_hold"),
     index_where(_IS_WATCHED, "ix_chain_transactions_watched", "subject_id", "signature"),
     index_where(
         "spent_us IS NOT NULL", "ix_chain_transactions_spent", "account_id", "spent_us", "spent_total"
     ),
     index_where(
-        "released_us IS NOT NULL", "ix_chain_transactions_released", "account_id", "released_us", "held"
+        "released_us IS NOT NULL", "ix_chain_transactions_released", "account_id", "released_us", "hold"
     ),
     index_where(
         "burned_us IS NOT NULL", "ix_chain_transactions_burned", "account_id", "burned_us", "burned_total"
@@ -212,7 +212,7 @@ class ChainTransactionRecord:
     subject_id: str
     # The account whose key signed it, and how much of its balance it debits: in flight while pending.
     account_id: str
-    held: int = 0
+    hold: int = 0
     # The account of this service that it credits when it settles; NULL without one.
     credits_account_id: str | None = None
     # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
@@ -230,7 +230,7 @@ class ChainTransactionRecord:
     # When the event that reports the submission was emitted, before the outcome.
     announced_us: int | None = None
     # The amount in flight again because the transaction was reorganized away; 0 otherwise.
-    reserved: int = 0
+    vanished_hold: int = 0
     created_us: int
     ended_us: int | None = None
     # Until when, in real time, a pending one is leased to a process.

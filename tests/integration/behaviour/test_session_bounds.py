@@ -53,7 +53,7 @@ def test_an_account_may_have_100_open_sessions_by_default(desk: Desk) -> None:
     for number in range(100):
         desk.open(idempotency_key=f"open {number}", cap_usdc="0.01")
     assert "may have 100" in too_many(desk)
-    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["session_reserved"]) == (0, 1_000_000)
+    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["cap_holds"]) == (0, 1_000_000)
 
 
 def test_a_session_that_is_settled_makes_room_for_another_under_the_refused_key(crowded: Desk) -> None:

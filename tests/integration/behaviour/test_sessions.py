@@ -247,7 +247,7 @@ def test_a_policy_that_forbids_a_session_leaves_nothing_behind(
     assert field in refused(desk.ask(), "policy_violation", "rejected", None)
     assert money.rows(desk.server, "sessions") == []
     assert money.events(desk.server) == before
-    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["session_reserved"]) == (0, 0)
+    assert (desk.books(desk.payer)["in_flight"], desk.books(desk.payer)["cap_holds"]) == (0, 0)
     # Nothing holds the key.
     money.put_policy(desk.http, desk.payer, **dict.fromkeys(policy))
     assert desk.ask(cap_usdc="3").status_code == 201

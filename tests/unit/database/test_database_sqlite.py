@@ -260,7 +260,7 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("ledger.transactions._IN_FLIGHT", "ix_chain_transactions_account"),
         ("ledger.transactions._CONFIRMED_AFTER", "ix_chain_transactions_confirmed"),
         ("ledger.transactions._WATCHED_AFTER", "ix_chain_transactions_watched"),
-        ("ledger.transactions._VANISHED_OPENINGS", "ix_chain_transactions_reserved"),
+        ("ledger.transactions._VANISHED_OPENINGS", "ix_chain_transactions_vanished_hold"),
         ("ledger.spending._TOTAL_BEFORE", "ix_chain_transactions_spent"),
         ("engine.fees._TOTAL_BEFORE", "ix_chain_transactions_burned"),
         ("engine.fees._LEAVES", "ix_chain_transactions_burned"),

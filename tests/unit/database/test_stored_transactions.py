@@ -36,7 +36,7 @@ def transaction(signature: str = "first", **more: Any) -> StoredTransaction:
         "kind": Kind.TRANSFER,
         "subject_id": "txn_1",
         "account_id": "acct_1",
-        "held": 7,
+        "hold": 7,
         "spent_us": 1,
         "spent_total": 7,
         "raw": RAW,
@@ -121,13 +121,13 @@ def test_a_rejected_transaction_is_watched_until_it_is_known_to_have_failed() ->
 def test_a_vanished_transaction_is_reserved_once_and_kept_until_released() -> None:
     database = stored(transaction())
     confirmed = run(database, store.land, transaction(), 5, is_irreversible=False)
-    assert run(database, store.set_reserved, confirmed, 7)
-    assert not run(database, store.set_reserved, confirmed, 7)
+    assert run(database, store.set_vanished_hold, confirmed, 7)
+    assert not run(database, store.set_vanished_hold, confirmed, 7)
     over = evolve(confirmed, state=State.FINALIZED)
     run(database, store.end_confirmed, [over])
     (watched,) = run(database, store.confirmed_after, "", 10)
-    assert watched.reserved == 7
-    assert run(database, store.set_reserved, watched, 0)
+    assert watched.vanished_hold == 7
+    assert run(database, store.set_vanished_hold, watched, 0)
     run(database, store.end_confirmed, [over])
     assert run(database, store.confirmed_after, "", 10) == []
 

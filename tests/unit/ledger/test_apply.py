@@ -28,7 +28,7 @@ TX = StoredTransaction(
     kind=Kind.TRANSFER,
     subject_id="txn_1",
     account_id="b",
-    held=5,
+    hold=5,
     state=State.FINALIZED,
     raw=None,
     last_valid_block_height=1,
@@ -59,7 +59,7 @@ def account(account_id: str, operator_id: str) -> AccountRecord:
         in_flight=5,
         deposit_cursor=None,
         in_flight_total=5,
-        session_reserved=0,
+        cap_holds=0,
         created_us=1,
     )
 

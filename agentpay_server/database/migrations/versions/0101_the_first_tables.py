@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0100"
+revision = "0101"
 down_revision = None
 
 
@@ -40,7 +40,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("in_flight", sa.BigInteger(), nullable=False),
         sa.Column("deposit_cursor", sa.Text(), nullable=True),
         sa.Column("in_flight_total", sa.BigInteger(), nullable=False),
-        sa.Column("session_reserved", sa.BigInteger(), nullable=False),
+        sa.Column("cap_holds", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("unjudged_spend", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("stopped_us", sa.BigInteger(), nullable=True),
@@ -151,7 +151,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("subject_id", sa.Text(), nullable=False),
         sa.Column("account_id", sa.Text(), nullable=False),
-        sa.Column("held", sa.BigInteger(), nullable=False),
+        sa.Column("hold", sa.BigInteger(), nullable=False),
         sa.Column("credits_account_id", sa.Text(), nullable=True),
         sa.Column("spent_us", sa.BigInteger(), nullable=True),
         sa.Column("spent_total", sa.BigInteger(), nullable=True),
@@ -161,7 +161,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("last_valid_block_height", sa.BigInteger(), nullable=False),
         sa.Column("detail", sa.Text(), nullable=True),
         sa.Column("announced_us", sa.BigInteger(), nullable=True),
-        sa.Column("reserved", sa.BigInteger(), nullable=False),
+        sa.Column("vanished_hold", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("ended_us", sa.BigInteger(), nullable=True),
         sa.Column("leased_until_us", sa.BigInteger(), nullable=False),
@@ -176,7 +176,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
             "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
         ),
         sa.CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
-        sa.CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
+        sa.CheckConstraint("hold >= 0", name="ck_chain_transactions_hold"),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("signature", "subject_id"),
     )
@@ -215,18 +215,18 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
     op.create_index(
         "ix_chain_transactions_released",
         "chain_transactions",
-        ["account_id", "released_us", "held"],
+        ["account_id", "released_us", "hold"],
         unique=False,
         sqlite_where=sa.text("released_us IS NOT NULL"),
         postgresql_where=sa.text("released_us IS NOT NULL"),
     )
     op.create_index(
-        "ix_chain_transactions_reserved",
+        "ix_chain_transactions_vanished_hold",
         "chain_transactions",
-        ["account_id", "reserved"],
+        ["account_id", "vanished_hold"],
         unique=False,
-        sqlite_where=sa.text("reserved > 0"),
-        postgresql_where=sa.text("reserved > 0"),
+        sqlite_where=sa.text("vanished_hold > 0"),
+        postgresql_where=sa.text("vanished_hold > 0"),
     )
     op.create_index(
         "ix_chain_transactions_spent",
