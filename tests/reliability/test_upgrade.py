@@ -165,7 +165,7 @@ async def test_a_backup_is_restored_into_another_database_and_served(
 def run_as_documented(program: str, given: dict[str, str]) -> None:
     """Run a command of the page, with its placeholders replaced."""
     page = (ROOT / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
-    found = re.search(rf"^\$ {program} (.*)$", page, re.MULTILINE)
+    found = re.search(rf"^(?:\$ )?{program} (.*)$", page, re.MULTILINE)
     assert found is not None
     words = found[1].replace('"', "").split()
     for name, value in given.items():
