@@ -386,6 +386,19 @@ class Chain(Protocol):
         """
         ...
 
+    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
+        """Return whether a channel has settled a voucher; one read of its account proves that on no cluster.
+
+        Args:
+            channel: the address of its account.
+            signer: who signs its vouchers.
+            cumulative_micro: of the voucher.
+
+        Raises:
+            ChainUnreachableError: its history cannot be read at the moment.
+        """
+        ...
+
     async def rent_exemption(self, size: int) -> int:
         """Return the lamports that exempt an account of `size` bytes from rent."""
         ...

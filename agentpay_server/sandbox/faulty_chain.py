@@ -221,6 +221,10 @@ class FaultyChain:
         self._check_down()
         return await self.inner.payout_of(closed, to=to)
 
+    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
+        self._check_down()
+        return await self.inner.is_settled(channel, signer=signer, cumulative_micro=cumulative_micro)
+
     async def rent_exemption(self, size: int) -> int:
         self._check_down()
         return await self.inner.rent_exemption(size)

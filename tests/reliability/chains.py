@@ -326,6 +326,12 @@ class FaultyChain:
     async def payout_of(self, closed: str, *, to: str) -> Payout | None:
         return await self._call("payout_of", lambda: self.inner.payout_of(closed, to=to))
 
+    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
+        def proceed() -> Awaitable[bool]:
+            return self.inner.is_settled(channel, signer=signer, cumulative_micro=cumulative_micro)
+
+        return await self._call("is_settled", proceed)
+
     async def rent_exemption(self, size: int) -> int:
         return await self._call("rent_exemption", lambda: self.inner.rent_exemption(size))
 

@@ -1,12 +1,14 @@
 """A restored older database, while a seller settles vouchers that it does not know (P26, P28)."""
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import signed
-from attrs import frozen
+from attrs import evolve, frozen
+from clusters import Change, Cluster
 from restored import FINALITY_SECONDS, Lives, lives_on, not_ready
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
 from worlds import Answer, Party, World, micro
@@ -249,6 +251,50 @@ async def test_settled_vouchers_that_the_books_know_stop_no_account(
     (session,) = await market.sessions()
     assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
     assert unknown_payouts(caplog) == []
+    assert await not_ready(market.world) == []
+
+
+def with_settled(settled_micro: int) -> Change:
+    """Let every channel that a reply shows have settled an amount."""
+
+    def change(reply: Any, _: Cluster) -> Any:
+        return {**reply, "value": [shown(account) for account in reply["value"]]}
+
+    def shown(account: dict[str, Any] | None) -> dict[str, Any] | None:
+        if account is None or account["owner"] != str(codecs.PROGRAM):
+            return account
+        channel = codecs.read_channel(base64.b64decode(account["data"][0]))
+        data = base64.b64encode(bytes(evolve(channel, settled_micro=settled_micro))).decode()
+        return {**account, "data": [data, "base64"]}
+
+    return change
+
+
+@pytest.mark.usefixtures("_watch")
+@pytest.mark.parametrize("seconds", [None, 30.0], ids=["once", "for 30 s"])
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_false_total_of_a_channel_neither_stops_its_account_nor_changes_the_books(
+    lives: Lives, seconds: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lives.cluster is not None
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    await market.settle(closes=False)
+    await asyncio.sleep(FINALITY_SECONDS)
+    market = await restarted(lives, market)
+    lives.cluster.tell("getMultipleAccounts", with_settled(3 * PRICE), seconds=seconds)
+    answer = await market.pay(payer, "new")
+    for _ in range(60):
+        if answer.status == 201:
+            break
+        assert (answer.status, answer.error) == (503, "chain_unavailable"), answer
+        await asyncio.sleep(1)
+        answer = await market.pay(payer, "new")
+    assert answer.status == 201, answer
+    assert market.seller.take_voucher(answer.body["header"]) == 2 * PRICE
+    assert unknown_payouts(caplog) == []
+    assert await stops_of(market.world) == []
     assert await not_ready(market.world) == []
 
 

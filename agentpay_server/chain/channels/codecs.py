@@ -43,6 +43,7 @@ from typing import Final, Self
 
 from attrs import field, frozen
 from solders.instruction import AccountMeta, Instruction
+from solders.message import VersionedMessage
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.token.associated import get_associated_token_address
@@ -437,6 +438,29 @@ def verify_voucher(voucher: Voucher, signer: Pubkey, signature: Signature) -> In
         _SIGNED.pack(1, 0, *header, bytes(signer), bytes(signature)) + voucher.message(),
         [],
     )
+
+
+def verified_vouchers(message: VersionedMessage) -> list[tuple[Voucher, Pubkey]]:
+    """Return the vouchers that a transaction has the chain verify, each with its signer.
+
+    Their signatures are verified here too, so nobody but the signer can make one up.
+    """
+    keys, found = message.account_keys, []
+    for step in message.instructions:
+        data = bytes(step.data)
+        # Programs are never in a look-up table.
+        is_named = step.program_id_index < len(keys) and keys[step.program_id_index] == ED25519_PROGRAM
+        if not is_named or len(data) != _SIGNED.size + VOUCHER_BYTES:
+            continue
+        *_, signer_bytes, signature_bytes = _SIGNED.unpack_from(data)
+        signer, signature = Pubkey.from_bytes(signer_bytes), Signature.from_bytes(signature_bytes)
+        try:
+            voucher = Voucher.of(data[_SIGNED.size :])
+        except ChannelError:
+            continue
+        if voucher.is_signed_by(signer, signature):
+            found.append((voucher, signer))
+    return found
 
 
 # --- The other instructions

@@ -20,6 +20,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
 from solders.transaction_status import TransactionErrorFieldless
 
+from agentpay_server.chain.channels.codecs import read_channel
 from agentpay_server.chain.clusters import custom_explorer_url
 from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
@@ -232,6 +233,17 @@ class EmbeddedChain(LedgeredMachine):
             if closed in before and closed not in after:
                 return Payout(signature=executed.signature, gained_micro=after.get(to, 0) - before.get(to, 0))
         return None
+
+    async def is_settled(
+        self,
+        channel: str,
+        *,
+        signer: str,  # noqa: ARG002 - the program has verified it
+        cumulative_micro: int,
+    ) -> bool:
+        """See `Chain`: this chain's own account of the channel says so."""
+        (account,) = await self.account_data([channel])
+        return account is not None and read_channel(account.data).settled_micro >= cumulative_micro
 
     async def rent_exemption(self, size: int) -> int:
         """See `Chain`."""

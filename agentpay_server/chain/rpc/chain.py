@@ -307,6 +307,10 @@ class RpcChain:
         """See `Chain`."""
         return await self._history.payout_of(closed, to)
 
+    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
+        """See `Chain`: the voucher is in an irreversible transaction of the channel."""
+        return await self._history.is_settled(channel, signer, cumulative_micro)
+
     async def rent_exemption(self, size: int) -> int:
         """See `Chain`."""
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay_server.chain.channels.codecs import verified_vouchers
 from agentpay_server.chain.protocol import (
     ChainUnreachableError,
     Debit,
@@ -25,7 +26,7 @@ from agentpay_server.chain.rpc import blocks
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.deposits import read_movement, read_payout
 from agentpay_server.chain.rpc.polling import Recent
-from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
+from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history, read_signed
 
 _MAX_LINES: Final = 1_000
 """Maximum number of transactions that a node returns in one page."""
@@ -195,6 +196,21 @@ class AccountHistory:
                 return Payout(signature=line.signature, gained_micro=gained)
         return None
 
+    async def is_settled(self, channel: str, signer: str, cumulative_micro: int) -> bool:
+        """See `Chain.is_settled`. The newest transactions are read first."""
+        settled = (channel, cumulative_micro, signer)
+        for line in reversed(await self._irreversible(channel, None)):
+            if line.failed:
+                continue
+            reply = await self._transaction(line.signature, encoding="base64")
+            transaction = None if reply is None else read_signed(reply, line.signature)
+            if transaction is None:
+                continue
+            for voucher, signed_by in verified_vouchers(transaction.message):
+                if (str(voucher.channel), voucher.cumulative_micro, str(signed_by)) == settled:
+                    return True
+        return False
+
     async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines = await self._whole(token_account, after)
@@ -256,8 +272,8 @@ class AccountHistory:
             reply, signature=signature, token_account=token_account, usdc_mint=self._usdc_mint
         )
 
-    async def _transaction(self, signature: str) -> object:
-        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
+    async def _transaction(self, signature: str, *, encoding: str = "jsonParsed") -> object:
+        options = {"encoding": encoding, "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
         return await self._call("getTransaction", signature, options)
 
 

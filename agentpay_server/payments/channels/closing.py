@@ -196,13 +196,25 @@ class ChannelClosing:
         return await self._sign_and_send(channel, due)
 
     async def _compared(self, channel: Channel) -> codecs.ChannelAccount | None:
-        """Return a channel as the chain shows it; stop its account if its seller has settled too much."""
+        """Return a channel as the chain shows it; stop its account if its seller has settled too much.
+
+        A node may show another account than the channel's. It cannot make up a voucher that the account's
+        key has signed, so the account is stopped only for that; until then nothing is signed for it.
+
+        Raises:
+            ChainUnreachableError: no irreversible transaction has settled yet what the channel shows.
+        """
         session = channel.session
         assert session.channel is not None  # noqa: S101 - it is a channel
         (account,) = await self._chain.account_data([session.channel])
         found = read_found(account)
         if found is not None and is_beyond_books(session, found):
-            await unknown_payouts.compare_channel(self._context, session, found.settled_micro)
+            settled_micro = found.settled_micro
+            if not await self._chain.is_settled(
+                session.channel, signer=channel.record.signer, cumulative_micro=settled_micro
+            ):
+                raise ChainUnreachableError("a channel shows more as settled than its transactions")
+            await unknown_payouts.compare_channel(self._context, session, settled_micro)
         return found
 
     async def _sign_and_send(self, channel: Channel, due: Due) -> bool:

@@ -7,7 +7,9 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from solders.hash import Hash
 from solders.keypair import Keypair
+from solders.message import MessageV0
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs
@@ -109,6 +111,19 @@ def test_the_instruction_that_verifies_a_voucher() -> None:
 
 
 # --- Openings ---------------------------------------------------------------------------------------------
+
+
+def test_a_verified_voucher_is_read_from_its_transaction_unless_its_signature_is_invented() -> None:
+    other = evolve(VOUCHER, cumulative_micro=VOUCHER.cumulative_micro + 1)
+    signature = SIGNER.sign_message(VOUCHER.message())
+    steps = [
+        codecs.settle(VOUCHER.channel),
+        codecs.verify_voucher(VOUCHER, SIGNER.pubkey(), signature),
+        codecs.verify_voucher(other, SIGNER.pubkey(), signature),
+        codecs.verify_voucher(VOUCHER, Keypair().pubkey(), signature),
+    ]
+    message = MessageV0.try_compile(Keypair().pubkey(), steps, [], Hash.default())
+    assert codecs.verified_vouchers(message) == [(VOUCHER, SIGNER.pubkey())]
 
 
 def test_an_opening_is_read_back() -> None:
