@@ -97,6 +97,11 @@ class Charge:
             raise refused(refusal, session)
         return self._charged(connection, session)
 
+    def is_made(self, connection: Connection) -> bool:
+        """Return whether a charge of the session has the key."""
+        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
+        return found is not None and found.charged is not None
+
     def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)

@@ -117,8 +117,10 @@ class Sessions:
             try:
                 charged = await self._database.run(unit)
             except ConstraintError:
-                # Another request has charged under the key: judge again, by the stored charge.
-                continue
+                # Another request took the key first. Any other violated constraint is a bug.
+                if await self._database.read(charge.is_made):
+                    continue
+                raise
             if charged is None:
                 continue
             failpoint(Operation.SESSION_CHARGE, Step.POSTED)

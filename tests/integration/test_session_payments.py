@@ -6,6 +6,7 @@ import httpx
 import machine_clock
 import money
 import pytest
+import receivers
 import validators
 from sellers import _url64
 from server_world import raw_client
@@ -13,10 +14,12 @@ from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.channels import session_payments
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
+from agentpay_server.payments.channels.vouchers import PayByVoucher
 
 SEAL = 61.0
 """Seconds after which a close that the chain does not show is forced."""
@@ -75,14 +78,17 @@ def report(http):
 
 
 @pytest.fixture
-def opened(seller, step, server):
-    """Open a session, and return its identifier."""
+def opened(seller, step, http):
+    """Open a session, and return its identifier once the server has posted that its opening landed."""
 
     def call(key: str = "call-1", **more: Any) -> str:
         opening = step(seller.ask_session(**more.pop("ask", {})), key, **more)
         assert opening["step"] == "open"
         assert seller.accept_opening(opening["header"]).failure is None
-        return str(opening["session_id"])
+        session_id = str(opening["session_id"])
+        # The server posts it beside the seller's request, which may be faster on PostgreSQL.
+        receivers.eventually(lambda: session_of(http, session_id)["status"] != "opening")
+        return session_id
 
     return call
 
@@ -241,6 +247,26 @@ def test_two_refusals_in_a_row_close_the_session_by_force(opened, seller, step, 
     server.sandbox.clock.advance(GRACE_SECONDS + 5)
     session = session_of(http, session_id)
     assert (session["status"], session["returned_usdc"]) == ("settled", "1.000000")
+
+
+def test_a_voucher_that_violates_a_constraint_is_not_tried_again_and_again(
+    opened, seller, authorize, http, step, monkeypatch
+) -> None:
+    session_id = opened()
+    store, tries = PayByVoucher._store, []
+
+    def violating(self, *args):
+        tries.append(args)
+        if len(tries) < 5:
+            raise ConstraintError("a constraint other than that of keys")
+        return store(self, *args)
+
+    monkeypatch.setattr(PayByVoucher, "_store", violating)
+    assert authorize(seller.ask_session(), "call-2").status_code == 500
+    assert len(tries) == 1
+    monkeypatch.undo()
+    assert session_of(http, session_id)["running_total_usdc"] == "0.000000"
+    assert step(seller.ask_session(), "call-2")["running_total_usdc"] == "0.001000"
 
 
 # --- Openings

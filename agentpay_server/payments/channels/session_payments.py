@@ -202,8 +202,9 @@ class SessionPayments:
         )
         # An older copy of the database does not know the newest vouchers.
         await self._authorizer.reconcile(selected.source)
+        pay = PayByVoucher(self._context, principal, charge)
         unit = OfAccounts(
-            PayByVoucher(self._context, principal, charge),
+            pay,
             frozenset((charge.key.account_id,)),
             frozenset((charge.session_id,)),
             session_store.LOCK,
@@ -212,8 +213,10 @@ class SessionPayments:
         try:
             paid = await self._database.run(unit)
         except ConstraintError:
-            # Another request has used the key: judge again, by the stored voucher.
-            return None
+            # Another request took the key first. Any other violated constraint is a bug.
+            if await self._database.read(pay.is_claimed):
+                return None
+            raise
         if paid is None:
             return None
         failpoint(Operation.VOUCHER, Step.POSTED)

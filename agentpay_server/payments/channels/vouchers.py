@@ -114,6 +114,16 @@ class PayByVoucher:
         self._require_turn(channel)
         return self._store(connection, channel, now_us)
 
+    def is_claimed(self, connection: Connection) -> bool:
+        """Return whether a voucher has the key: one of the account, or of another one by an operator key."""
+        key, principal = self._charge.key, self._principal
+        return channel_store.voucher_of(connection, key.account_id, key.idempotency_key) is not None or (
+            key.by_operator
+            and channel_store.is_claimed_elsewhere(
+                connection, principal.operator_id, key.account_id, key.idempotency_key
+            )
+        )
+
     def _is_key_used(self, connection: Connection, now_us: int) -> bool:
         key = self._charge.key
         if channel_store.voucher_of(connection, key.account_id, key.idempotency_key) is not None:
