@@ -299,6 +299,24 @@ async def test_a_false_total_of_a_channel_neither_stops_its_account_nor_changes_
 
 
 @pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_false_total_of_a_channel_does_not_delay_its_close(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lives.cluster is not None
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    lives.cluster.tell("getMultipleAccounts", with_settled(3 * PRICE), seconds=3_600.0)
+    (session,) = await market.sessions()
+    assert (await market.world.close_session(session["session_id"])).status == 200
+    await asyncio.sleep(300 + GRACE_SECONDS)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"], session["running_total"]) == ("settled", 0, PRICE)
+    assert unknown_payouts(caplog) == []
+    assert market.world.balance(payer) == FUNDS
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
 async def test_an_expired_close_of_a_channel_is_signed_again_for_a_stopped_account(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -158,7 +158,7 @@ class ChannelClosing:
         if pending is not None:
             await self._driver.drive(pending)
             return True
-        found = await self._compared(channel)
+        found, _ = await self._compared(channel)
         if channel.session.status == SessionStatus.OPEN:
             return await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
         return await self._closed_further(channel, found)
@@ -169,14 +169,17 @@ class ChannelClosing:
         A channel that its seller has ended takes no voucher any more, and its payout is posted.
 
         Raises:
-            ChainUnreachableError: the chain does not show yet what the seller has settled.
+            ChainUnreachableError: the chain does not show yet what the seller has settled, or shows more than
+                its transactions prove.
         """
         channel = await self._database.read(channel_store.of_session, session_id)
         if channel.session.status not in (SessionStatus.OPEN, SessionStatus.CLOSING):
             return channel.session.status != SessionStatus.OPENING
         if not self._context.clock_check.agrees():
             raise ChainUnreachableError("this server's clock differs from its database's")
-        found = await self._compared(channel)
+        found, is_proved = await self._compared(channel)
+        if not is_proved:
+            raise ChainUnreachableError("a channel shows more as settled than its transactions")
         if channel.session.status == SessionStatus.OPEN:
             await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
         if found is None:
@@ -195,14 +198,12 @@ class ChannelClosing:
             return False
         return await self._sign_and_send(channel, due)
 
-    async def _compared(self, channel: Channel) -> codecs.ChannelAccount | None:
+    async def _compared(self, channel: Channel) -> tuple[codecs.ChannelAccount | None, bool]:
         """Return a channel as the chain shows it; stop its account if its seller has settled too much.
 
-        A node may show another account than the channel's. It cannot make up a voucher that the account's
-        key has signed, so the account is stopped only for that; until then nothing is signed for it.
-
-        Raises:
-            ChainUnreachableError: no irreversible transaction has settled yet what the channel shows.
+        A node may report a false account, but cannot make up a voucher that the account's key has signed. So
+        the account is stopped only for such a voucher in an irreversible transaction. Also returns False if
+        there is none (yet) for what the channel shows: its close, which only returns money, goes on.
         """
         session = channel.session
         assert session.channel is not None  # noqa: S101 - it is a channel
@@ -213,9 +214,9 @@ class ChannelClosing:
             if not await self._chain.is_settled(
                 session.channel, signer=channel.record.signer, cumulative_micro=settled_micro
             ):
-                raise ChainUnreachableError("a channel shows more as settled than its transactions")
+                return found, False
             await unknown_payouts.compare_channel(self._context, session, settled_micro)
-        return found
+        return found, True
 
     async def _sign_and_send(self, channel: Channel, due: Due) -> bool:
         account = await self._database.read(account_store.ACCOUNTS.existing, channel.session.account_id)
