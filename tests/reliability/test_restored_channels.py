@@ -254,6 +254,26 @@ async def test_settled_vouchers_that_the_books_know_stop_no_account(
     assert await not_ready(market.world) == []
 
 
+@pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_only_the_first_voucher_after_a_start_reads_channels_from_the_chain(
+    lives: Lives,
+    _watch: None,
+) -> None:
+    assert lives.cluster is not None
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    market = await restarted(lives, market)
+    calls, reads = lives.cluster.calls, []
+    for number in range(3):
+        before = calls["getMultipleAccounts"] + calls["getSignaturesForAddress"]
+        assert await market.paid(payer, f"new-{number}") == (2 + number) * PRICE
+        reads.append(calls["getMultipleAccounts"] + calls["getSignaturesForAddress"] - before)
+    assert reads[0] > 0
+    assert reads[1:] == [0, 0]
+
+
 def with_settled(settled_micro: int) -> Change:
     """Let every channel that a reply shows have settled an amount."""
 
