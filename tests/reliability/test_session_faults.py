@@ -431,3 +431,15 @@ async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery()
             assert bool(told) == is_charged
             charged += is_charged
         assert 0 < charged < 20
+
+
+async def test_a_charge_that_violates_a_constraint_is_not_tried_again_and_again(world: World) -> None:
+    source, to = await world.account("10"), await world.account()
+    session_id = await world.opened_session("s", source, to, "3")
+    database: Any = world.runtime.context.database
+    database.violations = 5
+    assert (await world.charge("a", session_id, "1")).status == 500
+    assert database.violations == 4
+    database.violations = 0
+    charged = await world.charge("a", session_id, "1")
+    assert (charged.status, charged.body["running_total_usdc"]) == (200, "1.000000")

@@ -34,7 +34,7 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.database.connection import Connection
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection
 from agentpay_server.http.app import Application
@@ -75,12 +75,17 @@ class InterruptedDatabase:
         self._chance = chance
         self.units_begun = 0
         """How many units of work have been begun so far, reading ones included."""
+        self.violations = 0
+        """How many of the next units of work violate a constraint; reading ones do not."""
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         await self._wander()
         self.units_begun += 1
+        if self.violations:
+            self.violations -= 1
+            raise ConstraintError("a constraint other than that of keys")
         with _real_time():
             result = await self._inner.run(unit, *args, **kwargs)
         await self._wander()
