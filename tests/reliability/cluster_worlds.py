@@ -117,9 +117,7 @@ def new_cluster(**options: Any) -> Cluster:
 
 
 def _newest_blockhash(cluster: Cluster) -> Blockhash:
-    slot = cluster.seen_at({"commitment": "confirmed"})
-    while not cluster.has_block(slot):
-        slot -= 1
+    slot = cluster.newest_block(cluster.slot() - 1)
     return Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150)
 
 

@@ -32,7 +32,7 @@ def reporting(error: Any) -> Change:
     """Let every transaction have ended irreversibly: with an error, or successfully."""
 
     def change(reply: Any, cluster: Cluster) -> Any:
-        status = {"slot": cluster.seen_at({}), "err": error, "confirmationStatus": "finalized"}
+        status = {"slot": cluster.final_slot(), "err": error, "confirmationStatus": "finalized"}
         return {**reply, "value": [status for _ in reply["value"]]}
 
     return change
@@ -138,8 +138,8 @@ class Scene:
         world = self.world
         world.cluster.tell_the_truth()
         await world.rest()
-        landed = [each for each in world.cluster.landed.values() if each.subject and each.error is None]
-        assert len(landed) == deal.landings
+        landings = world.cluster.landings.values()
+        assert sum(each.about.subject != "" and each.error is None for each in landings) == deal.landings
         left = (10 - deal.charged) * MICRO
         assert world.balance(self.source) == left
         (account,) = await world.rows("accounts", account_id=self.source.account_id)

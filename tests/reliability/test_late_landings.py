@@ -198,7 +198,7 @@ def hidden(signature: str) -> Change:
     """Lack one signature, on a node that is behind the tip."""
 
     def change(reply: Any, cluster: Cluster) -> Any:
-        landed = cluster.landed.get(signature)
+        landed = cluster.landings.get(signature)
         if landed is None:
             return reply
         shown = [None if each and each["slot"] == landed.slot else each for each in reply["value"]]
@@ -350,8 +350,8 @@ async def test_an_older_policy_record_that_lands_late_is_overwritten_by_the_newe
     assert (record["written_version"], record["due_us"]) == (account["policy_version"], None)
     writes = [
         signature
-        for signature, landed in world.cluster.landed.items()
-        if record["address"] in landed.before and landed.error is None
+        for signature, landed in world.cluster.landings.items()
+        if record["address"] in landed.undo and landed.error is None
     ]
     # The first, the third, the second after it, and the third once more.
     assert len(writes) == 4

@@ -67,7 +67,7 @@ async def test_keys_that_a_restored_database_has_lost_are_not_paid_again(
     assert len(entries) == len(unknown) == len(stopped_by(caplog))
     assert {entry["subject"] for entry in entries} == {source.account_id}
     if lives.cluster is not None:
-        assert {entry["tx_signature"] for entry in unknown} <= set(lives.cluster.landed)
+        assert {entry["tx_signature"] for entry in unknown} <= set(lives.cluster.landings)
         assert {entry["counterparty"] for entry in unknown} == {to.account_id}
         assert len(unknown) == 10
     # An operator has looked: the account pays again, and the debits are found no second time.

@@ -89,8 +89,8 @@ async def assert_happens_once(world: ClusterWorld, name: str, lie: Callable[[], 
     world.cluster.tell_the_truth()
     # In two minutes, whatever was signed lands, and whatever has expired is known to have.
     await world.rest()
-    landed = [each for each in world.cluster.landed.values() if each.error is None]
-    assert sum(subject in (each.subject, *each.before) for each in landed) == landings
+    landed = [each for each in world.cluster.landings.values() if each.error is None]
+    assert sum(subject in (each.about.subject, *each.undo) for each in landed) == landings
     assert (world.balance(source), world.balance(to)) == (10_000_000 - moved, moved)
     for table in ("transfers", "sessions"):
         assert {row["status"] for row in await world.rows(table)} <= {"settled"}

@@ -117,6 +117,9 @@ class _History:
 class SimulatedCluster:
     """Executes transactions; `wall_us` is the true time at the start, in microseconds since 1970."""
 
+    genesis_hash: str = GENESIS
+    usdc_mint: str = USDC_MINT
+
     def __init__(
         self,
         plan: Plan,
@@ -153,7 +156,9 @@ class SimulatedCluster:
         self.landings: dict[str, LandedTransaction] = {}
         self.executed = 0
         self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
-        self.strangers_account = instructions.associated_token_address(str(self.stranger.pubkey()), USDC_MINT)
+        self.strangers_account = instructions.associated_token_address(
+            str(self.stranger.pubkey()), self.usdc_mint
+        )
 
     # --- Time
 
@@ -202,19 +207,32 @@ class SimulatedCluster:
         if self._versions:
             return
         first = machine.first_accounts(
-            self._machine, treasury=treasury, usdc_mint=USDC_MINT, mint_authority=mint_authority
+            self._machine, treasury=treasury, usdc_mint=self.usdc_mint, mint_authority=mint_authority
         )
         sol = bytes(Account(10**12, b"", instructions.SYSTEM_PROGRAM))
         for payer in (self.stranger.pubkey(), *(payer for _, payer in sellers)):
             first[str(payer)] = sol
-        first[self.strangers_account] = _usdc_account(self.stranger.pubkey(), _STRANGERS_MICRO)
+        first[self.strangers_account] = self._usdc_account(self.stranger.pubkey(), _STRANGERS_MICRO)
         for owner, _ in sellers:
-            address = instructions.associated_token_address(str(owner), USDC_MINT)
-            first[address] = _usdc_account(owner, 0)
+            address = instructions.associated_token_address(str(owner), self.usdc_mint)
+            first[address] = self._usdc_account(owner, 0)
         machine.set_accounts(self._machine, first)
         for address, account in first.items():
             assert account is not None  # noqa: S101 - all of them are there
             self._versions[address] = [(_FIRST_SLOT, Account.from_bytes(account))]
+
+    def _usdc_account(self, owner: Pubkey, amount_micro: int) -> bytes:
+        holds = TokenAccount(
+            Pubkey.from_string(self.usdc_mint),
+            owner,
+            amount_micro,
+            delegate=None,
+            state=TokenAccountState.Initialized,
+            is_native=None,
+            delegated_amount=0,
+            close_authority=None,
+        )
+        return bytes(Account(10**7, bytes(holds), _TOKEN))
 
     # --- Receiving and landing
 
@@ -259,9 +277,9 @@ class SimulatedCluster:
             left = (about.last_valid_height - self.height(self.slot())) * self.slot_seconds
             # Often in one of the last possible blocks, when the service is about to consider it expired.
             delay = late.choice((late.uniform(1, 75), max(left - late.uniform(0, 15), 0.1)))
-        self._loop.schedule_event(delay, self._land, transaction)
+        self._loop.schedule_event(delay, self.land, transaction)
         if again := self._faults.strike("tx.repeated", by):
-            self._loop.schedule_event(again.uniform(0.1, 70), self._land, transaction)
+            self._loop.schedule_event(again.uniform(0.1, 70), self.land, transaction)
         return signature
 
     def pay_from_outside(self, token_account: str, amount_micro: int, *, slots_ago: int = 0) -> None:
@@ -269,14 +287,14 @@ class SimulatedCluster:
             source=Pubkey.from_string(self.strangers_account),
             destination=Pubkey.from_string(token_account),
             owner=self.stranger.pubkey(),
-            mint=Pubkey.from_string(USDC_MINT),
+            mint=Pubkey.from_string(self.usdc_mint),
             amount_micro=amount_micro,
         )
         note = instructions.memo(f"outside {self.executed}")
         blockhash = Hash.from_string(self.blockhash(self.slot() - slots_ago))
         message = Message.new_with_blockhash([pay, note], self.stranger.pubkey(), blockhash)
         signed = Transaction([self.stranger], message, blockhash)
-        self._land(VersionedTransaction.from_bytes(bytes(signed)))
+        self.land(VersionedTransaction.from_bytes(bytes(signed)))
 
     def _described(self, transaction: VersionedTransaction) -> Described:
         message = transaction.message
@@ -316,10 +334,9 @@ class SimulatedCluster:
             last_valid_height=0 if made is None else made + BLOCKHASH_LIFE_BLOCKS,
         )
 
-    def _land(self, transaction: VersionedTransaction) -> None:
+    def land(self, transaction: VersionedTransaction) -> None:
         signature, slot = str(transaction.signatures[0]), self.slot()
-        blockhash = str(transaction.message.recent_blockhash)
-        if signature in self.landings or not self.is_valid(blockhash, self.height(slot)):
+        if signature in self.landings or self.blocks_left(transaction) < 0:
             return
         about = self._known.get(signature) or self._described(transaction)
         if self._messages.get(about.message, signature) != signature:
@@ -384,8 +401,6 @@ class SimulatedCluster:
             self._heights = {k: v for k, v in self._heights.items() if v <= self.height(fork)}
             kept = [(since, number) for since, number in self._forks if since <= fork]
             self._forks = [*kept, (fork + 1, self._fork)]
-        self._machine.with_transaction_history(0)
-        self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
         # Includes transactions of earlier forks. Order matters: a later one may spend an earlier one's money.
@@ -426,12 +441,15 @@ class SimulatedCluster:
     def _land_again(self, landing: LandedTransaction, fork: int) -> None:
         # A later fork reschedules these landings, in another order.
         if fork == self._fork:
-            self._land(landing.transaction)
+            self.land(landing.transaction)
 
     def _undo_newest(self) -> LandedTransaction:
         landing = self._order.pop()
         signature = landing.about.signature
         del self.landings[signature]
+        # The machine forgets it, so that it can land again.
+        self._machine.with_transaction_history(0)
+        self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for address, account in landing.undo.items():
             machine.set_accounts(self._machine, {address: account})
             if account is None:
@@ -467,7 +485,7 @@ class SimulatedCluster:
     def held_by(self, addresses: Sequence[str]) -> dict[str, int]:
         found = {}
         for address in addresses:
-            account = machine.token_account_at(self._machine, address, USDC_MINT)
+            account = machine.token_account_at(self._machine, address, self.usdc_mint)
             if account is not None:
                 found[address] = account.amount_micro
         return found
@@ -489,20 +507,6 @@ class SimulatedCluster:
 def message_name(transaction: VersionedTransaction) -> str:
     """Identify a message, whatever its signatures."""
     return str(Message.hash_raw_message(to_bytes_versioned(transaction.message)))
-
-
-def _usdc_account(owner: Pubkey, amount_micro: int) -> bytes:
-    holds = TokenAccount(
-        Pubkey.from_string(USDC_MINT),
-        owner,
-        amount_micro,
-        delegate=None,
-        state=TokenAccountState.Initialized,
-        is_native=None,
-        delegated_amount=0,
-        close_authority=None,
-    )
-    return bytes(Account(10**7, bytes(holds), _TOKEN))
 
 
 def _has_time(made: int, height: int) -> bool:

@@ -12,8 +12,6 @@ from solders.account import Account
 
 from agentpay_lab.simulation.cluster import (
     FINALIZED_SLOTS,
-    GENESIS,
-    USDC_MINT,
     LandedTransaction,
     SimulatedCluster,
 )
@@ -99,7 +97,7 @@ class Nodes:
 
     # ruff: noqa: N802 - methods have the names of JSON-RPC
     def _getGenesisHash(self, _: SimulatedNode) -> str:
-        return GENESIS
+        return self._cluster.genesis_hash
 
     def _getHealth(self, _: SimulatedNode) -> str:
         return "ok"
@@ -242,8 +240,8 @@ class Nodes:
                 "err": landed.error,
                 "fee": 5_000,
                 "logMessages": list(landed.logs),
-                "preTokenBalances": _balances(landed.keys, landed.before),
-                "postTokenBalances": _balances(landed.keys, landed.after),
+                "preTokenBalances": self._balances(landed.keys, landed.before),
+                "postTokenBalances": self._balances(landed.keys, landed.after),
             },
         }
 
@@ -272,6 +270,16 @@ class Nodes:
             }
             for name in reversed(names[first:end])
             for landed in (self._cluster.landings[name],)
+        ]
+
+    def _balances(self, keys: Sequence[str], held: Mapping[str, int]) -> list[object]:
+        return [
+            {
+                "accountIndex": keys.index(address),
+                "mint": self._cluster.usdc_mint,
+                "uiTokenAmount": {"decimals": 6, "amount": str(amount_micro)},
+            }
+            for address, amount_micro in held.items()
         ]
 
     # --- Accounts
@@ -317,14 +325,3 @@ def _account(account: Account | None) -> object:
         return None
     data = base64.b64encode(account.data).decode("ascii")
     return {"data": [data, "base64"], "owner": str(account.owner), "lamports": account.lamports}
-
-
-def _balances(keys: Sequence[str], held: Mapping[str, int]) -> list[object]:
-    return [
-        {
-            "accountIndex": keys.index(address),
-            "mint": USDC_MINT,
-            "uiTokenAmount": {"decimals": 6, "amount": str(amount_micro)},
-        }
-        for address, amount_micro in held.items()
-    ]
