@@ -11,8 +11,9 @@ balance. `deposit_schedule.py` decides when.
 A balance that stays above the books shows that a node has left out a deposit: the account's whole history is
 read again.
 
-A scan also compares debits: one that the books do not explain stops the account (`engine/unknown_debits.py`).
-Each account is scanned before this process first signs for it, because the database may be an older copy.
+A scan also compares debits: one that the books do not explain suspends the account
+(`engine/unknown_debits.py`). Each account is scanned before this process first signs for it, because the
+database may be an older copy.
 """
 
 import asyncio

@@ -315,14 +315,14 @@ class Accounts:
 
     def _allow_signing(self, connection: Connection, principal: Principal, account_id: str) -> None:
         record = own_account(connection, principal, account_id, lock=True)
-        if record.stopped_us is not None and store.allow_signing(connection, account_id):
+        if record.suspended_us is not None and store.allow_signing(connection, account_id):
             audit.record(
                 connection,
                 principal,
                 action=ALLOW_SIGNING.name,
                 subject=account_id,
                 now_us=self._context.clock.now_us(),
-                before={"signing_stopped_at": format_timestamp(from_us(record.stopped_us))},
+                before={"signing_stopped_at": format_timestamp(from_us(record.suspended_us))},
                 after={"signing_stopped_at": None},
             )
 
@@ -400,7 +400,7 @@ class Accounts:
             "policy_version": record.policy_version,
             "policy_record": view,
             **self._spending(connection, record, policy),
-            "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
+            "signing_stopped_at": None if record.suspended_us is None else from_us(record.suspended_us),
         }
 
 

@@ -43,7 +43,7 @@ export const overview = ({ asked }) => [
 		cols: "minmax(0, 1fr) 6.5rem 9.5rem 9.5rem 9.5rem minmax(7rem, .35fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
 		row: (it) => [
-			[party(it.account_id), quiet(" ", said(it.handle))], it.signing_stopped_at ? badge("failed", "stopped") : badge(it.status),
+			[party(it.account_id), quiet(" ", said(it.handle))], it.signing_stopped_at ? badge("failed", "suspended") : badge(it.status),
 			h("strong.number", { "data-head": "Balance" }, money(it.balance_usdc)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
 			h("span.number", { "data-head": "Limit" }, it.policy.max_daily_spend === null ? quiet("none") : money(it.policy.max_daily_spend)), spent(it),
 		],
@@ -62,7 +62,7 @@ const newAccount = () => change("New account", () => nameField({ required: true 
 }, { title: "New account", action: "Create", look: "primary" });
 
 const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at && h("div.problem",
-	h("p", "Signing is stopped since ", moment(it.signing_stopped_at), ": a transaction landed that the books did not expect. ",
+	h("p", "Signing is suspended since ", moment(it.signing_stopped_at), ": a transaction landed that the books did not expect. ",
 		"Compare the history with the chain."),
 	change("Allow signing", "Only after the history matches the chain: its transfers are signed again.",
 		() => post(`/console/accounts/${it.account_id}/allow-signing`).then(() => "Signing is allowed."),

@@ -33,7 +33,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.outcome import Posting, Unit
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
+from agentpay_server.platform.errors import chain_unavailable, not_found, signing_suspended
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
@@ -223,8 +223,8 @@ class Authorizer:
         source = parties.source
         if source.paused:
             return None
-        if source.stopped_us is not None:
-            raise signing_stopped(source.account_id)
+        if source.suspended_us is not None:
+            raise signing_suspended(source.account_id)
         try:
             # The low-balance alarm relies on the books, too.
             await self._reconcile(source.usdc_token_account)
@@ -325,14 +325,14 @@ def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     """Return whether the account was resumed since the preflight, so that the chain must be read again.
 
     Raises:
-        Problem: signing is stopped for the account.
+        Problem: signing is suspended for the account.
     """
     if source.paused:
         return False
     if preflight is None:
         return True
-    if source.stopped_us is not None:
-        raise signing_stopped(source.account_id)
+    if source.suspended_us is not None:
+        raise signing_suspended(source.account_id)
     return False
 
 

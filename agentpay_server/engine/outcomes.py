@@ -115,14 +115,14 @@ class Outcomes:
         """Sign and store a replacement for an expired transaction, or write that it will have none.
 
         Raises:
-            ChainUnreachableError: signing is stopped for the account, or the blockhash is the expired one.
+            ChainUnreachableError: signing is suspended for the account, or the blockhash is the expired one.
         """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
             return Written(self.current(connection, tx))
         source = account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
-        if source.stopped_us is not None:
+        if source.suspended_us is not None:
             raise ChainUnreachableError("nothing is signed for the account")
         resigning = Resigning(
             unit=unit, tx=expired, subject=subject, source=source, blockhash=blockhash, prepared=prepared
@@ -207,7 +207,7 @@ class Outcomes:
         )
         newest = handler.newest_signature(subject) if pending is None else pending.signature
         replacement = None if newest in (tx.signature, tx.name) else newest
-        stops = Posting(account_id=tx.account_id, stops=tx.kind not in _MOVES_NOTHING)
+        suspends = Posting(account_id=tx.account_id, suspends=tx.kind not in _MOVES_NOTHING)
         record = audit.Record(
             actor=audit.ServerActor(accounts[tx.account_id].operator_id),
             action=audit.LANDED_AFTER_EXPIRY,
@@ -221,7 +221,7 @@ class Outcomes:
                 "replacement_tx_signature": replacement,
             },
         )
-        apply(unit, handler.landed_late(ending).also(stops, audit=(record,)), tx)
+        apply(unit, handler.landed_late(ending).also(suspends, audit=(record,)), tx)
         return (replacement,)
 
 

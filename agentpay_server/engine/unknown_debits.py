@@ -2,7 +2,7 @@
 
 The service stores every transaction before it sends it. So a debit without a row means that the database is
 an older copy, or that someone else has the account's key. The debit is posted and counts toward the daily
-limit, the account is stopped, and an operator must review it.
+limit, the account is suspended, and an operator must review it.
 """
 
 import logging
@@ -27,7 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class UnknownDebit:
-    """A debit that was posted and has stopped its account.
+    """A debit that was posted and has suspended its account.
 
     Attributes:
         tx_signature: None if only the balance shows the debit.
@@ -81,7 +81,7 @@ def post(
     tx_signature: str | None = None,
     recipient: str | None = None,
 ) -> UnknownDebit:
-    """Post a debit that the books do not explain, and stop its account.
+    """Post a debit that the books do not explain, and suspend its account.
 
     Raises:
         ChainUnreachableError: the server's clock differs from its database's; see `Outcomes`.
@@ -117,7 +117,7 @@ def post(
         release=amount_micro,
         debit=amount_micro,
         spent=amount_micro,
-        stops=True,
+        suspends=True,
         entries=(entry,),
     )
     record = audit.Record(

@@ -38,7 +38,7 @@ _PARTIES: Final = select(accounts).where(
     )
 )
 PAGES: Final = ACCOUNTS.pages("operator_id", equal=("paused",))
-_IS_STOPPED: Final = accounts.c.stopped_us.is_not(None)
+_IS_SUSPENDED: Final = accounts.c.suspended_us.is_not(None)
 _BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
 _AFTER: Final = (
     select(accounts)
@@ -68,7 +68,7 @@ _POSTED: Final[dict[str, ColumnElement[Any]]] = {
     },
     "last_spend_us": _at_least_now(accounts.c.last_spend_us),
     "last_burned_us": _at_least_now(accounts.c.last_burned_us),
-    "stopped_us": func.coalesce(accounts.c.stopped_us, bindparam("now_us", type_=BigInteger)),
+    "suspended_us": func.coalesce(accounts.c.suspended_us, bindparam("now_us", type_=BigInteger)),
 }
 
 
@@ -136,18 +136,18 @@ def parties(
 
 
 def post(
-    connection: Connection, account_id: str, *, add: Mapping[str, int], now_us: int, stops: bool = False
+    connection: Connection, account_id: str, *, add: Mapping[str, int], now_us: int, suspends: bool = False
 ) -> AccountRecord:
     """Add amounts to columns of an account, and return it as it is now.
 
     A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
-    With `stops`, nothing is signed for the account until an operator allows it.
+    With `suspends`, nothing is signed for the account until an operator allows it.
     """
     names = tuple(name for name, amount in add.items() if amount)
     times = {
         "last_spend_us": "spent_total" in names,
         "last_burned_us": "burned_total" in names,
-        "stopped_us": stops,
+        "suspended_us": suspends,
     }
     dated = tuple(name for name, is_set in times.items() if is_set)
     values: dict[str, object] = {"of_account": account_id, **{f"plus_{name}": add[name] for name in names}}
@@ -161,4 +161,4 @@ def post(
 
 def allow_signing(connection: Connection, account_id: str) -> bool:
     """Allow an account to spend again; False if it already was."""
-    return ACCOUNTS.change(connection, account_id, _IS_STOPPED, stopped_us=None) is not None
+    return ACCOUNTS.change(connection, account_id, _IS_SUSPENDED, suspended_us=None) is not None

@@ -38,7 +38,7 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     posted = {
         posting.account_id: post(connection, posting, unit.now_us)
         for posting in sorted(postings, key=lambda each: each.account_id)
-        if posting.stops or any(posting.added.values())
+        if posting.suspends or any(posting.added.values())
     }
     subject = outcome.subject
     stored = subject.write(connection) if isinstance(subject, Change) else subject
@@ -64,7 +64,7 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
 def post(connection: Connection, posting: Posting, now_us: int) -> AccountRecord:
     """Write the amounts of one posting, and return the account as it is now."""
     return accounts.post(
-        connection, posting.account_id, add=posting.added, now_us=now_us, stops=posting.stops
+        connection, posting.account_id, add=posting.added, now_us=now_us, suspends=posting.suspends
     )
 
 

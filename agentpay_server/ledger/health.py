@@ -10,7 +10,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, chain_transactions, deliveries
 from agentpay_server.ledger.transactions import Kind, State
 
-_STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))
+_SUSPENDED: Final = select(func.count()).where(accounts.c.suspended_us.is_not(None))
 _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
     deliveries.c.due_us <= bindparam("now_us")
 )
@@ -46,7 +46,7 @@ def write(connection: Connection, now_us: int) -> None:
 
 def stopped_accounts(connection: Connection) -> int:
     """Also proves that the database responds."""
-    return int(connection.execute(_STOPPED).scalar_one())
+    return int(connection.execute(_SUSPENDED).scalar_one())
 
 
 def queue(connection: Connection, now_us: int) -> Queue:

@@ -69,7 +69,7 @@ class Posting:
         cap_release: a cap that is no longer reserved.
         spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
         burned: lamports of the outcome's transaction that brought no payment (`engine/fees.py`).
-        stops: whether nothing may be signed for the account until an operator allows it.
+        suspends: whether nothing may be signed for the account until an operator allows it.
         entries: its history.
     """
 
@@ -82,7 +82,7 @@ class Posting:
     cap_release: int = 0
     spent: int = 0
     burned: int = 0
-    stops: bool = False
+    suspends: bool = False
     entries: tuple[Entry, ...] = ()
 
     @property
@@ -109,7 +109,7 @@ class Posting:
             cap_release=self.cap_release + other.cap_release,
             spent=self.spent + other.spent,
             burned=self.burned + other.burned,
-            stops=self.stops or other.stops,
+            suspends=self.suspends or other.suspends,
             entries=self.entries + other.entries,
         )
 

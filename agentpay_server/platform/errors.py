@@ -103,12 +103,12 @@ def chain_unavailable() -> Problem:
     )
 
 
-def signing_stopped(account_id: str) -> Problem:
+def signing_suspended(account_id: str) -> Problem:
     """An operator must review the account. Nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
-        f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the books did "
-        "not expect. An operator must compare the account's history with the chain, then call "
+        f"Signing is suspended for {account_id}, and nothing was done: a transaction landed that the books "
+        "did not expect. An operator must compare the account's history with the chain, then call "
         f"POST {ALLOW_SIGNING.path.format(account_id=account_id)}.",
         says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,

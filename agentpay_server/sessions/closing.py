@@ -352,9 +352,9 @@ def sign(
     `account` is locked if the settlement may create a token account.
 
     Raises:
-        ChainUnreachableError: signing is stopped for the account.
+        ChainUnreachableError: signing is suspended for the account.
     """
-    if account.stopped_us is not None:
+    if account.suspended_us is not None:
         raise ChainUnreachableError("the account is blocked: nothing is signed for it")
     legs = settlement(
         cap_micro=session.cap,

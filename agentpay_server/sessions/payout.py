@@ -76,9 +76,9 @@ async def read_payout(context: Context, session: SessionRecord, account: Account
 
     Raises:
         EscrowMissingError: the chain does not show the whole cap in the escrow.
-        ChainUnreachableError: the chain did not respond, or signing is stopped for the account.
+        ChainUnreachableError: the chain did not respond, or signing is suspended for the account.
     """
-    if account.stopped_us is not None:
+    if account.suspended_us is not None:
         raise ChainUnreachableError("the account is blocked: nothing is signed for it")
     chain, owner = context.chain, session.recipient_owner
     fallback = None if owner is None else associated_token_address(owner, chain.usdc_mint)

@@ -2,7 +2,7 @@
 
 A session's escrow is paid out by a settlement that the service has stored, and a channel's seller can settle
 at most the vouchers that the service has stored. If the chain shows anything else, the database is an older
-copy, or someone else has the account's key. The account is stopped, and an operator must review it.
+copy, or someone else has the account's key. The account is suspended, and an operator must review it.
 
 A node that lags does not show an escrow yet, so that alone proves nothing; the escrow's own history does.
 """
@@ -28,33 +28,33 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def compare(context: Context, session: SessionRecord) -> None:
-    """Stop the account of a session whose escrow was paid out by a transaction that the books do not know.
+    """Suspend the account of a session whose escrow was paid out by a transaction that the books do not know.
 
     Raises:
         ChainUnreachableError: the escrow's history cannot be read at the moment.
     """
     async for batch in context.chain.deposits(session.escrow_token_account, after=None):
         for debit in batch.debits:
-            if await context.database.run(_stop, context, session.session_id, debit):
+            if await context.database.run(_suspend, context, session.session_id, debit):
                 report(session, debit.signature)
 
 
 async def compare_channel(context: Context, session: SessionRecord, settled_micro: int) -> None:
-    """Stop the account of a channel of which its seller has settled more than the books handed out.
+    """Suspend the account of a channel of which its seller has settled more than the books handed out.
 
     The books count as handed out what the chain shows as settled, so no later voucher is below that.
 
     Raises:
         ChainUnreachableError: the clocks differ.
     """
-    if await context.database.run(_stop_channel, context, session.session_id, settled_micro):
+    if await context.database.run(_suspend_channel, context, session.session_id, settled_micro):
         report(session, None)
 
 
-def stopping(
+def suspending(
     outcome: Outcome[SessionRecord], session: SessionRecord, tx_signature: str | None, *, settled_micro: int
 ) -> Outcome[SessionRecord]:
-    """Return the outcome of a session with an unknown payout, which also stops the account.
+    """Return the outcome of a session with an unknown payout, which also suspends the account.
 
     Args:
         outcome: the outcome without that.
@@ -74,11 +74,11 @@ def stopping(
             settled_usdc=audit.usdc(settled_micro),
         ),
     )
-    return outcome.also(Posting(account_id=session.account_id, stops=True), audit=(record,))
+    return outcome.also(Posting(account_id=session.account_id, suspends=True), audit=(record,))
 
 
 def report(session: SessionRecord, tx_signature: str | None) -> None:
-    """Log an unknown payout, after the commit that stopped its account."""
+    """Log an unknown payout, after the commit that suspended its account."""
     log(
         logger,
         logging.ERROR,
@@ -89,8 +89,8 @@ def report(session: SessionRecord, tx_signature: str | None) -> None:
     )
 
 
-def _stop(connection: Connection, context: Context, session_id: str, debit: Debit) -> bool:
-    """Stop the account, unless the books explain the payout; return whether it was stopped for it."""
+def _suspend(connection: Connection, context: Context, session_id: str, debit: Debit) -> bool:
+    """Suspend the account, unless the books explain the payout; return whether it was suspended for it."""
     session = _locked(connection, session_id)
     if session.status != SessionStatus.CLOSING:
         # Another server was faster: its settlement has landed.
@@ -107,11 +107,11 @@ def _stop(connection: Connection, context: Context, session_id: str, debit: Debi
         now_us=unit.now_us,
     )
     outcome = outcomes.outcome_of(session)
-    apply(unit, stopping(outcome, session, debit.signature, settled_micro=debit.amount_micro))
+    apply(unit, suspending(outcome, session, debit.signature, settled_micro=debit.amount_micro))
     return True
 
 
-def _stop_channel(connection: Connection, context: Context, session_id: str, settled_micro: int) -> bool:
+def _suspend_channel(connection: Connection, context: Context, session_id: str, settled_micro: int) -> bool:
     session = _locked(connection, session_id)
     # Vouchers are stored before they are signed: the books of now are ahead of a chain that was read before.
     if session.status not in _UNSETTLED or settled_micro <= session.running_total:
@@ -119,7 +119,7 @@ def _stop_channel(connection: Connection, context: Context, session_id: str, set
     unit = _unit(connection, context)
     now = store.SESSIONS.changed(connection, session, running_total=settled_micro)
     outcome = outcomes.charged(now, before_micro=session.running_total)
-    apply(unit, stopping(outcome, session, None, settled_micro=settled_micro))
+    apply(unit, suspending(outcome, session, None, settled_micro=settled_micro))
     return True
 
 

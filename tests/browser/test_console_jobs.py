@@ -266,9 +266,9 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
 def test_signing_is_allowed_where_its_warning_stands(server: AgentPayServer, console: Console) -> None:
 
     account_id = server.client().accounts.create(name="Stopped").account_id
-    money.change(server, "accounts", {"stopped_us": 1}, account_id=account_id)
+    money.change(server, "accounts", {"suspended_us": 1}, account_id=account_id)
     tab = console.open(f"accounts/{account_id}")
-    expect(tab.locator("div.problem")).to_contain_text("Signing is stopped")
+    expect(tab.locator("div.problem")).to_contain_text("Signing is suspended")
     tab.get_by_role("button", name="Allow signing…").click()
     confirm(tab, "Allow signing")
     says(tab, "Signing is allowed.")

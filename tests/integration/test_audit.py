@@ -390,7 +390,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
     client.sellers.put(ORIGIN, category="data")
     session = server.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=5)
     stopped = client.accounts.create(name="Stopped").account_id
-    money.change(server, "accounts", {"stopped_us": 1}, account_id=stopped)
+    money.change(server, "accounts", {"suspended_us": 1}, account_id=stopped)
     webhook = client.webhooks.create(url="http://127.0.0.1:9/x", events=["transfer.settled"])
     server.sandbox.set_fault("chain_slow", 1)
     ids = {

@@ -143,7 +143,7 @@ class Scene:
         left = (10 - deal.charged) * MICRO
         assert world.balance(self.source) == left
         (account,) = await world.rows("accounts", account_id=self.source.account_id)
-        assert (account["balance"], account["in_flight"], account["stopped_us"]) == (left, 0, None)
+        assert (account["balance"], account["in_flight"], account["suspended_us"]) == (left, 0, None)
         for table in ("transfers", "sessions"):
             assert {row["status"] for row in await world.rows(table)} <= {"settled", "open"}
         assert (await world.http.get("/readyz")).status_code == 200
@@ -254,7 +254,7 @@ async def test_one_false_method_never_books_an_outcome_of_a_payment(
         assert transfer["status"] == "settled"
         (account,) = await world.rows("accounts", account_id=payer.account_id)
         assert account["balance"] == world.balance(payer) == 10 * MICRO - price
-        assert (account["in_flight"], account["stopped_us"]) == (0, None)
+        assert (account["in_flight"], account["suspended_us"]) == (0, None)
 
 
 # --- What a false history hides
@@ -339,4 +339,4 @@ async def test_a_payment_ends_although_a_node_invented_where_its_search_begins(
         assert transfer["status"] == ("settled" if is_landing else "failed")
         (account,) = await world.rows("accounts", account_id=payer.account_id)
         assert account["balance"] == world.balance(payer) == 10 * MICRO - (price if is_landing else 0)
-        assert (account["in_flight"], account["stopped_us"]) == (0, None)
+        assert (account["in_flight"], account["suspended_us"]) == (0, None)

@@ -327,7 +327,7 @@ async def test_a_session_settles_with_the_settlement_transaction_that_landed(wor
     assert (world.balance(source), world.balance(to)) == (8_000_000, 2_000_000)
     account = await books(world, source)
     assert (account["balance"], account["cap_holds"]) == (8_000_000, 0)
-    assert account["stopped_us"] is not None
+    assert account["suspended_us"] is not None
 
 
 # --- Records of policies
@@ -358,7 +358,7 @@ async def test_an_older_policy_record_that_lands_late_is_overwritten_by_the_newe
     assert record["tx_signature"] == writes[-1]
     assert await watched(world) == [("policy_record", "landed_late")]
     # No money has moved.
-    assert account["stopped_us"] is None
+    assert account["suspended_us"] is None
 
 
 # --- What is watched, and for how long

@@ -237,4 +237,4 @@ async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: 
     (account,) = await market.world.rows("accounts", account_id=payer.account_id)
     assert (account["balance"], account["in_flight"]) == (10_000_000 - PRICE, 0)
     assert account["spent_total"] == PRICE
-    assert account["stopped_us"] is not None
+    assert account["suspended_us"] is not None

@@ -21,7 +21,7 @@ from agentpay_server.database.tables.base import (
     "accounts",
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
-    index_where("stopped_us IS NOT NULL", "ix_accounts_stopped", "stopped_us"),
+    index_where("suspended_us IS NOT NULL", "ix_accounts_suspended", "suspended_us"),
 )
 @frozen
 class AccountRecord:
@@ -58,8 +58,8 @@ class AccountRecord:
     created_us: int
     # The amount debited since `balance.low_threshold` was last checked.
     unjudged_spend: Annotated[int, ZERO] = 0
-    # Since when signing is stopped, because a transaction landed that had been considered expired.
-    stopped_us: int | None = None
+    # Since when signing is suspended, because a transaction landed that had been considered expired.
+    suspended_us: int | None = None
     # Running total of the lamports that brought no payment, and the newest time of any (engine/fees.py).
     burned_total: Annotated[int, ZERO] = 0
     last_burned_us: Annotated[int, ZERO] = 0

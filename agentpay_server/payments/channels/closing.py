@@ -199,10 +199,10 @@ class ChannelClosing:
         return await self._sign_and_send(channel, due)
 
     async def _compared(self, channel: Channel) -> tuple[codecs.ChannelAccount | None, bool]:
-        """Return a channel as the chain shows it; stop its account if its seller has settled too much.
+        """Return a channel as the chain shows it; suspend its account if its seller has settled too much.
 
         A node may report a false account, but cannot make up a voucher that the account's key has signed. So
-        the account is stopped only for such a voucher in an irreversible transaction. Also returns False if
+        the account is suspended only for such a voucher in an irreversible transaction. Also returns False if
         there is none (yet) for what the channel shows: its close, which only returns money, goes on.
         """
         session = channel.session
@@ -427,7 +427,7 @@ class ChannelClosing:
         if payment is not None:
             outcome = evolve(outcome, changes=payment[:1])
         elif found.settled_micro > session.running_total:
-            outcome = unknown_payouts.stopping(
+            outcome = unknown_payouts.suspending(
                 outcome, session, payout.signature, settled_micro=found.settled_micro
             )
         return apply(unit, outcome, tx)

@@ -41,7 +41,7 @@ from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import real_now_us
-from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_stopped
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_suspended
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions.responses import limits_of, refused
@@ -94,7 +94,7 @@ class PayByVoucher:
             None if the request must start over, because the session is no longer open, or its key was used.
 
         Raises:
-            Problem: a refusal; `chain_unavailable` if signing is stopped for the account;
+            Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
                 `service_unavailable` while another voucher is in flight or clocks differ.
             ConflictError: another request has used the key meanwhile.
         """
@@ -109,8 +109,8 @@ class PayByVoucher:
         refusal = self._refusal(connection, source, channel)
         if refusal is not None:
             raise refused(refusal, channel.session)
-        if source.stopped_us is not None:
-            raise signing_stopped(source.account_id)
+        if source.suspended_us is not None:
+            raise signing_suspended(source.account_id)
         self._require_turn(channel)
         return self._store(connection, channel, now_us)
 

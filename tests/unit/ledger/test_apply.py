@@ -35,7 +35,7 @@ TX = StoredTransaction(
     created_us=1,
     ended_us=9,
 )
-NOT_STOPPED = ACCOUNTS.c.stopped_us.is_(None)
+NOT_SUSPENDED = ACCOUNTS.c.suspended_us.is_(None)
 
 
 def account(account_id: str, operator_id: str) -> AccountRecord:
@@ -134,8 +134,8 @@ async def test_a_spend_is_dated_never_before_the_last_one(database: Any, now_us:
 
 async def test_an_account_stays_stopped_since_the_first_time(database: Any) -> None:
     for now_us in (60, 70):
-        await applied(database, outcome(Posting(account_id="b", stops=True)), now_us=now_us)
-    assert (await found(database, "b")).stopped_us == 60
+        await applied(database, outcome(Posting(account_id="b", suspends=True)), now_us=now_us)
+    assert (await found(database, "b")).suspended_us == 60
 
 
 async def test_another_operator_does_not_see_memo_and_category(database: Any) -> None:
@@ -157,9 +157,9 @@ async def test_another_operator_does_not_see_memo_and_category(database: Any) ->
 
 
 async def test_a_change_of_a_row_in_another_state_writes_nothing(database: Any) -> None:
-    await applied(database, outcome(Posting(account_id="a", stops=True)))
+    await applied(database, outcome(Posting(account_id="a", suspends=True)))
     before = await found(database, "a")
-    late = ACCOUNTS.to_change(before, NOT_STOPPED, name="late")
+    late = ACCOUNTS.to_change(before, NOT_SUSPENDED, name="late")
 
     with pytest.raises(StaleRowError):
         await applied(database, outcome(Posting(account_id="b", credit=9), changes=(late,)))
@@ -170,5 +170,5 @@ async def test_a_change_of_a_row_in_another_state_writes_nothing(database: Any) 
 
 def test_a_change_says_how_the_row_will_be() -> None:
     row = account("a", "op")
-    change = ACCOUNTS.to_change(row, NOT_STOPPED, add={"balance": -3}, name="new")
+    change = ACCOUNTS.to_change(row, NOT_SUSPENDED, add={"balance": -3}, name="new")
     assert change.after == evolve(row, balance=17, name="new")

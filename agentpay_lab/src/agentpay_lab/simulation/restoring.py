@@ -57,9 +57,9 @@ async def check(world: "SimulatedWorld") -> None:
     while (stopped := await _stopped(world, client)) != debited:
         if world.loop.time() > began + _STOPPED_SECONDS:
             for account_id in sorted(debited - stopped):
-                world.violate("a debit that the books do not know has not stopped its account", account_id)
+                world.violate("a debit that the books do not know has not suspended its account", account_id)
             for account_id in sorted(stopped - debited):
-                world.violate("an account is stopped without a reason", account_id)
+                world.violate("an account is suspended without a reason", account_id)
             break
         waiting = (session_id for session_id in paid_out if owners[session_id] not in stopped)
         await asyncio.gather(*(_close_again(client, session_id) for session_id in sorted(waiting)))

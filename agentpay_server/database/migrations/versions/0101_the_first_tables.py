@@ -43,7 +43,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("cap_holds", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("unjudged_spend", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("stopped_us", sa.BigInteger(), nullable=True),
+        sa.Column("suspended_us", sa.BigInteger(), nullable=True),
         sa.Column("burned_total", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_burned_us", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("seq"),
@@ -54,12 +54,12 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
     op.create_index("ix_accounts_operator", "accounts", ["operator_id", "seq"], unique=False)
     op.create_index("ix_accounts_operator_paused", "accounts", ["operator_id", "paused", "seq"], unique=False)
     op.create_index(
-        "ix_accounts_stopped",
+        "ix_accounts_suspended",
         "accounts",
-        ["stopped_us"],
+        ["suspended_us"],
         unique=False,
-        sqlite_where=sa.text("stopped_us IS NOT NULL"),
-        postgresql_where=sa.text("stopped_us IS NOT NULL"),
+        sqlite_where=sa.text("suspended_us IS NOT NULL"),
+        postgresql_where=sa.text("suspended_us IS NOT NULL"),
     )
     op.create_table(
         "api_keys",
