@@ -81,5 +81,5 @@ def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
 
 
 @planted
-def lost_vouchers_stop_no_account(patch: Patch) -> None:
-    patch(unknown_payouts, "stopping", lambda outcome, *_, **__: outcome)
+def lost_vouchers_suspend_no_account(patch: Patch) -> None:
+    patch(unknown_payouts, "suspending", lambda outcome, *_, **__: outcome)

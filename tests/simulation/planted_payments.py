@@ -10,7 +10,7 @@ from agentpay_server.engine.outcomes import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import service
+from agentpay_server.payments import purchases, selection
 from agentpay_server.payments.building import build_payment
 from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.platform.clock import SECOND_US
@@ -20,12 +20,13 @@ _IMPATIENT_US = 20 * SECOND_US
 
 @planted
 def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
-    replayed = service.Payments._replayed
+    replayed = purchases.Purchases._replayed
 
-    async def signed_again(self, held, offer):
-        payment = await replayed(self, held, offer)
-        if payment is None or payment.header is None:
+    async def signed_again(self, view):
+        payment = await replayed(self, view)
+        if payment.header is None:
             return payment
+        held, offer = view.held.existing, view.offer
         source = await self._database.read(accounts.ACCOUNTS.existing, held.account_id)
         prepared = build_payment(
             self._context.signer,
@@ -40,7 +41,7 @@ def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
         name, value = rules.wrap(offer, prepared.raw, payment_id=held.transfer_id)
         return attrs.evolve(payment, header=PaymentHeader(name=name, value=value))
 
-    patch(service.Payments, "_replayed", signed_again)
+    patch(purchases.Purchases, "_replayed", signed_again)
 
 
 @planted
@@ -88,12 +89,13 @@ def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
 
 @planted
 def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
-    asked = service._requested_key
-    patch(
-        service,
-        "_requested_key",
-        lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
-    )
+    asked = selection.requested_key
+    for module in (purchases, selection):
+        patch(
+            module,
+            "requested_key",
+            lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
+        )
 
 
 @planted
