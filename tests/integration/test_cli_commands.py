@@ -115,7 +115,7 @@ def test_an_operator_key_is_generated_without_a_server() -> None:
 def test_an_operator_key_is_generated_as_json(commands: CommandLine) -> None:
     key = commands.json("keys", "generate")["key"]
     with AgentPayServer(operator_key=key) as server:
-        assert server.client().whoami().key_kind == "operator"
+        assert server.client().whoami().kind == "operator"
 
 
 def test_an_operator_key_is_created_listed_and_revoked(server: AgentPayServer, commands: CommandLine) -> None:

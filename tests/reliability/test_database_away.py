@@ -20,7 +20,8 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.anyio
 
-CALLS_OF_A_TRANSFER = 5
+CALLS_OF_A_TRANSFER = 6
+"""Of the first one of an account: later ones do not look for channels to compare."""
 RECEIVER = "http://receiver.invalid/"
 
 
