@@ -39,9 +39,9 @@ def build(*, server: AgentPay, output: Output, scene_: str) -> None:
     """Build a scene on a running server, on a test chain.
 
     SCENE is a name that agentpay-server scene list prints, or a file whose name ends in .toml, of at most
-    64 KiB. The accounts of the scene are new, beside the existing ones. The server builds it in memory first:
-    if that fails, nothing is stored. Prints the accounts, and their keys and secrets, which are shown only
-    once; with --quiet, only the identifiers of the accounts.
+    60,000 characters. The accounts of the scene are new, beside the existing ones. The server builds it in
+    memory first: if that fails, nothing is stored. Prints the accounts, and their keys and secrets, which are
+    shown only once; with --quiet, only the identifiers of the accounts.
     """
     from agentpay_server.clients import Sandbox  # noqa: PLC0415 - as below
 

@@ -14,7 +14,7 @@ from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_nu
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import ChainAddress
-from agentpay.contract.requests import BODY_MAX_BYTES, NULLABLE, UNSET, Request, UnsetType
+from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 MAX_ADVANCE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -227,6 +227,10 @@ class ListSnapshots(Request):
     cursor: Cursor = ""
 
 
+SCENE_MAX_CHARACTERS: Final = 60_000
+"""Below what a body may have, so that a longer document is named as the fault."""
+
+
 @frozen(kw_only=True)
 class CreateScene(Request):
     """Body of `POST /ext/v1/sandbox/scenes`: a name or a document.
@@ -239,7 +243,7 @@ class CreateScene(Request):
     _example: ClassVar = {"name": "pending_approval"}
 
     name: Annotated[str, text(minimum=1, maximum=100)] | UnsetType = UNSET
-    document: Annotated[str, text(minimum=1, maximum=BODY_MAX_BYTES)] | UnsetType = UNSET
+    document: Annotated[str, text(minimum=1, maximum=SCENE_MAX_CHARACTERS)] | UnsetType = UNSET
 
 
 @frozen(kw_only=True)

@@ -116,7 +116,7 @@ async def administer(url: str, *statements: str) -> None:
 
 async def fetch(url: str, query: str) -> list[Any]:
     """Return the first column of what a query finds."""
-    connection = await asyncpg.connect(url)
+    connection = await connect(url)
     try:
         return [row[0] for row in await connection.fetch(query)]
     finally:
