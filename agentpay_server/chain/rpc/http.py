@@ -11,6 +11,7 @@ Proxies of the environment are used, as other tools do: `HTTPS_PROXY`, `HTTP_PRO
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,6 +21,7 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 import httpx
+from aiohappyeyeballs import start_connection
 from attrs import frozen
 
 from agentpay.contract.bodies import Body
@@ -156,10 +158,12 @@ class _Network(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,  # noqa: ARG002
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,  # noqa: ARG002
     ) -> httpcore.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
         try:
-            _, stream = await asyncio.get_running_loop().create_connection(
-                _Stream, host, port, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS
-            )
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # asyncio's own race of addresses loses the connected socket if the caller is cancelled.
+            connected = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS)
+            _, stream = await loop.create_connection(_Stream, sock=connected)
         except (OSError, UnicodeError) as error:
             # The error's text may contain the host, where providers put their keys.
             raise httpcore.ConnectError(type(error).__name__) from None

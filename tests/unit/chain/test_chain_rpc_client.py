@@ -2,15 +2,18 @@
 
 import asyncio
 import base64
+import gc
 import gzip
 import json
 import logging
 import re
+import socket
 import ssl
 import tempfile
 import tracemalloc
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
@@ -532,3 +535,33 @@ async def test_data_before_the_encryption_is_not_read_as_a_response() -> None:
                 await asyncio.sleep(0)
         with pytest.raises(httpcore.ConnectError, match="data before the encryption"):
             await stream.start_tls(ssl.create_default_context(), "node.example")
+
+
+@pytest.mark.parametrize("addresses", [1, 2])
+async def test_a_connection_whose_request_is_cancelled_is_closed(
+    addresses: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def read(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    async with json_rpc_server.listening(read) as url:
+        there = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", _port(url)))
+
+        async def resolved(*_: object, **__: object) -> list[object]:
+            return [there] * addresses
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", resolved)
+        gc.collect()
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always", ResourceWarning)
+            for steps in range(25):
+                connecting = asyncio.create_task(http._Network().connect_tcp("localhost", _port(url)))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                connecting.cancel()
+                with suppress(asyncio.CancelledError):
+                    await (await connecting).aclose()
+                del connecting
+                await asyncio.sleep(0)
+            gc.collect()
+    assert [str(warning.message) for warning in found] == []
