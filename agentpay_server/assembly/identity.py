@@ -8,6 +8,7 @@ from typing import Final
 from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database, StartRefusedError, run_again_if_late
+from agentpay_server.ledger import transactions
 from agentpay_server.platform.clock import ManualClock
 from agentpay_server.platform.randomness import Randomness
 from agentpay_server.platform.vault import Place, Vault, VaultError
@@ -81,8 +82,12 @@ async def check_mint(database: Database, usdc_mint: str) -> None:
 
 
 async def restore_clock(database: Database, clock: ManualClock) -> None:
-    """Set a manual clock to the stored time; store its time at the first start."""
-    clock.set_to(int(await run_again_if_late(database, _known_or, _CLOCK, str(clock.now_us()))))
+    """Set a manual clock to the stored time; store its time at the first start.
+
+    A server on the system's clock may have run since. Its transactions in flight could neither land nor
+    expire before the blocks of their blockhashes, so the clock continues no earlier than they were signed.
+    """
+    clock.set_to(await run_again_if_late(database, _resumed_us, clock.now_us()))
 
 
 async def note_clock(database: Database, now_us: int) -> None:
@@ -103,6 +108,13 @@ def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
     seed = randomness.randbytes(SEED_BYTES).hex()
     state.add(connection, CUSTODY_SEED.row, vault.seal(seed, CUSTODY_SEED))
     return seed
+
+
+def _resumed_us(connection: Connection, now_us: int) -> int:
+    stored = int(state.get(connection, _CLOCK) or now_us)
+    resumed_us = max(stored, transactions.newest_us(connection))
+    state.put(connection, _CLOCK, str(resumed_us).encode("ascii"))
+    return resumed_us
 
 
 def _known_or(connection: Connection, name: str, value: str) -> str:

@@ -205,6 +205,7 @@ _WATCHED_AFTER: Final = (
     .order_by(table.c.subject_id, table.c.signature)
     .limit(bindparam("count"))
 )
+_NEWEST: Final = select(table.c.created_us).order_by(table.c.seq.desc()).limit(1)
 _OPENING: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
     _IS_PENDING,
     table.c.account_id == bindparam("account_id"),
@@ -215,6 +216,11 @@ _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.vanished_hold)
     table.c.account_id == bindparam("account_id"),
     table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
 )
+
+
+def newest_us(connection: Connection) -> int:
+    """Return when the newest transaction was signed; 0 if there is none."""
+    return int(connection.execute(_NEWEST).scalar_one_or_none() or 0)
 
 
 def insert_transaction(connection: Connection, tx: StoredTransaction) -> None:

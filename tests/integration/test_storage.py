@@ -99,6 +99,25 @@ def test_all_data_is_available_after_a_restart(place: Place) -> None:
         assert str(client.accounts.balance(payee.account_id).balance_usdc) == "5.000000"
 
 
+def test_a_manual_clock_continues_no_earlier_than_a_server_on_the_systems_clock_signed(place: Place) -> None:
+    with place.server() as first:
+        key = first.operator_key
+    with place.server(operator_key=key, clock="system") as second:
+        client = second.client()
+        payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
+        second.sandbox.fund(payer.account_id, 10)
+        sent = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=3)
+    with place.server(operator_key=key) as third:
+        resumed = third.sandbox.clock.now()
+        assert sent.settled_at is not None
+        assert sent.settled_at - timedelta(seconds=60) < resumed
+        later = third.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount=3)
+        assert later.settled_at == resumed
+        third.sandbox.clock.advance(90)
+    with place.server(operator_key=key) as fourth:
+        assert fourth.sandbox.clock.now() == resumed + timedelta(seconds=90)
+
+
 def test_webhook_secrets_are_readable_after_a_restart(place: Place) -> None:
     with place.server() as first:
         key = first.operator_key

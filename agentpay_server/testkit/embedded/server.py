@@ -91,7 +91,7 @@ class AgentPayServer(Homes):
         Args:
             clock: `manual` is paused at the current time, and `sandbox.clock.advance` advances it; a datetime
                 is the same from that time; `system` follows the machine's clock. With stored data, a manual
-                clock continues where it was.
+                clock continues where it was, or where a server on the system's clock last signed.
             seed: makes identifiers, keys and signatures repeatable; None uses the system's randomness.
             operator_key: a key of the first operator; None creates one. A key created on existing data is
                 valid for this run only.
