@@ -10,6 +10,7 @@ server. What is settled is what did not come back to the account in the transact
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -51,6 +52,7 @@ from agentpay_server.payments.channels.rules import (
 from agentpay_server.payments.channels.store import CHANNELS, Channel
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
+from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, unknown_payouts
 from agentpay_server.sessions.responses import limits_of, report, to_response
@@ -72,6 +74,8 @@ _REFUSED: Final = Refusal(
     message="The chain refused a transaction that closes the channel; the service will sign another later.",
 )
 
+logger: logging.Logger = logging.getLogger(__name__)
+
 
 class ChannelClosing:
     """Closes channels, and posts their end."""
@@ -81,6 +85,8 @@ class ChannelClosing:
         self._database = context.database
         self._chain = context.chain
         self._driver = driver
+        # The sessions that are reported already.
+        self._unproved: set[str] = set()
 
     async def close(self, principal: Principal, session: SessionRecord) -> Session:
         """Begin to close an open session, and return it with the header to present to its seller.
@@ -160,7 +166,8 @@ class ChannelClosing:
             return True
         found, _ = await self._compared(channel)
         if channel.session.status == SessionStatus.OPEN:
-            return await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
+            is_ended = await self._is_ended(channel, found)
+            return await self._database.run(self._claim_unasked, session_id, is_ended)
         return await self._closed_further(channel, found)
 
     async def compare(self, session_id: str) -> bool:
@@ -181,7 +188,8 @@ class ChannelClosing:
         if not is_proved:
             raise ChainUnreachableError("a channel shows more as settled than its transactions")
         if channel.session.status == SessionStatus.OPEN:
-            await self._database.run(self._claim_unasked, session_id, is_ended_by_seller(found))
+            is_ended = await self._is_ended(channel, found)
+            await self._database.run(self._claim_unasked, session_id, is_ended)
         if found is None:
             if await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, session_id):
                 raise ChainUnreachableError("a transaction that closes a channel is in flight")
@@ -214,9 +222,39 @@ class ChannelClosing:
             if not await self._chain.is_settled(
                 session.channel, signer=channel.record.signer, cumulative_micro=settled_micro
             ):
+                self._report_unproved(session, settled_micro)
                 return found, False
+            self._unproved.discard(session.session_id)
             await unknown_payouts.compare_channel(self._context, session, settled_micro)
         return found, True
+
+    def _report_unproved(self, session: SessionRecord, settled_micro: int) -> None:
+        if session.session_id in self._unproved:
+            return
+        self._unproved.add(session.session_id)
+        log(
+            logger,
+            logging.WARNING,
+            "session.unproved_payout",
+            session_id=session.session_id,
+            account_id=session.account_id,
+            settled_usdc=audit.usdc(settled_micro),
+            running_total_usdc=audit.usdc(session.running_total),
+        )
+
+    async def _is_ended(self, channel: Channel, found: codecs.ChannelAccount | None) -> bool:
+        """Return whether the seller has ended an open session's channel: one false reply does not end it."""
+        if not is_ended_by_seller(found):
+            return False
+        if found is None:
+            return await self._payout(channel.session) is not None
+        again, _ = await self._compared(channel)
+        return is_ended_by_seller(again)
+
+    async def _payout(self, session: SessionRecord) -> Payout | None:
+        """Return the irreversible payout of a channel."""
+        account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
+        return await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
 
     async def _sign_and_send(self, channel: Channel, due: Due) -> bool:
         account = await self._database.read(account_store.ACCOUNTS.existing, channel.session.account_id)
@@ -363,10 +401,11 @@ class ChannelClosing:
 
     async def _post(self, channel: Channel) -> bool:
         session = channel.session
-        account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
-        payout = await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
+        payout = await self._payout(session)
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
+        if await self._payout(session) != payout:
+            raise ChainUnreachableError("a payout of a channel was reported in two ways")
         failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
         posted = await self._database.run(self._posted, session.session_id, payout)
         failpoint(Operation.CHANNEL_CLOSE, Step.POSTED)
