@@ -394,7 +394,7 @@ class Seller:
         except (RpcError, NotConfirmedError) as error:
             # The node may have it all the same: the next look decides.
             self._look_later(checked)
-            reason = f"{sale.tx_signature} may still land: {error}"
+            reason = f"the transaction {sale.tx_signature} may still land: {error}"
             raise InvalidPaymentError(PENDING, reason, checked.payer) from None
         finally:
             self._sales[checked.message_hash] = sale

@@ -213,6 +213,7 @@ MAY_SCAN = {
     "chain.embedded.store._NEWEST": "goes along the primary key, once, at the first request of an RPC client",
     "chain.embedded.store._STATE": "is a table of one row",
     "ledger.health._SUBMITTED": "counts transfers in flight by an index that has nothing else",
+    "ledger.transactions._NEWEST": "takes the last row along the primary key, once, at the start",
     "ledger.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
     "engine.funding._COMMITMENTS": "adds up transactions in flight by an index that has nothing else",
     "ledger.deliveries._TO_SEND": "is a part of two others, and never run separately",
