@@ -102,6 +102,7 @@ def print_canonical_json(value: object) -> bytes:
 
 _json_string = json.encoder.encode_basestring_ascii
 _canonical_string = json.encoder.encode_basestring
+_OBJECTS: Final = (dict, Mapping)
 _LITERALS: Final[dict[bool | None, str]] = {None: "null", True: "true", False: "false"}
 
 
@@ -118,7 +119,7 @@ def _printed(value: object, string: Callable[[str], str], *, sort_keys: bool = F
             write(int.__repr__(item))
         elif isinstance(item, Decimal):
             write(_decimal_text(item))
-        elif isinstance(item, dict | Mapping):
+        elif isinstance(item, _OBJECTS):
             separator = "{"
             for key in _in_order(item) if sort_keys else item:
                 member = item[key]

@@ -3,6 +3,7 @@
 A cluster is identified by its genesis hash, because an endpoint's URL can be misleading.
 """
 
+from functools import lru_cache
 from typing import Final
 from urllib.parse import quote, urlsplit
 
@@ -96,4 +97,9 @@ def explorer_url(signature: str, cluster: str) -> str:
 
 def custom_explorer_url(signature: str, rpc_url: str) -> str:
     """Return the explorer's page of a transaction on the cluster of an RPC URL, which contains no secret."""
-    return f"{_EXPLORER}{signature}?cluster=custom&customUrl={quote(rpc_url, safe='')}"
+    return f"{_EXPLORER}{signature}{_custom_query(rpc_url)}"
+
+
+@lru_cache(maxsize=8)
+def _custom_query(rpc_url: str) -> str:
+    return f"?cluster=custom&customUrl={quote(rpc_url, safe='')}"

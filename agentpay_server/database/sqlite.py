@@ -97,7 +97,8 @@ class SqliteConnection:
             KeyError: a parameter is missing.
         """
         try:
-            if isinstance(parameters, Sequence):
+            # Most are a dict, and the abstract class takes long to ask.
+            if not isinstance(parameters, dict) and isinstance(parameters, Sequence):
                 prepared = _PREPARER.prepared(statement, parameters[0])
                 cursor = self._driver.executemany(prepared.text, [prepared.positional(p) for p in parameters])
             else:
