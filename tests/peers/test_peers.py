@@ -111,7 +111,10 @@ def shop(command: list[str], directory: Path, environment: dict[str, str]) -> It
             assert line, f"the shop did not start: {''.join(said)[-2000:]}"
             said.append(line)
         url = json.loads(said[-1])["url"]
-        with httpx.Client(base_url=url, timeout=_PATIENT, transport=httpx.HTTPTransport(retries=20)) as http:
+        # On a busy machine, a seller may close an idle connection while the next request is sent.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        transport = httpx.HTTPTransport(retries=20, limits=limits)
+        with httpx.Client(base_url=url, timeout=_PATIENT, transport=transport) as http:
             yield http
 
 
