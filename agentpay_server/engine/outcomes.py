@@ -65,18 +65,6 @@ class Outcomes:
         self._context = context
         self._handlers = handlers
 
-    def _unit(self, connection: Connection) -> Unit:
-        """Return a unit of work at the current time.
-
-        Raises:
-            ChainUnreachableError: the clocks differ. Outcomes wait too: a spend that a wrong clock dates into
-                the future moves the window of the daily limit past the earlier spends.
-        """
-        now_us = self._context.clock.now_us()
-        if not self._context.clock_check.agrees(now_us):
-            raise ChainUnreachableError("this server's clock differs from its database's")
-        return Unit(connection, self._context, now_us)
-
     def announce(self, connection: Connection, tx: StoredTransaction, subject: object) -> None:
         """Write that a transaction was sent."""
         unit = Unit(connection, self._context, self._context.clock.now_us())
@@ -87,7 +75,7 @@ class Outcomes:
         self, connection: Connection, tx: StoredTransaction, subject: S, end: Landed | ChainFailure
     ) -> Written[S]:
         """Write what became of a transaction on chain."""
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
+        handler, unit = self._handlers[tx.kind], Unit.begin(connection, self._context)
         tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
         if isinstance(end, Landed):
             ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
@@ -117,7 +105,7 @@ class Outcomes:
         Raises:
             ChainUnreachableError: signing is suspended for the account, or the blockhash is the expired one.
         """
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
+        handler, unit = self._handlers[tx.kind], Unit.begin(connection, self._context)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
             return Written(self.current(connection, tx))
@@ -146,7 +134,7 @@ class Outcomes:
 
     def expire(self, connection: Connection, tx: StoredTransaction, subject: S) -> Written[S]:
         """Write the expiry of a transaction that is never replaced."""
-        unit = self._unit(connection)
+        unit = Unit.begin(connection, self._context)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
             return Written(self.current(connection, tx))
@@ -179,7 +167,7 @@ class Outcomes:
         Returns:
             A tuple of the signature of its replacement; the tuple contains None without a replacement.
         """
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
+        handler, unit = self._handlers[tx.kind], Unit.begin(connection, self._context)
         before = tx.state.value
         if not store.end_watched(connection, tx, State.LANDED_LATE, unit.now_us):
             return None

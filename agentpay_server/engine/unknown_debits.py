@@ -12,7 +12,7 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.chain.protocol import ChainUnreachableError, Debit
+from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts, audit, transactions
@@ -84,20 +84,17 @@ def post(
     """Post a debit that the books do not explain, and suspend its account.
 
     Raises:
-        ChainUnreachableError: the server's clock differs from its database's; see `Outcomes`.
+        ChainUnreachableError: the server's clock differs from its database's; see `Unit.begin`.
     """
-    now_us = context.clock.now_us()
-    if not context.clock_check.agrees(now_us):
-        raise ChainUnreachableError("this server's clock differs from its database's")
+    unit = Unit.begin(connection, context)
     account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
-    unit = Unit(connection, context, now_us)
     entry_id = context.identifiers.new(identifiers.ENTRY)
     explaining = explain(
         connection,
         signature=tx_signature or entry_id,
         subject_id=entry_id,
         account_id=account_id,
-        now_us=now_us,
+        now_us=unit.now_us,
         hold=amount_micro,
     )
     known = None if recipient is None else accounts.account_at(connection, recipient)

@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 from attrs import evolve, field, frozen
 
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.ledger.audit import Record
@@ -30,6 +31,19 @@ class Unit:
     context: Context
     now_us: int
     after_commit: list[Callable[[], Awaitable[None]]] = field(factory=list)
+
+    @classmethod
+    def begin(cls, connection: Connection, context: Context) -> "Unit":
+        """Return a unit of work at the current time, for what the chain shows.
+
+        Raises:
+            ChainUnreachableError: the clocks differ. Outcomes wait too: a spend that a wrong clock dates into
+                the future moves the window of the daily limit past the earlier spends.
+        """
+        now_us = context.clock.now_us()
+        if not context.clock_check.agrees(now_us):
+            raise ChainUnreachableError("this server's clock differs from its database's")
+        return cls(connection, context, now_us)
 
 
 @frozen(kw_only=True)

@@ -235,13 +235,10 @@ class Closing:
         session = store.SESSIONS.existing(connection, session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
-        now_us = self._context.clock.now_us()
-        if not self._context.clock_check.agrees(now_us):
-            raise ChainUnreachableError("this server's clock differs from its database's")
-        unit = Unit(connection, self._context, now_us)
+        unit = Unit.begin(connection, self._context)
         found = sign(unit, session, account, state, blockhash)
         if isinstance(found, Obstacle):
-            return _postponed(session, found, now_us).write(connection), None, True
+            return _postponed(session, found, unit.now_us).write(connection), None, True
         tx = pending_transaction(
             found.signed,
             kind=Kind.SESSION_SETTLE,
@@ -250,7 +247,7 @@ class Closing:
             credits_account_id=session.recipient_account_id,
             detail=found.detail,
             rent=found.rent,
-            now_us=now_us,
+            now_us=unit.now_us,
         )
         signed = found.change.write(connection)
         chain_transactions.insert_following(connection, tx)

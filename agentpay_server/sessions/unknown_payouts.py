@@ -11,7 +11,7 @@ import logging
 from typing import Final
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.protocol import ChainUnreachableError, Debit
+from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import unknown_debits
@@ -98,7 +98,7 @@ def _suspend(connection: Connection, context: Context, session_id: str, debit: D
     # A settlement in flight is stored before it is sent, so it explains its payout.
     if unknown_debits.is_explained(connection, debit, session.account_id):
         return False
-    unit = _unit(connection, context)
+    unit = Unit.begin(connection, context)
     unknown_debits.explain(
         connection,
         signature=debit.signature,
@@ -116,7 +116,7 @@ def _suspend_channel(connection: Connection, context: Context, session_id: str, 
     # Vouchers are stored before they are signed: the books of now are ahead of a chain that was read before.
     if session.status not in _UNSETTLED or settled_micro <= session.running_total:
         return False
-    unit = _unit(connection, context)
+    unit = Unit.begin(connection, context)
     now = store.SESSIONS.changed(connection, session, running_total=settled_micro)
     outcome = outcomes.charged(now, before_micro=session.running_total)
     apply(unit, suspending(outcome, session, None, settled_micro=settled_micro))
@@ -128,10 +128,3 @@ def _locked(connection: Connection, session_id: str) -> SessionRecord:
     account_id = store.SESSIONS.existing(connection, session_id).account_id
     accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     return store.SESSIONS.existing(connection, session_id, lock=True)
-
-
-def _unit(connection: Connection, context: Context) -> Unit:
-    now_us = context.clock.now_us()
-    if not context.clock_check.agrees(now_us):
-        raise ChainUnreachableError("this server's clock differs from its database's")
-    return Unit(connection, context, now_us)
