@@ -34,9 +34,10 @@ from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.search import SearchDesk
 from agentpay_server.operators.sign_in import SignIns
-from agentpay_server.payments.channels.closing import ChannelCloseHandler, ChannelClosing
+from agentpay_server.payments.channels.closing import ChannelClosing
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels.settling import ChannelCloseHandler
 from agentpay_server.payments.channels.watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
@@ -118,7 +119,7 @@ class Services:
         self.checks: Checks = Checks(context, authorizer)
         self.approvals: Approvals = Approvals(context, execution)
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
-        session_payments = SessionPayments(context, self.settlement, authorizer, channels, self.payment_watch)
+        session_payments = SessionPayments(context, self.settlement, authorizer, self.payment_watch)
         purchases = Purchases(
             context,
             self.settlement,

@@ -132,10 +132,7 @@ class Purchases:
         if payment.protocol == Protocol.X402_UPTO:
             channel = await self._database.read(channel_store.of_session, payment.transfer_id)
             account = await self._database.read(ACCOUNTS.existing, payment.account_id)
-            payer, usdc_mint = self._closing.payer(account), self._chain.usdc_mint
-            payload = x402_upto.payload(
-                opening_of(channel, payer=payer, usdc_mint=usdc_mint), channel.record, offer
-            )
+            payload = x402_upto.payload(opening_of(self._context, channel, account), channel.record, offer)
             header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
         else:
             header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)

@@ -5,8 +5,8 @@ from planted import Patch, planted
 
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import closing as channel_closing
 from agentpay_server.payments.channels import rules as channel_rules
+from agentpay_server.payments.channels import settling as channel_settling
 from agentpay_server.payments.channels import upto
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
@@ -59,7 +59,7 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
 def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
     outcome_of = channel_rules.outcome_of
     patch(
-        channel_closing,
+        channel_settling,
         "outcome_of",
         lambda cap_micro, **_: outcome_of(cap_micro=cap_micro, gained_micro=cap_micro),
     )

@@ -17,8 +17,10 @@ from agentpay_server.chain.custody import Signer, spending_key, voucher_key
 from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set_compute_unit_price
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_units_for
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.ledger.context import Context
 from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
-from agentpay_server.payments.challenges.mpp_sessions import shares_of
+from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.channels.store import Channel
 
 OPEN_UNITS: Final = 90_000
@@ -31,20 +33,20 @@ _PAYOUT_UNITS: Final = 2
 """How many times the usual compute limit a payout may need."""
 
 
-def opening_of(channel: Channel, *, payer: str, usdc_mint: str) -> OnchainTerms:
-    """Return the terms of a stored channel, as the chain has them."""
+def opening_of(context: Context, channel: Channel, account: AccountRecord) -> OnchainTerms:
+    """Return the terms of an account's stored channel, as the chain has them."""
     record = channel.record
     return OnchainTerms(
-        payer=Pubkey.from_string(payer),
+        payer=Pubkey.from_string(context.signer.address(spending_key(account.key_index))),
         rent_payer=Pubkey.from_string(record.rent_payer),
         payee=Pubkey.from_string(record.payee),
-        mint=Pubkey.from_string(usdc_mint),
+        mint=Pubkey.from_string(context.chain.usdc_mint),
         signer=Pubkey.from_string(record.signer),
         salt=record.salt,
         open_slot=record.open_slot,
         deposit_micro=channel.session.cap,
         grace_seconds=record.grace_seconds,
-        shares=shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
+        shares=mpp_sessions.shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
     )
 
 
@@ -80,9 +82,33 @@ def build_opening(
     )
 
 
-def voucher_signature(signer: Signer, voucher: Voucher, *, account_index: int) -> str:
-    """Return the signature of a voucher: the same whenever it is signed."""
-    return str(Signature.from_bytes(signer.sign_voucher(voucher_key(account_index), voucher.message())))
+def voucher_header(
+    signer: Signer,
+    channel: Channel,
+    account: AccountRecord,
+    cumulative_micro: int,
+    *,
+    is_closing: bool = False,
+    challenge: dict[str, object] | None = None,
+) -> tuple[str, str]:
+    """Sign a stored voucher; return name and value of the header that presents it, the same each time.
+
+    Args:
+        signer: it has the accounts' keys.
+        channel: the channel.
+        account: the paying account.
+        cumulative_micro: the stored amount of the voucher.
+        is_closing: whether the voucher closes the channel.
+        challenge: the challenge to answer; None for the newest one.
+    """
+    address = channel.session.channel
+    assert address is not None  # noqa: S101 - stored with the opening, from whose terms it follows
+    voucher = Voucher(channel=Pubkey.from_string(address), cumulative_micro=cumulative_micro)
+    signature = Signature.from_bytes(signer.sign_voucher(voucher_key(account.key_index), voucher.message()))
+    payload = mpp_sessions.voucher_payload(
+        voucher, signer=channel.record.signer, signature=str(signature), is_closing=is_closing
+    )
+    return mpp.credential(challenge or json.loads(channel.record.newest_challenge), payload)
 
 
 def closing_fee(blockhash: Blockhash) -> int:

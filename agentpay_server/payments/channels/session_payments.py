@@ -37,8 +37,7 @@ from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of
-from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.building import opening_of, voucher_header
 from agentpay_server.payments.channels.opening import OpenChannel, Opening
 from agentpay_server.payments.channels.signing import landing_of
 from agentpay_server.payments.channels.store import Channel
@@ -128,14 +127,12 @@ class SessionPayments:
         context: Context,
         settlement: Settlement,
         authorizer: Authorizer,
-        closing: ChannelClosing,
         watch: PaymentWatch,
     ) -> None:
         self._context = context
         self._database = context.database
         self._settlement = settlement
         self._authorizer = authorizer
-        self._closing = closing
         self._watch = watch
 
     def check(self, request: AuthorizePayment) -> None:
@@ -226,8 +223,12 @@ class SessionPayments:
         return step
 
     def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
-        header = self._closing.header(
-            paid.channel, selected.source, paid.voucher.cumulative, challenge=selected.offer.echo
+        header = voucher_header(
+            self._context.signer,
+            paid.channel,
+            selected.source,
+            paid.voucher.cumulative,
+            challenge=selected.offer.echo,
         )
         return _step(
             paid.channel,
@@ -293,9 +294,7 @@ class SessionPayments:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
-        opening = opening_of(
-            channel, payer=self._closing.payer(selected.source), usdc_mint=self._context.chain.usdc_mint
-        )
+        opening = opening_of(self._context, channel, selected.source)
         expires_us = channel.record.challenge_expires_us
         # The opening has the blockhash of its own challenge, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.channels.codecs import ChannelError
-from agentpay_server.chain.custody import spending_key, voucher_key
+from agentpay_server.chain.custody import voucher_key
 from agentpay_server.chain.protocol import Chain, ChainUnreachableError, Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.tables import ChannelRecord, SessionRecord
@@ -117,8 +117,7 @@ def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, Sto
     """
     connection, context = unit.connection, unit.context
     channel = _rows(unit, deposit)
-    payer = context.signer.address(spending_key(unit.source.key_index))
-    opening = opening_of(channel, payer=payer, usdc_mint=context.chain.usdc_mint)
+    opening = opening_of(context, channel, unit.source)
     try:
         prepared = build_opening(
             context.signer,

@@ -36,6 +36,7 @@ from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.claims import to_closing
 from agentpay_server.payments.channels.rules import IN_FLIGHT_US, MAX_REFUSALS
 from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
 from agentpay_server.payments.pins import pin_refusal
@@ -45,7 +46,7 @@ from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_fo
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions.responses import limits_of, refused
-from agentpay_server.sessions.rules import check_transition, closes_us, key_refusal
+from agentpay_server.sessions.rules import closes_us, key_refusal
 from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
 from agentpay_server.transfers import store as transfer_store
 
@@ -303,17 +304,9 @@ class ReportVoucher:
         record = CHANNELS.changed(
             connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals
         )
-        session = channel.session
-        if refusals >= MAX_REFUSALS and session.status == SessionStatus.OPEN:
-            check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-            session = SESSIONS.changed(
-                connection,
-                session,
-                IS_OPEN,
-                status=SessionStatus.CLOSING.value,
-                closed_by=ClosingReason.PAYEE_REFUSES.value,
-                # Due at once, whatever this server's clock says.
-                closes_us=session.created_us,
-            )
-            record = CHANNELS.changed(connection, record, force_us=session.created_us)
-        return Channel(session=session, record=record)
+        channel = Channel(session=channel.session, record=record)
+        if refusals < MAX_REFUSALS:
+            return channel
+        # Due at once, whatever this server's clock says.
+        due_us, reason = channel.session.created_us, ClosingReason.PAYEE_REFUSES
+        return to_closing(connection, channel, due_us=due_us, force_us=due_us, reason=reason) or channel

@@ -15,7 +15,8 @@ from agentpay_server.chain.channels.codecs import PROGRAM, OnchainStatus
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.closing import ChannelClosing, is_beyond_books, read_found
+from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.on_chain import is_beyond_books, read_found
 from agentpay_server.payments.channels.rules import is_ended_by_seller
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.platform.errors import Problem

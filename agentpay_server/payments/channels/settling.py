@@ -1,0 +1,185 @@
+"""What the ends of channels change, as data: the payout, and the service's own transactions before it.
+
+What is settled is what did not come back to the account in the transaction that closed the escrow.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from attrs import evolve
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay_server.chain.protocol import Payout
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
+from agentpay_server.database.tables import SessionRecord
+from agentpay_server.engine.handlers import Ending, Handler, Resigning
+from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import entries
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.outcome import Outcome, Unit
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.payments.channels import upto
+from agentpay_server.payments.channels.rules import Act, outcome_of
+from agentpay_server.sessions import outcomes, unknown_payouts
+from agentpay_server.sessions.rules import check_transition, retry_us
+from agentpay_server.sessions.store import IS_CLOSING, SESSIONS
+from agentpay_server.transfers.store import TRANSFERS
+
+_REFUSED: Final = Refusal(
+    code=ErrorCode.TRANSFER_FAILED,
+    message="The chain refused a transaction that closes the channel; the service will sign another later.",
+)
+
+
+def post(connection: Connection, context: Context, session_id: str, payout: Payout) -> SessionRecord | None:
+    """Post the payout of a closing channel; return its session, or None if another server was faster.
+
+    Raises:
+        ChainUnreachableError: the clocks differ.
+    """
+    unit = Unit.begin(connection, context)
+    session = SESSIONS.existing(connection, session_id)
+    account_store.ACCOUNTS.existing(connection, session.account_id, lock=True)
+    session = SESSIONS.existing(connection, session_id, lock=True)
+    if session.status != SessionStatus.CLOSING:
+        return None
+    found = outcome_of(cap_micro=session.cap, gained_micro=payout.gained_micro)
+    tx = _row_of(connection, session, payout, unit.now_us)
+    check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
+    change = SESSIONS.to_change(
+        session,
+        IS_CLOSING,
+        status=SessionStatus.SETTLED.value,
+        settled=found.settled_micro,
+        settlement_tx_signature=payout.signature,
+        settled_us=unit.now_us,
+        closes_us=None,
+        error=None,
+        message=None,
+        stuck_reason=None,
+        key_expires_us=unit.now_us + KEY_LIFETIME_US,
+    )
+    payment = None
+    if upto.is_upto(session):
+        payment = upto.settled(
+            TRANSFERS.existing(connection, session_id, lock=True),
+            paid_micro=found.settled_micro,
+            tx_signature=payout.signature,
+            now_us=unit.now_us,
+        )
+    outcome = outcomes.settled(
+        change,
+        tx,
+        unit.now_us,
+        paid=found.settled_micro,
+        deposited=found.deposited_micro,
+        is_credited=entries.is_deposit_posted(connection, session.account_id, payout.signature),
+        shown=None if payment is None else payment[1:],
+    )
+    if payment is not None:
+        outcome = evolve(outcome, changes=payment[:1])
+    elif found.settled_micro > session.running_total:
+        outcome = unknown_payouts.suspending(
+            outcome, session, payout.signature, settled_micro=found.settled_micro
+        )
+    return apply(unit, outcome, tx)
+
+
+def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_us: int) -> StoredTransaction:
+    """Return the row of a payout: the service's own, or a new one for the seller's."""
+    for tx in chain_transactions.of_subject(connection, payout.signature, session.session_id):
+        return tx
+    tx = StoredTransaction(
+        signature=payout.signature,
+        kind=Kind.CHANNEL_CLOSE,
+        subject_id=session.session_id,
+        account_id=session.account_id,
+        state=State.FINALIZED,
+        raw=None,
+        last_valid_block_height=0,
+        created_us=now_us,
+        ended_us=now_us,
+    )
+    chain_transactions.insert_transaction(connection, tx)
+    return tx
+
+
+def postponed(
+    session: SessionRecord, refusal: Refusal, reason: ClosingReason, now_us: int
+) -> Change[SessionRecord]:
+    """Return that a closing session is polled again later, and why."""
+    return SESSIONS.to_change(
+        session,
+        IS_CLOSING,
+        add={"postponements": 1},
+        error=refusal.code.value,
+        message=refusal.message,
+        stuck_reason=reason.value,
+        closes_us=now_us + retry_us(session.postponements),
+    )
+
+
+class ChannelCloseHandler(Handler[SessionRecord]):
+    """Says what the outcomes of the service's own transactions that close a channel change.
+
+    By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
+    """
+
+    kind = Kind.CHANNEL_CLOSE
+    # It only returns money to the account, also to one that may not sign.
+    is_replaced = False
+    # The subject is read again under the account's lock: another server may have settled the session.
+    needs_accounts = True
+
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
+        """Return the session."""
+        return SESSIONS.existing(connection, subject_id, lock=lock)
+
+    def newest_signature(self, subject: SessionRecord) -> str | None:  # noqa: ARG002
+        """Return None: what closes a channel has no replacement."""
+        return None
+
+    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again. The fees of a session that pays nothing count at its end."""
+        fee = ending.tx.fee if _is_request(ending.tx) else 0
+        return _again(ending, add={"opening_fee": fee})
+
+    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again, later: the seller may have been faster."""
+        session = ending.subject
+        if session.status != SessionStatus.CLOSING:
+            return outcomes.outcome_of(session)
+        reason = ClosingReason.SETTLEMENT_REFUSED
+        return outcomes.outcome_of(postponed(session, _REFUSED, reason, ending.now_us))
+
+    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> None:
+        """Never called: what is due may be another step by now."""
+        raise NotImplementedError
+
+    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again."""
+        return _again(ending)
+
+    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again."""
+        return _again(ending)
+
+
+def _again(ending: Ending[SessionRecord], add: Mapping[str, int] | None = None) -> Outcome[SessionRecord]:
+    session = ending.subject
+    if session.status != SessionStatus.CLOSING:
+        return outcomes.outcome_of(session)
+    return outcomes.outcome_of(
+        SESSIONS.to_change(session, IS_CLOSING, add=add or {}, closes_us=ending.now_us)
+    )
+
+
+def _is_request(tx: StoredTransaction) -> bool:
+    return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
