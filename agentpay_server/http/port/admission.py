@@ -1,8 +1,9 @@
 """Checks of a request from a socket, before the application sees it (interface R19).
 
-The framing must be unambiguous, the target a path or an absolute URL, and the host one that the port accepts.
-A request that fails is marked, and refused by the application, with response, log line and metric like any
-other refusal. In-process requests skip these checks.
+The framing must be unambiguous: otherwise the port refuses the request as malformed HTTP. The target must be
+a path or an absolute URL, and the host one that the port accepts: otherwise the request is marked, and the
+application refuses it, with response, log line and metric like any other refusal. In-process requests skip
+these checks.
 """
 
 import re
@@ -41,11 +42,9 @@ def malformed() -> Problem:
 def admit(scope: Scope, hosts: Hosts) -> bool:
     """Store a fault under `REFUSED`; replace an absolute target by its path.
 
-    Returns whether the connection can be reused: after ambiguous framing, the next request's start is
-    unknown.
+    Returns whether the framing is unambiguous. If not, the start of the next request is unknown.
     """
     if not _is_framed(scope):
-        scope[REFUSED] = malformed()
         return False
     try:
         authority = _authority(scope)
@@ -57,20 +56,15 @@ def admit(scope: Scope, hosts: Hosts) -> bool:
 
 
 def _is_framed(scope: Scope) -> bool:
-    version, hosts, codings, lengths = scope["http_version"], 0, 0, 0
-    size = len(_target(scope))
-    for name, value in scope["headers"]:
-        size += len(name) + len(value) + 4
-        if name == b"host":
-            hosts += 1
-        elif name == b"transfer-encoding":
-            codings += 1
-        elif name == b"content-length":
-            lengths += 1
-    if version == "1.1":
-        return hosts == 1 and not (codings and lengths) and size <= HEAD_MAX_BYTES
-    # HTTP/1.0 has no Transfer-Encoding, so the end of such a body is unknown.
-    return version == "1.0" and hosts <= 1 and not codings and size <= HEAD_MAX_BYTES
+    """The parser has checked the rest: one Host, one length, one coding."""
+    version, headers = scope["http_version"], scope["headers"]
+    if len(_target(scope)) + sum(len(name) + len(value) + 4 for name, value in headers) > HEAD_MAX_BYTES:
+        return False
+    names = {name for name, _ in headers}
+    if b"transfer-encoding" in names:
+        # HTTP/1.0 has no Transfer-Encoding, so the end of such a body is unknown.
+        return version == "1.1" and b"content-length" not in names
+    return version in ("1.1", "1.0")
 
 
 def _target(scope: Scope) -> bytes:

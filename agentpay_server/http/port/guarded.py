@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import h11
 from attrs import frozen
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from agentpay.contract.errors import ErrorCode
@@ -31,9 +31,6 @@ from agentpay_server.http.port.connections import Connections
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
 from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
-
-_LINGER_SECONDS: Final = 2.0
-"""How long a refused peer may keep sending: closing earlier could reset the connection before it reads."""
 
 # Silences uvicorn's warnings about malformed requests, which the application logs. By a filter, because a
 # uvicorn server elsewhere in this process resets levels.
@@ -93,8 +90,6 @@ class Guarded(H11Protocol):
         self._port = port
         self._wait: Wait | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._is_refused = False
-        self._is_websocket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn has it
         super().connection_made(transport)
@@ -108,7 +103,7 @@ class Guarded(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Discard data after a refusal."""
-        if not self._is_refused:
+        if self._wait is not Wait.LINGER:
             super().data_received(data)
             self._update_wait()
 
@@ -126,7 +121,7 @@ class Guarded(H11Protocol):
 
     def shutdown(self) -> None:
         """Close once the request in service, if any, has its response."""
-        if self._is_refused:
+        if self._wait is Wait.LINGER:
             self.transport.abort()
         else:
             super().shutdown()
@@ -148,7 +143,6 @@ class Guarded(H11Protocol):
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
         """Leave the connection to the WebSocket, which the application bounds."""
-        self._is_websocket = True
         self._await(None)
         self._port.connections.closed(self)
         super().handle_websocket_upgrade(event)
@@ -156,17 +150,10 @@ class Guarded(H11Protocol):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DROP] = self.transport.abort
         scope[SHARE] = self._port.share
-        is_certain = admit(scope, self._port.hosts)
-
-        async def sending(message: Message) -> None:
-            if self._is_refused:
-                # The body turned out to be malformed in the meantime.
-                return
-            if not is_certain and message["type"] == "http.response.start":
-                message["headers"].append(_CLOSE)
-            await send(message)
-
-        await self._port.app(scope, receive, sending)
+        if admit(scope, self._port.hosts):
+            await self._port.app(scope, receive, send)
+        else:
+            self._refuse(malformed())
 
     def _served(self) -> RequestResponseCycle | None:
         """Return the request in service, or the last one; None before the first."""
@@ -177,7 +164,7 @@ class Guarded(H11Protocol):
         return served is not None and not served.response_complete
 
     def _update_wait(self) -> None:
-        if self._is_refused or self._is_websocket:
+        if self._wait is Wait.LINGER or self.transport.get_protocol() is not self:
             return
         wait: Wait | None
         if self.transport.is_closing() or self.flow.write_paused:
@@ -204,8 +191,7 @@ class Guarded(H11Protocol):
             self._port.connections.serves(self)
             return
         self._port.connections.waits(self)
-        seconds = _LINGER_SECONDS if wait is Wait.LINGER else self._port.seconds.get(wait)
-        if seconds is not None:
+        if (seconds := self._port.seconds.get(wait)) is not None:
             self._deadline = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
@@ -223,8 +209,15 @@ class Guarded(H11Protocol):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Respond, and close after the peer has read the refusal."""
-        self._is_refused = True
+        """Respond, and close after the peer has read the refusal.
+
+        To an application that reads a body which turned out to be malformed, the peer is gone.
+        """
+        if self._wait is Wait.LINGER or self.transport.is_closing():
+            return
+        if (served := self._served()) is not None:
+            served.disconnected = True
+            served.message_event.set()
         status, headers, body = self._port.refusal(problem)
         fields = (*self.server_state.default_headers, *headers, _CLOSE)
         head = b"".join(b"%s: %s\r\n" % field for field in fields)

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import math
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -24,6 +24,9 @@ from agentpay_server.platform.settings import Settings
 
 _SLACK_BYTES: Final = 1024
 """For the parts of a head that `admit` does not count, such as the method."""
+
+_LINGER_SECONDS: Final = 2.0
+"""How long a refused peer may keep sending: closing earlier could reset the connection before it reads."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -68,6 +71,7 @@ class PortServer(uvicorn.Server):
                 Wait.IDLE: settings.idle_timeout_seconds,
                 Wait.REST: settings.head_timeout_seconds,
                 Wait.RESPONSE: settings.body_timeout_seconds,
+                Wait.LINGER: _LINGER_SECONDS,
             },
         )
         super().__init__(
@@ -104,26 +108,22 @@ class PortServer(uvicorn.Server):
             _loop=asyncio.get_running_loop(),
         )
         accepting = self._port.connections.accept
-        self.servers: list[Any] = [_Accepting(accepting(sock, make)) for sock in sockets or ()]
+        self._accepting = [asyncio.create_task(accepting(sock, make)) for sock in sockets or ()]
+        for task in self._accepting:
+            task.add_done_callback(_log_failure)
+        self.servers = []
         self.started = True
 
+    async def stop_accepting(self) -> None:
+        """Close each socket, at the end of the task that accepts from it."""
+        for task in self._accepting:
+            task.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Each socket is closed when its task ends."""
+        """Let requests in service continue, within the limit."""
+        await self.stop_accepting()
         await super().shutdown(None)
-
-
-class _Accepting:
-    """What uvicorn calls of `asyncio.Server`, for a task that accepts."""
-
-    def __init__(self, accepting: Coroutine[Any, Any, None]) -> None:
-        self._task = asyncio.get_running_loop().create_task(accepting)
-        self._task.add_done_callback(_log_failure)
-
-    def close(self) -> None:
-        self._task.cancel()
-
-    async def wait_closed(self) -> None:
-        await asyncio.wait({self._task})
 
 
 def _log_failure(accepting: asyncio.Task[None]) -> None:

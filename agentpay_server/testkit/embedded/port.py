@@ -76,8 +76,7 @@ class _FastServer(PortServer):
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Close the port and idle connections, and the others once they have their response."""
-        for server in self.servers:
-            server.close()
+        await self.stop_accepting()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         for _ in range(_TURNS_TO_CLOSE):
