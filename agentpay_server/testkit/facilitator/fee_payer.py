@@ -66,6 +66,17 @@ def keypair_of(*names: str) -> Keypair:
     return Keypair.from_seed(hashlib.sha256("\n".join(("agentpay test seller", *names)).encode()).digest())
 
 
+def completed(transaction: VersionedTransaction, keypair: Keypair) -> VersionedTransaction:
+    """Sign if the transaction has a slot for the key."""
+    message = transaction.message
+    keys = message.account_keys[: message.header.num_required_signatures]
+    signatures: list[Signature] = list(transaction.signatures)
+    if keypair.pubkey() not in keys or len(signatures) != len(keys):
+        return transaction
+    signatures[keys.index(keypair.pubkey())] = keypair.sign_message(to_bytes_versioned(message))
+    return VersionedTransaction.populate(message, signatures)
+
+
 class FeePayer:
     def __init__(self, keypair: Keypair, rpc: Rpc) -> None:
         self._keypair = keypair
@@ -107,15 +118,7 @@ class FeePayer:
 
     def completed(self, transaction: VersionedTransaction) -> VersionedTransaction:
         """Sign if the transaction has a slot for this key."""
-        message = transaction.message
-        keys = message.account_keys[: message.header.num_required_signatures]
-        signatures: list[Signature] = list(transaction.signatures)
-        if self._keypair.pubkey() not in keys or len(signatures) != len(keys):
-            return transaction
-        signatures[keys.index(self._keypair.pubkey())] = self._keypair.sign_message(
-            to_bytes_versioned(message)
-        )
-        return VersionedTransaction.populate(message, signatures)
+        return completed(transaction, self._keypair)
 
     async def simulate(self, transaction: VersionedTransaction) -> None:
         """Raise `SimulationFailedError` unless the transaction would land now.

@@ -51,11 +51,11 @@ class ChallengeParts:
     """
 
     url: str
-    description: str
-    category: str | None
-    error: str | None
-    message: str | None
     now_us: int
+    description: str = ""
+    category: str | None = None
+    error: str | None = None
+    message: str | None = None
 
 
 @frozen(kw_only=True)

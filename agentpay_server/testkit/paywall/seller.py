@@ -219,7 +219,6 @@ class Seller:
         challenge = ChallengeParts(
             url=request.url,
             description="" if product is None else product.description,
-            category=None,
             error=error,
             message=message,
             now_us=self._now_us(),

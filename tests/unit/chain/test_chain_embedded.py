@@ -1,12 +1,12 @@
 """The embedded chain: executed at most once, never forgotten, and honest about what can no longer land."""
 
 import asyncio
-import hashlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 
 import pytest
 from chain_world import START_US, World, run
@@ -20,6 +20,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from agentpay_lab.simulation.sellers import second_signature
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.embedded import machines
@@ -185,21 +186,6 @@ def test_equal_transfers_with_distinct_ids_are_distinct(world: World) -> None:
     assert world.balance(recipient) == 200
 
 
-def second_signature(key: bytes, payload: bytes) -> Signature:
-    """Return a signature of a key over `payload` that is valid, but not the key's own (RFC 8032)."""
-    digest = hashlib.sha512(key).digest()
-    scalar = int.from_bytes(digest[:32], "little") & ((1 << 254) - 8) | (1 << 254)
-    point = Keypair.from_seed(key).pubkey()
-    # Any nonce will do; that of the standard is but the one that repeats.
-    nonce = Keypair.from_seed(hashlib.sha256(key + payload).digest())
-    nonce_digest = hashlib.sha512(nonce.secret()).digest()
-    nonce_scalar = int.from_bytes(nonce_digest[:32], "little") & ((1 << 254) - 8) | (1 << 254)
-    order = 2**252 + 27742317777372353535851937790883648493
-    challenge = hashlib.sha512(bytes(nonce.pubkey()) + bytes(point) + payload).digest()
-    answer = (nonce_scalar + int.from_bytes(challenge, "little") * scalar) % order
-    return Signature.from_bytes(bytes(nonce.pubkey()) + answer.to_bytes(32, "little"))
-
-
 def test_one_message_with_two_valid_signatures_of_its_fee_payer_moves_money_once(world: World) -> None:
     """A fee payer can sign a message as often as they like; what we signed is an order for one payment."""
     source, recipient = world.account(1, 2_000), world.account(2)
@@ -216,7 +202,7 @@ def test_one_message_with_two_valid_signatures_of_its_fee_payer_moves_money_once
     message = Message.new_with_blockhash([pay], payer.pubkey(), blockhash)
     ours = world.custody.sign(spending_key(1), bytes(message))
     first = payer.sign_message(bytes(message))
-    second = second_signature(bytes([3]) * 32, bytes(message))
+    second = second_signature(payer, bytes(message), Random(1))
     assert first != second
     assert second.verify(payer.pubkey(), bytes(message))
 

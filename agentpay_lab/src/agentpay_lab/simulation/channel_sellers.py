@@ -174,12 +174,7 @@ class ChannelSeller:
         self._misbehave()
         sessions, entries = await self.desk.offers(path)
         challenge = ChallengeParts(
-            url=f"{self.origin}{path}",
-            description="",
-            category=None,
-            error=None,
-            message=None,
-            now_us=int(self._world.wall_seconds() * 1_000_000),
+            url=f"{self.origin}{path}", now_us=int(self._world.wall_seconds() * 1_000_000)
         )
         headers, body = challenges.write((), challenge, sessions=sessions, entries=entries)
         return headers, body.decode()

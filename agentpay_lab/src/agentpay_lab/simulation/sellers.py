@@ -7,6 +7,7 @@ is a kind of fault.
 import asyncio
 import hashlib
 import random
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, frozen
@@ -15,11 +16,11 @@ from solders.message import to_bytes_versioned
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay.contract.payments import PaymentHeader
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
+from agentpay_server.testkit.facilitator.fee_payer import completed
 from agentpay_server.testkit.paywall import challenges
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
 
@@ -83,22 +84,15 @@ class SimulatedSeller:
             first, *others = terms.legs
             first = evolve(first, amount_micro=first.amount_micro + dearer.choice((1, 1_000)))
             terms = evolve(terms, legs=(first, *others))
-        challenge = ChallengeParts(
-            url=f"{self.origin}/goods",
-            description="",
-            category=None,
-            error=None,
-            message=None,
-            now_us=int(world.wall_seconds() * 1_000_000),
-        )
+        challenge = ChallengeParts(url=f"{self.origin}/goods", now_us=int(world.wall_seconds() * 1_000_000))
         headers, body = challenges.write([terms], challenge)
         return terms, headers, body.decode()
 
-    def check(self, header: PaymentHeader, terms: ChallengeTerms) -> CheckedPayment:
-        """Refuse a payment that does not pay the requested terms."""
-        presented = challenges.read_payment([(header.name, header.value)])
+    def check(self, headers: Iterable[tuple[str, str]], terms: ChallengeTerms) -> CheckedPayment | None:
+        """Return the presented payment, if any; refuse one that does not pay the requested terms."""
+        presented = challenges.read_payment(headers)
         if presented is None:
-            raise InvalidPaymentError("no payment", f"{header.name} presents none")
+            return None
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 
     async def take(self, paid: CheckedPayment) -> bool:
@@ -111,7 +105,7 @@ class SimulatedSeller:
         world, faults, name = self._world, self._world.faults, self.name
         if faults.strike("shop.never", name):
             return
-        signed, delay = self._signed(paid.transaction), 0.0
+        signed, delay = completed(paid.transaction, self.fee_payer), 0.0
         if late := faults.strike("shop.late", name):
             delay = late.uniform(1, 75)
         elif late := faults.strike("shop.last blocks", name):
@@ -122,7 +116,7 @@ class SimulatedSeller:
             world.loop.schedule_event(delay + twice.uniform(0, 70), self._broadcast, signed)
         is_sponsored = signed != paid.transaction
         if is_sponsored and (altered := faults.strike("shop.altered", name)):
-            other = self._signed(paid.transaction, altered)
+            other = self._signed_otherwise(signed, altered)
             world.loop.schedule_event(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
 
     def _broadcast(self, paid: VersionedTransaction) -> None:
@@ -132,20 +126,10 @@ class SimulatedSeller:
         world.cluster.submit(bytes(paid), self.name)
         world.loop.schedule_event(_AGAIN_SECONDS, self._broadcast, paid)
 
-    def _signed(
-        self, transaction: VersionedTransaction, other: random.Random | None = None
-    ) -> VersionedTransaction:
-        """Sign if this seller is the fee payer; `other` draws a different valid signature."""
-        message, signatures = transaction.message, list(transaction.signatures)
-        if message.account_keys[0] != self.fee_payer.pubkey():
-            return transaction
-        signed = to_bytes_versioned(message)
-        signatures[0] = (
-            self.fee_payer.sign_message(signed)
-            if other is None
-            else second_signature(self.fee_payer, signed, other)
-        )
-        return VersionedTransaction.populate(message, signatures)
+    def _signed_otherwise(self, signed: VersionedTransaction, chance: random.Random) -> VersionedTransaction:
+        """Return a sponsored payment with a different valid signature of this seller."""
+        other = second_signature(self.fee_payer, to_bytes_versioned(signed.message), chance)
+        return VersionedTransaction.populate(signed.message, [other, *signed.signatures[1:]])
 
 
 def second_signature(keypair: Keypair, message: bytes, chance: random.Random) -> Signature:
@@ -201,9 +185,12 @@ async def _authorized(
     if payment.header is None:
         return None
     try:
-        paid = purchase.seller.check(payment.header, terms)
+        paid = purchase.seller.check([(payment.header.name, payment.header.value)], terms)
     except InvalidPaymentError as refused:
         world.violate("a payment does not match its challenge", key, refused.reason, refused)
+        return None
+    if paid is None:
+        world.violate("a header presents no payment", key, payment.header.name)
         return None
     invariants.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)
     return paid

@@ -17,7 +17,6 @@ import httpx
 from attrs import evolve, field, frozen
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay.contract.payments import PaymentHeader
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError
 from agentpay_lab.simulation import final_checks
@@ -31,7 +30,7 @@ from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
-from agentpay_server.testkit.paywall import challenges
+from agentpay_server.testkit.facilitator.fee_payer import completed
 
 CRASH: Final = "agent.crashed"
 _CRASH_EVERY_SECONDS: Final = 8.0
@@ -42,7 +41,6 @@ _LAST_BROADCAST_SECONDS: Final = 180.0
 _PRICE_MICRO: Final = 10_000
 _FUND_USDC: Final = 1_000
 _SHRINK_SECONDS: Final = 20.0
-_PAYMENT_HEADERS: Final = ("payment-signature", "x-payment", "authorization")
 _STORY: Final = ("ask", "answer", "fault", "land", "agent")
 
 
@@ -392,19 +390,18 @@ class _Shops(httpx.AsyncBaseTransport):
 
     async def _answer(self, sold: _Sold, seller: SimulatedSeller, request: httpx.Request) -> httpx.Response:
         world = self._world
-        name, headers = sold.order.name, request.headers
-        presented = [(each, headers[each]) for each in _PAYMENT_HEADERS if each in headers]
-        world.timeline.note("ask", self._life.name, name, "with a payment" if presented else "without")
-        if presented and challenges.read_payment(presented) is not None:
-            try:
-                header = PaymentHeader(name=presented[0][0], value=presented[0][1])
-                paid = seller.check(header, sold.purchase.terms)
-            except InvalidPaymentError as refused:
-                world.timeline.note("answer", seller.name, name, "refuses", refused.reason)
-            else:
-                signed = str(seller._signed(paid.transaction).signatures[0])  # noqa: SLF001 - as it broadcasts
-                sold.accepted.setdefault(paid.message_hash, set()).add(signed)
-                if not await seller.take(paid):
-                    return httpx.Response(200, content=b"{}", request=request)
+        name, paid = sold.order.name, None
+        try:
+            paid = seller.check(request.headers.multi_items(), sold.purchase.terms)
+            world.timeline.note("ask", self._life.name, name, "with a payment" if paid else "without")
+        except InvalidPaymentError as refused:
+            world.timeline.note("ask", self._life.name, name, "with a payment")
+            world.timeline.note("answer", seller.name, name, "refuses", refused.reason)
+        if paid is not None:
+            # As the seller broadcasts it.
+            signed = str(completed(paid.transaction, seller.fee_payer).signatures[0])
+            sold.accepted.setdefault(paid.message_hash, set()).add(signed)
+            if not await seller.take(paid):
+                return httpx.Response(200, content=b"{}", request=request)
         _, challenge, body = await seller.ask(sold.purchase)
         return httpx.Response(402, headers=list(challenge), content=body.encode(), request=request)
