@@ -56,6 +56,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if stores.run.kind != "memory" and (reason := _needs_memory(item)):
         pytest.skip(f"needs a server in memory: {reason}")
+    if marker := item.get_closest_marker("embedded_chain"):
+        validators.embedded_only(*marker.args)
 
 
 def _needs_memory(item: pytest.Item) -> str | None:

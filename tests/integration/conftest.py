@@ -55,6 +55,12 @@ def funded(server: AgentPayServer, client: AgentPay) -> Funded:
 
 
 @pytest.fixture
+def account(funded: Funded) -> Account:
+    """An account that holds 10 USDC."""
+    return funded("10")
+
+
+@pytest.fixture
 def commands(server: AgentPayServer) -> CommandLine:
     """The command line, with the operator's key, over a port of the server."""
     return CommandLine(server)

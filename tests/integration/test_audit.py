@@ -383,8 +383,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=amount)
         for amount in (10, 11)
     ]
-    context = server._running.server.context
-    seller = Seller(server._running.server.chain, context.signer, server._running._owner.call).open()
+    seller = Seller.at(server).open()
     challenge = {"origin": ORIGIN, **seller.ask()}
     paid = {**challenge, "account_id": payer.account_id, "idempotency_key": "paid"}
     client.sellers.put(ORIGIN, category="data")

@@ -40,6 +40,8 @@ from spl.token.models import ApproveParams, TransferCheckedParams
 
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.embedded_chain("it is the chain that is served")
+
 USDC = rpc_world.USDC
 MOST_CALLS = 100
 """In one batch."""
@@ -50,11 +52,6 @@ KIT = ("@solana/kit@8.4.0", "@solana-program/system@0.14.1", "@solana-program/to
 
 def memo_of(text: str) -> Instruction:
     return Instruction(MEMO_PROGRAM_ID, text.encode(), [])
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("it is the chain that is served")
 
 
 @pytest.fixture

@@ -5,8 +5,6 @@ from decimal import Decimal
 
 import httpx
 import pytest
-import validators
-from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -14,22 +12,14 @@ from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
+pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+
 PRICE = Decimal("0.001")
 FUNDS = Decimal(10)
 MAXIMUM = Decimal("0.05")
 CHARGE = Decimal("0.012")
 FORCED_SECONDS = 60 + 120 + 10
 GRACE_SECONDS = 900
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the program of channels is on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
 
 
 @pytest.fixture

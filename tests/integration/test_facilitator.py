@@ -15,7 +15,6 @@ import httpx
 import money
 import pytest
 import rpc_world
-import validators
 from fee_payers import lose_replies_to_fee_payers
 from payer import Payer, account_key
 from receivers import eventually
@@ -42,16 +41,13 @@ from agentpay_server.testkit.facilitator import service
 from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 
+pytestmark = pytest.mark.embedded_chain("it is the chain that it settles on")
+
 USDC = rpc_world.USDC
 USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"
 NETWORKS = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
 """What a facilitator calls the test cluster, by version."""
 PRICE = 1_000
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("it is the chain that it settles on")
 
 
 @pytest.fixture

@@ -203,8 +203,7 @@ def test_a_payment_counts_until_its_seller_broadcasts_it_or_it_expires() -> None
     with budgeted(TRANSFER + 1) as server, raw_client(server) as http:
         account = server.client().accounts.create(name="Buyer")
         server.sandbox.fund(account.account_id, 10)
-        world = server._running
-        seller = Seller(world.server.chain, world.server.context.signer, world._owner.call).open()
+        seller = Seller.at(server).open()
 
         def pay(key: str, *, is_sponsored: bool) -> Any:
             challenge = seller.ask("mpp", 1_000, is_sponsored=is_sponsored)

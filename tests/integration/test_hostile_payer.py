@@ -7,18 +7,14 @@ from decimal import Decimal
 
 import httpx
 import pytest
-import validators
 
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Attempt, HostilePayer, Mode, Paywall, Protocol, Trick
 
+pytestmark = pytest.mark.embedded_chain("payer and seller live on its chain")
+
 PRICE = Decimal("0.25")
 PROTOCOLS = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("payer and seller live on its chain")
 
 
 @pytest.fixture

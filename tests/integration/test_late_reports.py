@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import bounds
 import httpx
 import pytest
-import validators
-from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -16,15 +14,7 @@ from agentpay.types import VoucherReport
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
 
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the seller lives on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
+pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
 
 
 @pytest.fixture

@@ -12,14 +12,13 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
 from attrs import evolve
 from fee_payers import lose_replies_to_fee_payers
 from mpp import Challenge
 from payer import Payer
 from receivers import eventually
 from sellers import EXACT
-from server_world import START, Funded
+from server_world import START
 from solders.keypair import Keypair
 from solders.transaction import VersionedTransaction
 
@@ -27,6 +26,8 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
+
+pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
 
 PROTOCOLS = EXACT
 LATE_SECONDS, HELD_SECONDS = 20, 55
@@ -40,16 +41,6 @@ SETTLING = [
     Mode.CHANGE_PAYEE,
     Mode.INJECTED_INSTRUCTION,
 ]
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the seller lives on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
 
 
 @pytest.fixture

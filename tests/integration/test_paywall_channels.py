@@ -10,10 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
 from attrs import evolve
 from channel_payer import MEMO_PROGRAM, ChannelPayer, challenge_in, decoded, entry_in, receipt_of
-from server_world import Funded
 from session_sellers import lose_replies, refuse_sends
 from solders.instruction import Instruction
 from solders.keypair import Keypair
@@ -26,17 +24,9 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, SessionMode, UptoMode
 
+pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
+
 PRICE = 1_000
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the seller lives on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
 
 
 @pytest.fixture

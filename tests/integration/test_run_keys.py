@@ -244,8 +244,7 @@ def test_a_transfer_in_flight_counts_in_full() -> None:
 
 
 def test_a_payment_counts_from_its_authorization(server: AgentPayServer, new_key: NewKey, payer: str) -> None:
-    world = server._running
-    seller = Seller(world.server.chain, world.server.context.signer, world._owner.call).open()
+    seller = Seller.at(server).open()
     key = new_key(max_total_usdc="0.0015").key
     agent = server.client(api_key=key)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
 from click.testing import CliRunner
 from command_line import next_json, processing
 from receivers import Receiver
@@ -25,6 +24,8 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli import main
 from agentpay_server.testkit.scenes.building import build
 from agentpay_server.testkit.scenes.document import SceneError, parse_scene
+
+pytestmark = pytest.mark.embedded_chain("a scene is built on it")
 
 SCENE = """
 [accounts.research]
@@ -95,11 +96,6 @@ to = "shop"
 amount = "5.01"
 status = "rejected"
 """
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("a scene is built on it")
 
 
 @pytest.fixture

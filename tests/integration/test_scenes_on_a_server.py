@@ -11,12 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
 from command_line import CommandLine, next_json, processing
 from server_world import faults, raw_client, refused
 
 from agentpay import AgentPay, AgentPayError, ConflictError, OutcomeUnknownError
 from agentpay_server import AgentPayServer, Sandbox, Settings
+
+pytestmark = pytest.mark.embedded_chain("a scene is rehearsed on it")
 
 SCENES = "/ext/v1/sandbox/scenes"
 TWO = """
@@ -34,11 +35,6 @@ HOOK = '[[webhooks]]\nurl = "http://127.0.0.1:9/"\nevents = ["transfer.settled"]
 PAYS = '[[history]]\nfrom = "agent"\nto = "%s"\namount = "1"\n'
 TIME = "[[history]]\nadvance_seconds = 1\n"
 HISTORY = HOOK + PAYS % "shop" + PAYS % "outside-1"
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("a scene is rehearsed on it")
 
 
 @pytest.fixture

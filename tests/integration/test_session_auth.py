@@ -7,8 +7,6 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
-from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -17,15 +15,7 @@ from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
 
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the seller lives on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
+pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import machine_clock
 import money
 import pytest
 import receivers
-import validators
 from sellers import _url64
 from server_world import raw_client
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
@@ -21,26 +20,15 @@ from agentpay_server.payments.channels import session_payments
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.vouchers import PayByVoucher
 
+pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+
 SEAL = 61.0
 """Seconds after which a close that the chain does not show is forced."""
 
 
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the program of channels is on its chain")
-
-
 @pytest.fixture
 def seller(server) -> SessionSeller:
-    running = server._running
-    shop = SessionSeller(running.server.chain, running.server.context.signer, running._owner.call)
-    shop.open()
-    return shop
-
-
-@pytest.fixture
-def account(funded):
-    return funded("10")
+    return SessionSeller.at(server).open()
 
 
 @pytest.fixture

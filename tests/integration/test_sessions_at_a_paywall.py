@@ -9,25 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
-from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, SessionMode
 
+pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+
 CAP = Decimal("0.01")
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the program of channels is on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
 
 
 @pytest.fixture

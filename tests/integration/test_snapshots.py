@@ -14,19 +14,16 @@ import chain_facts
 import httpx
 import money
 import pytest
-import validators
 from server_world import START, raw_client, refused, state_of
 
 from agentpay import AuthenticationError, ConflictError, NotFoundError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 
-pytestmark = pytest.mark.in_memory("nothing else can be brought back")
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("no other chain can be brought back")
+pytestmark = [
+    pytest.mark.in_memory("nothing else can be brought back"),
+    pytest.mark.embedded_chain("no other chain can be brought back"),
+]
 
 
 @pytest.fixture

@@ -1,7 +1,13 @@
 """Sellers that outlive servers which are killed: their keys are known, and a test moves their clock."""
 
-import pytest
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+import httpx
+import pytest
+from killing import Prepared
+
+from agentpay_server.paywall import Paywall
 from agentpay_server.platform.clock import SECOND_US, SystemClock
 from agentpay_server.testkit.facilitator.fee_payer import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
@@ -10,6 +16,16 @@ from agentpay_server.testkit.paywall.homes import NodeHome
 def know_keys(patch: pytest.MonkeyPatch) -> None:
     """Let each seller have the same keys whenever it opens."""
     patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+
+
+def visited(it: Prepared, opened: Callable[[str], AbstractContextManager[Paywall]], path: str) -> Prepared:
+    """Return a place at which a seller, opened next to a node, has come to what it needs to be paid."""
+    with pytest.MonkeyPatch.context() as patch, it.served() as server:
+        know_keys(patch)
+        with opened(server.rpc_url) as shop:
+            http = httpx.Client(transport=shop.transport(), base_url=shop.base_url)
+            assert http.get(path).status_code == 402
+    return it
 
 
 class ShopClock(SystemClock):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from killing import Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
+from killing import Prepared, Survey, catch_up, child, expiring
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
@@ -39,14 +39,9 @@ class Escalated:
         return Escalated(self.it.copied(scratch, "data"), self.transfer_id, self.before)
 
 
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Escalated:
-    place = (
-        Postgres.made()
-        if request.param == "postgres"
-        else Directory(tmp_path_factory.mktemp("escalated") / "data")
-    )
-    it = prepared(place)
+@pytest.fixture(scope="module")
+def template(template: Prepared) -> Escalated:
+    it = template
     with it.served() as server:
         client = server.client()
         client.policies.update(it.payer, escalation_threshold=1)

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import shops
-from killing import WAIT_SECONDS, Child, Directory, Postgres, Prepared, Survey, child, prepared
+from killing import WAIT_SECONDS, Child, Prepared, Survey, child
 from sellers import EXACT
 
 from agentpay import AgentPay, AgentPayError
@@ -134,23 +134,10 @@ def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
     shops.know_keys(monkeypatch)
 
 
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+@pytest.fixture(scope="module")
+def template(template: Prepared) -> Prepared:
     """Return a place where a payer has 100 USDC, and the seller has what it needs to be paid."""
-    is_postgres = request.param == "postgres"
-    place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
-    it = prepared(place)
-    with pytest.MonkeyPatch.context() as patch, it.served() as server:
-        shops.know_keys(patch)
-        with opened(server.rpc_url, Protocol.X402_V2, Mode.HONEST) as shop:
-            http = httpx.Client(transport=shop.paywall.transport(), base_url=shop.paywall.base_url)
-            assert http.get("/forecast").status_code == 402
-    return it
-
-
-@pytest.fixture
-def it(template: Prepared, tmp_path: Path) -> Prepared:
-    return template.copied(tmp_path, "data")
+    return shops.visited(template, lambda url: Shop(url, Protocol.X402_V2, Mode.HONEST).paywall, "/forecast")
 
 
 # --- What the chain says

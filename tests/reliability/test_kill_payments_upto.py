@@ -7,13 +7,12 @@ at one step, and another one takes its place. The chain is the judge, to the uni
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import shops
-from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
+from killing import Child, Prepared, Survey, child, expiring
 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
@@ -51,23 +50,10 @@ def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
     shops.know_keys(monkeypatch)
 
 
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+@pytest.fixture(scope="module")
+def template(template: Prepared) -> Prepared:
     """Return a place where a payer has 100 USDC, and the seller has what it needs to be paid."""
-    is_postgres = request.param == "postgres"
-    place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
-    it = prepared(place)
-    with pytest.MonkeyPatch.context() as patch, it.served() as server:
-        shops.know_keys(patch)
-        with opened(server.rpc_url) as shop:
-            http = httpx.Client(transport=shop.transport(), base_url=shop.base_url)
-            assert http.get("/answer").status_code == 402
-    return it
-
-
-@pytest.fixture
-def it(template: Prepared, tmp_path: Path) -> Prepared:
-    return template.copied(tmp_path, "data")
+    return shops.visited(template, opened, "/answer")
 
 
 def buy(service: AgentPay, shop: Paywall, payer: str, key: str = "answer-1") -> None:

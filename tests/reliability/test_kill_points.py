@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
+from killing import Child, Prepared, Survey, catch_up, child, expiring
 
 from agentpay_server.platform.failpoints import POINTS, ChainPoint, Operation, points_of
 
@@ -34,25 +34,6 @@ PAIRS = [
     ("chain.executed@2", "chain.written@2"),
     ("chain.written@2", "transfer.landed"),
 ]
-
-
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    if request.param == "postgres":
-        return prepared(Postgres.made())
-    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
-
-
-@pytest.fixture(scope="module")
-def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The executed transactions of the template's chain, read from a copy of it."""
-    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
-        return Survey(server).landed()
-
-
-@pytest.fixture
-def it(template: Prepared, before: set[str], tmp_path: Path) -> Prepared:
-    return template.copied(tmp_path, "data")
 
 
 def killed_in_transfer(it: Prepared, point: str) -> None:

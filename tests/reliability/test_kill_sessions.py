@@ -4,22 +4,18 @@ The caller knows nothing but that no answer came, and sends the same again. Then
 """
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
 import signed
 from killing import (
     Child,
-    Directory,
-    Postgres,
     Prepared,
     Survey,
     catch_up,
     child,
     close_sessions,
     expiring,
-    prepared,
 )
 
 from agentpay_server import AgentPayServer
@@ -32,25 +28,6 @@ OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.writte
 CHARGING = points_of(Operation.SESSION_CHARGE)
 CLOSING = [*points_of(Operation.SESSION_CLOSE), "chain.executed@3", "chain.written@3"]
 ALL = (*OPENING, *CHARGING, *CLOSING)
-
-
-@pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
-    if request.param == "postgres":
-        return prepared(Postgres.made())
-    return prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
-
-
-@pytest.fixture(scope="module")
-def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """The executed transactions of the template's chain, read from a copy of it."""
-    with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
-        return Survey(server).landed()
-
-
-@pytest.fixture
-def it(template: Prepared, tmp_path: Path) -> Prepared:
-    return template.copied(tmp_path, "data")
 
 
 def terms(it: Prepared) -> dict[str, str]:

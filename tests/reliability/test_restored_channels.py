@@ -16,7 +16,6 @@ from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
 from worlds import Answer, Party, World, micro
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.payments.channels.watch import ChannelWatch
 
 pytestmark = pytest.mark.anyio
@@ -64,17 +63,8 @@ class Market:
 
     async def settle(self, *, closes: bool) -> None:
         """Let the seller record its highest voucher on chain; with `closes`, it also ends the channel."""
-        seller, opening = self.seller, self.seller.opening
-        assert opening is not None
-        assert seller.signature is not None
-        voucher = Voucher(channel=opening.address, cumulative_micro=seller.cumulative)
-        if closes:
-            steps = codecs.close_instructions(
-                opening, treasury=TREASURIES["devnet"], voucher=voucher, signature=seller.signature
-            )
-        else:
-            verified = codecs.verify_voucher(voucher, opening.signer, seller.signature)
-            steps = (verified, codecs.settle(opening.address))
+        seller = self.seller
+        steps = seller.closing() if closes else seller.settling()
         await seller._payer.send(*steps, cosigner=seller.wallet if closes else None)
         await asyncio.sleep(1)
 

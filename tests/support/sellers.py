@@ -3,12 +3,13 @@
 import base64
 import json
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from outsiders import Wallet, landed
 from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
+from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.embedded.seen_messages import message_hash_of
 from agentpay_server.chain.protocol import Chain, SignatureStatus
@@ -51,7 +52,13 @@ class Seller:
         self._asked = 0
         self._held_before: dict[str, int] = {}
 
-    def open(self) -> "Seller":
+    @classmethod
+    def at(cls, server: AgentPayServer) -> Self:
+        """Return a seller on the chain of a server in this process."""
+        running = server._running
+        return cls(running.server.chain, running.server.context.signer, running._owner.call)
+
+    def open(self) -> Self:
         """Come to token accounts, and to SOL for fees."""
         self._run(self._open())
         return self

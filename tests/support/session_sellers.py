@@ -113,35 +113,40 @@ class SessionSeller(Seller):
 
     def close(self) -> SignatureStatus | None:
         """Settle the highest voucher, seal the channel, and pay it out, in one transaction."""
+        return self.send(*self.closing())
+
+    def closing(self) -> list[Instruction]:
+        """Return the instructions of `close`."""
         assert self.opening is not None
         voucher = None
         if self.signature is not None:
             voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
-        treasury = TREASURIES["devnet"]
-        steps = codecs.close_instructions(
-            self.opening, treasury=treasury, voucher=voucher, signature=self.signature
+        return codecs.close_instructions(
+            self.opening, treasury=TREASURIES["devnet"], voucher=voucher, signature=self.signature
         )
-        return self.send(*steps)
 
     def settle_voucher(self) -> SignatureStatus | None:
         """Record the highest voucher on chain, without ending the channel."""
+        return self.send(*self.settling())
+
+    def settling(self) -> tuple[Instruction, ...]:
+        """Return the instructions of `settle_voucher`."""
         assert self.opening is not None
-        assert self.signature is not None
-        voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
-        return self.send(
-            codecs.verify_voucher(voucher, self.opening.signer, self.signature),
-            codecs.settle(self.opening.address),
-        )
+        return self._verified(), codecs.settle(self.opening.address)
 
     def settle_and_seal(self) -> SignatureStatus | None:
         """Settle the highest voucher and seal the channel, and do not pay it out."""
         assert self.opening is not None
-        assert self.signature is not None
-        voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
         return self.send(
-            codecs.verify_voucher(voucher, self.opening.signer, self.signature),
+            self._verified(),
             codecs.settle_and_seal(payee=self.opening.payee, channel=self.opening.address, has_voucher=True),
         )
+
+    def _verified(self) -> Instruction:
+        assert self.opening is not None
+        assert self.signature is not None
+        voucher = Voucher(channel=self.opening.address, cumulative_micro=self.cumulative)
+        return codecs.verify_voucher(voucher, self.opening.signer, self.signature)
 
     def send(self, *steps: Instruction) -> SignatureStatus | None:
         """Send a transaction that this seller signs and pays for."""

@@ -3,7 +3,7 @@
 `pytest --chain surfpool` runs on one all tests that do not say themselves which chain: their servers work on
 Surfpool, a new one for each module, since it slows down with its age. `pytest --chain embedded-rpc` does so
 with an embedded chain outside the servers, which they reach by its JSON-RPC. What needs the chain within the
-server says so with `embedded_only`, and why.
+server says so with the marker `embedded_chain`, and why; or with `embedded_only`, from some point on.
 """
 
 from collections.abc import Iterator

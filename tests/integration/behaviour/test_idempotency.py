@@ -334,8 +334,7 @@ class TestScope:
     def test_an_agent_blocks_no_purchase_of_its_operator_from_another_account(
         self, server: AgentPayServer, http: httpx.Client, pair: Pair
     ) -> None:
-        running = server._running
-        seller = Seller(running.server.chain, running.server.context.signer, running._owner.call).open()
+        seller = Seller.at(server).open()
         challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
         with raw_client(server, server.agent_keys.create(pair.payer.account_id).key) as agent:
             bought = agent.post("/ext/v1/payments", json={**challenge, "account_id": pair.payer.account_id})

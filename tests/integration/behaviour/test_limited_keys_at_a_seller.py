@@ -8,13 +8,14 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
-from server_world import Funded, raw_client, refused
+from server_world import raw_client, refused
 from session_sellers import ORIGIN, SessionSeller
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
+
+pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
 
 KEYS = {"first": "3", "second": "2", "unlimited": None}
 """Agent keys of one account, with their totals."""
@@ -22,23 +23,10 @@ KEYS = {"first": "3", "second": "2", "unlimited": None}
 CALLS = 4
 
 
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the program of channels is on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
-
-
 @pytest.fixture
 def sellers(server: AgentPayServer) -> dict[str, SessionSeller]:
     """One seller, that keeps the channel of each key apart."""
-    running = server._running
-    made = {}
-    for name in KEYS:
-        made[name] = SessionSeller(running.server.chain, running.server.context.signer, running._owner.call)
+    made = {name: SessionSeller.at(server) for name in KEYS}
     made["first"].open()
     return made
 

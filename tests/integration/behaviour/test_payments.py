@@ -22,13 +22,7 @@ every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
 @pytest.fixture
 def seller(server) -> Seller:
-    context = server._running.server.context
-    return Seller(server._running.server.chain, context.signer, server._running._owner.call).open()
-
-
-@pytest.fixture
-def account(funded):
-    return funded("10")
+    return Seller.at(server).open()
 
 
 @pytest.fixture

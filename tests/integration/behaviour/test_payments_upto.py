@@ -9,8 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-import validators
-from server_world import Funded, raw_client, refused
+from server_world import raw_client, refused
 from session_sellers import UptoSeller
 from solders.keypair import Keypair
 
@@ -19,20 +18,12 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
+pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+
 ORIGIN = "http://paywall.invalid"
 FORCED_AFTER = 60 + 120 + 10
 """Seconds after which a channel is closed by force: the seller's time, two minutes, and some."""
 GRACE_SECONDS = 900
-
-
-@pytest.fixture(autouse=True)
-def _embedded() -> None:
-    validators.embedded_only("the program of channels is on its chain")
-
-
-@pytest.fixture
-def account(funded: Funded) -> Account:
-    return funded("10")
 
 
 @pytest.fixture
@@ -456,10 +447,7 @@ def test_a_long_timeout_of_the_seller_is_cut(signed: Any, shop: httpx.Client) ->
 
 @pytest.fixture
 def crafty(server: AgentPayServer) -> UptoSeller:
-    running = server._running
-    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
-    seller.open()
-    return seller
+    return UptoSeller.at(server).open()
 
 
 def test_the_chain_refuses_more_than_the_maximum_and_another_signer(
