@@ -20,7 +20,7 @@ from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, On
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.testkit.node.errors import RpcError
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
+from agentpay_server.testkit.paywall.channel_chain import ChannelChain
 
 GRACE_SECONDS = 900
 
@@ -254,18 +254,18 @@ def refuse_sends(patch: pytest.MonkeyPatch) -> None:
     async def unavailable(*_: object) -> str:
         raise RpcError(-32000, "scripted: the node does not respond")
 
-    patch.setattr(ChannelDesk, "_send", unavailable)
+    patch.setattr(ChannelChain, "_send", unavailable)
 
 
 def lose_replies(patch: pytest.MonkeyPatch) -> None:
     """Let transactions reach the node of a paywall that sells by channel, but not its replies the paywall."""
-    send = ChannelDesk._send
+    send = ChannelChain._send
 
-    async def sent(desk: ChannelDesk, steps: Any) -> str:
+    async def sent(desk: ChannelChain, steps: Any) -> str:
         await send(desk, steps)
         raise RpcError(-32000, "scripted: the node does not respond")
 
-    patch.setattr(ChannelDesk, "_send", sent)
+    patch.setattr(ChannelChain, "_send", sent)
 
 
 def opening_in(payload: dict[str, Any]) -> OnchainTerms:

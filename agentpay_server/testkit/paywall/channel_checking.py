@@ -1,4 +1,4 @@
-"""Checks whether a transaction opens a channel on a seller's terms, and does nothing else. Pure functions."""
+"""Checks whether a transaction opens a channel on a seller's terms, and a voucher of it. Pure functions."""
 
 from typing import Final
 
@@ -8,11 +8,15 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms
+from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms, Share
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
+from agentpay_server.testkit.paywall import channel_wire
+from agentpay_server.testkit.paywall.channel_products import SellerTerms, SessionProduct, UptoProduct
+from agentpay_server.testkit.paywall.channel_wire import SessionAction, SignedVoucher, UptoPayment
 
+EXPIRY_MARGIN_SECONDS: Final = 60
 MAX_UNITS: Final = 400_000
 MAX_UNIT_PRICE: Final = 5_000_000
 
@@ -75,7 +79,98 @@ def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) ->
     return openings
 
 
-def require_equal(opening: OnchainTerms, **terms: object) -> None:
+def check_session_opening(
+    action: SessionAction, product: SessionProduct, terms: SellerTerms
+) -> CheckedOpening:
+    """Return the opening that an action presents, if it is on the terms of the product."""
+    checked = check_opening(action.transaction, fee_payer=terms.fee_payer, allows_memo=False)
+    opening, payload = checked.opening, action.payload
+    _require_equal(
+        opening,
+        payee=Pubkey.from_string(terms.payee),
+        mint=Pubkey.from_string(terms.mint),
+        grace_seconds=product.grace_seconds,
+        shares=product.shares,
+    )
+    claimed = {
+        "channelId": str(opening.address),
+        "payer": str(opening.payer),
+        "payee": str(opening.payee),
+        "mint": str(opening.mint),
+        "authorizedSigner": str(opening.signer),
+        "salt": str(opening.salt),
+        "openSlot": str(opening.open_slot),
+        "depositAmount": str(opening.deposit_micro),
+        "gracePeriodSeconds": opening.grace_seconds,
+    }
+    for name, value in claimed.items():
+        if payload.get(name) != value:
+            raise InvalidPaymentError("payment_invalid", f"{name} is not that of the transaction")
+    if "bump" in payload or "authentication" in payload:
+        raise InvalidPaymentError("invalid_payload", "bump and authentication are not supported")
+    splits = [{"recipient": str(share.recipient), "shareBps": share.bps} for share in opening.shares]
+    if (payload.get("distributionSplits") or []) != splits:
+        raise InvalidPaymentError("payment_invalid", "distributionSplits is not that of the transaction")
+    if opening.deposit_micro < (product.minimum_micro or 0):
+        raise InvalidPaymentError("payment_invalid", "the deposit is below minimumDeposit")
+    return checked
+
+
+def check_upto_opening(
+    payment: UptoPayment, product: UptoProduct, terms: SellerTerms, *, now: int
+) -> CheckedOpening:
+    """Return the opening that a payment up to a maximum presents, if it is on the terms of the product."""
+    checked = check_opening(payment.transaction, fee_payer=terms.fee_payer, allows_memo=True)
+    opening = checked.opening
+    _require_equal(
+        opening,
+        payee=Pubkey.from_string(terms.fee_payer),
+        mint=Pubkey.from_string(terms.mint),
+        signer=Pubkey.from_string(terms.authorizer),
+        deposit_micro=product.maximum_micro,
+        grace_seconds=product.grace_seconds,
+        shares=(Share(Pubkey.from_string(terms.recipient), codecs.WHOLE_BPS),),
+    )
+    texts = {
+        "from": str(opening.payer),
+        "channelId": str(opening.address),
+        "authorizedSigner": str(opening.signer),
+    }
+    numbers = {
+        "maxAmount": opening.deposit_micro,
+        "deposit": opening.deposit_micro,
+        "nonce": opening.salt,
+        "openSlot": opening.open_slot,
+    }
+    is_claimed = all(payment.text(name) == value for name, value in texts.items()) and all(
+        payment.whole(name) == value for name, value in numbers.items()
+    )
+    if not is_claimed:
+        raise InvalidPaymentError("payment_invalid", "the payload is not that of the transaction")
+    if not now < payment.whole("expiresAt") <= now + channel_wire.TIMEOUT_SECONDS:
+        raise InvalidPaymentError("payment_expired", "expiresAt is not within maxTimeoutSeconds")
+    if payment.whole("validAfter") > now:
+        raise InvalidPaymentError("payment_invalid", "validAfter is in the future")
+    return checked
+
+
+def check_voucher(action: SessionAction, opening: OnchainTerms, *, now: int) -> SignedVoucher:
+    """Return the voucher of an action, if the channel's signer signed it and it can be settled."""
+    presented = action.voucher()
+    voucher = presented.voucher
+    if voucher.channel != opening.address or presented.signer != str(opening.signer):
+        raise InvalidPaymentError("payment_invalid", "the voucher is of another channel or signer")
+    if not voucher.is_signed_by(opening.signer, presented.signature):
+        raise InvalidPaymentError("payment_invalid", "the signature of the voucher is invalid")
+    if voucher.cumulative_micro > opening.deposit_micro:
+        raise InvalidPaymentError("exceeds-deposit", f"the deposit is {opening.deposit_micro}")
+    latest = now + opening.grace_seconds + EXPIRY_MARGIN_SECONDS
+    if voucher.expires_at and voucher.expires_at < latest:
+        raise InvalidPaymentError("voucher-expires-soon", "the voucher expires within the grace period")
+    return presented
+
+
+def _require_equal(opening: OnchainTerms, **terms: object) -> None:
     """Refuse an opening on other terms; the names are those of `OnchainTerms`."""
     for name, wanted in terms.items():
         if getattr(opening, name) != wanted:

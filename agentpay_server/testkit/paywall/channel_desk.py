@@ -12,27 +12,20 @@ It polls each open channel several times within the grace period: if the payer c
 the highest voucher in time. A channel without requests for `idle_seconds` is settled as well.
 """
 
-import base64
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final, Literal
 
 from attrs import evolve, field, frozen
-from solders.hash import Hash
-from solders.instruction import Instruction
-from solders.keypair import Keypair
-from solders.message import MessageV0, to_bytes_versioned
-from solders.pubkey import Pubkey
 from solders.signature import Signature
-from solders.transaction import VersionedTransaction
 
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus, OnchainTerms, Share, Voucher
+from agentpay_server.chain.channels.codecs import OnchainStatus, OnchainTerms, Voucher
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import PENDING, InvalidPaymentError
+from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -42,8 +35,16 @@ from agentpay_server.testkit.facilitator.fee_payer import (
 )
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall import channel_wire
-from agentpay_server.testkit.paywall.channel_checking import CheckedOpening, check_opening, require_equal
+from agentpay_server.testkit.paywall.channel_chain import TREASURY, ChannelChain, SellerKeys
+from agentpay_server.testkit.paywall.channel_checking import (
+    EXPIRY_MARGIN_SECONDS,
+    CheckedOpening,
+    check_session_opening,
+    check_upto_opening,
+    check_voucher,
+)
 from agentpay_server.testkit.paywall.channel_products import (
+    SellerTerms,
     SessionMode,
     SessionProduct,
     UptoMode,
@@ -52,26 +53,14 @@ from agentpay_server.testkit.paywall.channel_products import (
 from agentpay_server.testkit.paywall.channel_wire import (
     ChainMoment,
     SessionAction,
-    SignedVoucher,
     UptoPayment,
 )
 from agentpay_server.testkit.paywall.hostile import PRICE_FACTOR
 from agentpay_server.testkit.paywall.records import ChannelStatus, PaywallChannel
 
-TREASURY: Final = codecs.TREASURIES["devnet"]
-EXPIRY_MARGIN_SECONDS: Final = 60
 RETRY_SECONDS: Final = 5
 LOOKS_PER_GRACE: Final = 3
 """How often the seller polls a channel within its grace period."""
-
-
-@frozen(kw_only=True)
-class SellerKeys:
-    """The keys of a seller: the payee of its sessions, and the signer of the vouchers of `upto`."""
-
-    fee_payer: Keypair
-    payee: Keypair
-    authorizer: Keypair
 
 
 @frozen(kw_only=True)
@@ -169,8 +158,14 @@ class ChannelDesk:
         self._rpc = rpc
         self._fee_payer = fee_payer
         self._keys = keys
-        self._usdc_mint = usdc_mint
-        self._recipient = recipient
+        self._chain = ChannelChain(rpc, fee_payer, keys)
+        self._terms = SellerTerms(
+            fee_payer=fee_payer.address,
+            payee=str(keys.payee.pubkey()),
+            authorizer=str(keys.authorizer.pubkey()),
+            recipient=recipient,
+            mint=usdc_mint,
+        )
         self._now_us = now_us
         self._on_work = on_work
         self._accounts: dict[str, _Account] = {}
@@ -252,7 +247,7 @@ class ChannelDesk:
         # A payment by `upto` is settled at once, unless the chain did not respond then.
         is_over = account.protocol == "upto" or (end_us is not None and end_us <= now_us)
         self._update(name, poll_us=now_us + _pause_us(account.opening), has_failed=is_over)
-        found = await self._channel(account.opening.address)
+        found = await self._chain.channel(account.opening.address)
         if found is None:
             self._update(name, status="lost")
         elif found.status in (OnchainStatus.SEALED, OnchainStatus.DISTRIBUTED):
@@ -277,7 +272,9 @@ class ChannelDesk:
             moment = ChainMoment(blockhash=latest["value"]["blockhash"], slot=latest["context"]["slot"])
             session, upto = self.sessions.get(path), self.uptos.get(path)
             if session is not None:
-                request = self._request(session)
+                request = channel_wire.session_request(
+                    session, self._terms, amount_micro=self._price(session)
+                )
                 headers.append(
                     channel_wire.session_challenge(
                         request,
@@ -288,20 +285,8 @@ class ChannelDesk:
                     )
                 )
             if upto is not None:
-                entries.append(channel_wire.with_moment(self._entry(upto), moment))
+                entries.append(channel_wire.with_moment(channel_wire.upto_entry(upto, self._terms), moment))
         return headers, entries
-
-    def _request(self, product: SessionProduct) -> dict[str, Any]:
-        return self._request_at(product, self._price(product))
-
-    def _request_at(self, product: SessionProduct, amount_micro: int) -> dict[str, Any]:
-        return channel_wire.session_request(
-            product,
-            amount_micro=amount_micro,
-            mint=self._usdc_mint,
-            recipient=str(self._keys.payee.pubkey()),
-            fee_payer=self._fee_payer.address,
-        )
 
     def _price(self, product: SessionProduct) -> int:
         is_raised = product.mode is SessionMode.RAISE_PRICE and any(
@@ -309,23 +294,14 @@ class ChannelDesk:
         )
         return product.amount_micro * (PRICE_FACTOR if is_raised else 1)
 
-    def _entry(self, product: UptoProduct) -> dict[str, Any]:
-        return channel_wire.upto_entry(
-            product,
-            mint=self._usdc_mint,
-            pay_to=self._recipient,
-            fee_payer=self._fee_payer.address,
-            authorizer=str(self._keys.authorizer.pubkey()),
-        )
-
     async def _prepare(self, path: str) -> None:
         """Fund the fee payer, and create the token accounts of all beneficiaries and of the treasury."""
         await self._fee_payer.ready()
-        owners = {self._recipient, str(self._keys.payee.pubkey()), self._fee_payer.address, str(TREASURY)}
+        owners = {self._terms.recipient, self._terms.payee, self._terms.fee_payer, str(TREASURY)}
         session = self.sessions.get(path)
         if session is not None:
             owners |= {str(share.recipient) for share in session.shares}
-        await self._fee_payer.ensure_token_accounts(sorted(owners), self._usdc_mint)
+        await self._fee_payer.ensure_token_accounts(sorted(owners), self._terms.mint)
 
     # --- Sessions
 
@@ -340,7 +316,10 @@ class ChannelDesk:
         if product is None:
             raise InvalidPaymentError("unsupported_scheme", "sessions are not offered here")
         # A voucher of before a raise is for the old price.
-        terms = [self._request_at(product, price) for price in {product.amount_micro, self._price(product)}]
+        terms = [
+            channel_wire.session_request(product, self._terms, amount_micro=price)
+            for price in {product.amount_micro, self._price(product)}
+        ]
         moment = channel_wire.require_own_session(action, terms, self._now_us())
         if action.action == "open":
             return await self._open(product, action, moment)
@@ -353,36 +332,8 @@ class ChannelDesk:
     async def _open(
         self, product: SessionProduct, action: SessionAction, moment: ChainMoment
     ) -> ServedByChannel:
-        checked = check_opening(action.transaction, fee_payer=self._fee_payer.address, allows_memo=False)
-        opening, payload = checked.opening, action.payload
-        require_equal(
-            opening,
-            payee=self._keys.payee.pubkey(),
-            mint=Pubkey.from_string(self._usdc_mint),
-            grace_seconds=product.grace_seconds,
-            shares=product.shares,
-        )
-        claimed = {
-            "channelId": str(opening.address),
-            "payer": str(opening.payer),
-            "payee": str(opening.payee),
-            "mint": str(opening.mint),
-            "authorizedSigner": str(opening.signer),
-            "salt": str(opening.salt),
-            "openSlot": str(opening.open_slot),
-            "depositAmount": str(opening.deposit_micro),
-            "gracePeriodSeconds": opening.grace_seconds,
-        }
-        for name, value in claimed.items():
-            if payload.get(name) != value:
-                raise InvalidPaymentError("payment_invalid", f"{name} is not that of the transaction")
-        if "bump" in payload or "authentication" in payload:
-            raise InvalidPaymentError("invalid_payload", "bump and authentication are not supported")
-        splits = [{"recipient": str(share.recipient), "shareBps": share.bps} for share in opening.shares]
-        if (payload.get("distributionSplits") or []) != splits:
-            raise InvalidPaymentError("payment_invalid", "distributionSplits is not that of the transaction")
-        if opening.deposit_micro < (product.minimum_micro or 0):
-            raise InvalidPaymentError("payment_invalid", "the deposit is below minimumDeposit")
+        checked = check_session_opening(action, product, self._terms)
+        opening = checked.opening
         name = str(opening.address)
         if name in self._accounts:
             # The same opening again, perhaps because the reply was lost.
@@ -411,7 +362,7 @@ class ChannelDesk:
         """Accept a voucher, and charge the request; return the name of its channel."""
         name = action.channel
         account = self._open_account(name)
-        presented = self._verified(account, action)
+        presented = check_voucher(action, account.opening, now=self._now_us() // SECOND_US)
         cumulative = presented.voucher.cumulative_micro
         price = self._price(product)
         is_replay = cumulative == account.accepted_micro and account.last_request == request
@@ -466,7 +417,7 @@ class ChannelDesk:
             raise UnservedError(503)
         name = action.channel
         account = self._open_account(name)
-        presented = self._verified(account, action)
+        presented = check_voucher(action, account.opening, now=self._now_us() // SECOND_US)
         if presented.voucher.cumulative_micro < account.accepted_micro:
             raise InvalidPaymentError(
                 "cumulative-not-monotonic",
@@ -490,21 +441,6 @@ class ChannelDesk:
         if account.status != "open" or name in self._busy:
             raise InvalidPaymentError("channel-sealed", "the channel is closed")
         return account
-
-    def _verified(self, account: _Account, action: SessionAction) -> SignedVoucher:
-        """Return the voucher of an action, if the channel's signer signed it and it can be settled."""
-        presented = action.voucher()
-        voucher, opening = presented.voucher, account.opening
-        if voucher.channel != opening.address or presented.signer != str(opening.signer):
-            raise InvalidPaymentError("payment_invalid", "the voucher is of another channel or signer")
-        if not voucher.is_signed_by(opening.signer, presented.signature):
-            raise InvalidPaymentError("payment_invalid", "the signature of the voucher is invalid")
-        if voucher.cumulative_micro > opening.deposit_micro:
-            raise InvalidPaymentError("exceeds-deposit", f"the deposit is {opening.deposit_micro}")
-        latest = self._now_us() // SECOND_US + opening.grace_seconds + EXPIRY_MARGIN_SECONDS
-        if voucher.expires_at and voucher.expires_at < latest:
-            raise InvalidPaymentError("voucher-expires-soon", "the voucher expires within the grace period")
-        return presented
 
     def _status(self, name: str, action: SessionAction, **more: str) -> ServedByChannel:
         account = self._accounts[name]
@@ -532,8 +468,8 @@ class ChannelDesk:
         product = self.uptos.get(path)
         if product is None:
             raise InvalidPaymentError("unsupported_scheme", "upto is not offered here")
-        channel_wire.require_own_upto(payment, self._entry(product))
-        checked = self._checked_upto(product, payment)
+        channel_wire.require_own_upto(payment, channel_wire.upto_entry(product, self._terms))
+        checked = check_upto_opening(payment, product, self._terms, now=self._now_us() // SECOND_US)
         name = str(checked.opening.address)
         if name in self._accounts or name in self._busy:
             payer = str(checked.opening.payer)
@@ -572,40 +508,6 @@ class ChannelDesk:
         )
         return ServedByChannel(receipt=receipt, product=product, paid_micro=charged)
 
-    def _checked_upto(self, product: UptoProduct, payment: UptoPayment) -> CheckedOpening:
-        checked = check_opening(payment.transaction, fee_payer=self._fee_payer.address, allows_memo=True)
-        opening, now = checked.opening, self._now_us() // SECOND_US
-        require_equal(
-            opening,
-            payee=self._keys.fee_payer.pubkey(),
-            mint=Pubkey.from_string(self._usdc_mint),
-            signer=self._keys.authorizer.pubkey(),
-            deposit_micro=product.maximum_micro,
-            grace_seconds=product.grace_seconds,
-            shares=(Share(Pubkey.from_string(self._recipient), codecs.WHOLE_BPS),),
-        )
-        texts = {
-            "from": str(opening.payer),
-            "channelId": str(opening.address),
-            "authorizedSigner": str(opening.signer),
-        }
-        numbers = {
-            "maxAmount": opening.deposit_micro,
-            "deposit": opening.deposit_micro,
-            "nonce": opening.salt,
-            "openSlot": opening.open_slot,
-        }
-        is_claimed = all(payment.text(name) == value for name, value in texts.items()) and all(
-            payment.whole(name) == value for name, value in numbers.items()
-        )
-        if not is_claimed:
-            raise InvalidPaymentError("payment_invalid", "the payload is not that of the transaction")
-        if not now < payment.whole("expiresAt") <= now + channel_wire.TIMEOUT_SECONDS:
-            raise InvalidPaymentError("payment_expired", "expiresAt is not within maxTimeoutSeconds")
-        if payment.whole("validAfter") > now:
-            raise InvalidPaymentError("payment_invalid", "validAfter is in the future")
-        return checked
-
     @staticmethod
     def _charged(product: UptoProduct) -> int:
         if product.mode is UptoMode.FAIL:
@@ -630,67 +532,29 @@ class ChannelDesk:
     # --- The chain
 
     async def _land(self, checked: CheckedOpening) -> str:
-        """Co-sign and broadcast an opening; return its signature once the chain shows the channel."""
-        name, payer = str(checked.opening.address), str(checked.opening.payer)
+        name = str(checked.opening.address)
         if name in self._busy:
+            payer = str(checked.opening.payer)
             raise InvalidPaymentError("duplicate_settlement", "this channel is being opened", payer)
         self._busy.add(name)
         try:
-            transaction = self._fee_payer.completed(checked.transaction)
-            if not await self._fee_payer.has_landed(transaction):
-                await self._fee_payer.simulate(transaction)
-                await self._fee_payer.confirmed(await self._fee_payer.broadcast(transaction))
-            found = await self._channel(checked.opening.address)
-        except (SimulationFailedError, FailedOnChainError, NotConfirmedError, RpcError) as error:
-            reason = f"the chain does not accept the opening: {error}"
-            raise InvalidPaymentError("transaction_failed", reason, payer) from None
+            return await self._chain.land(checked)
         finally:
             self._busy.discard(name)
-        if found is None or found.status is not OnchainStatus.OPEN or not found.is_of(checked.opening):
-            raise InvalidPaymentError("payment_invalid", "the channel is not open on chain", payer)
-        return str(transaction.signatures[0])
 
     async def _settle(self, name: str, *, status: ChannelStatus = "settled") -> None:
         """Settle the highest voucher, seal the channel, and pay everyone, in one transaction."""
         account = self._accounts[name]
+        voucher = account.voucher
+        if voucher is not None and 0 < voucher.expires_at <= self._now_us() // SECOND_US:
+            voucher = None
         self._busy.add(name)
         try:
-            voucher = account.voucher
-            if voucher is not None and 0 < voucher.expires_at <= self._now_us() // SECOND_US:
-                voucher = None
-            steps = codecs.close_instructions(
-                account.opening, treasury=TREASURY, voucher=voucher, signature=account.signature
-            )
-            signature = await self._send(steps)
-        except FailedOnChainError as error:
-            raise InvalidPaymentError("transaction_failed", f"the channel was not settled: {error}") from None
-        except (NotConfirmedError, RpcError) as error:
-            raise InvalidPaymentError(PENDING, f"the channel may not be settled yet: {error}") from None
+            signature = await self._chain.settle(account.opening, voucher, account.signature)
         finally:
             self._busy.discard(name)
         settled_micro = 0 if voucher is None else voucher.cumulative_micro
         self._update(name, status=status, settled_micro=settled_micro, settlement=signature)
-
-    async def _send(self, steps: Sequence[Instruction]) -> str:
-        latest = (await self._rpc("getLatestBlockhash"))["value"]["blockhash"]
-        payer = self._keys.fee_payer.pubkey()
-        message = MessageV0.try_compile(payer, list(steps), [], Hash.from_string(latest))
-        owned = {pair.pubkey(): pair for pair in (self._keys.fee_payer, self._keys.payee)}
-        signers = message.account_keys[: message.header.num_required_signatures]
-        payload = to_bytes_versioned(message)
-        transaction = VersionedTransaction.populate(
-            message, [owned[key].sign_message(payload) for key in signers]
-        )
-        signature = await self._fee_payer.broadcast(transaction)
-        await self._fee_payer.confirmed(signature)
-        return signature
-
-    async def _channel(self, address: Pubkey) -> ChannelAccount | None:
-        options = {"encoding": "base64", "commitment": "confirmed"}
-        found = (await self._rpc("getAccountInfo", str(address), options))["value"]
-        if found is None or found["owner"] != str(codecs.PROGRAM):
-            return None
-        return codecs.read_channel(base64.b64decode(found["data"][0]))
 
     def _update(self, name: str, **changes: Any) -> _Account:  # noqa: ANN401 - fields of various types
         self._accounts[name] = account = evolve(self._accounts[name], **changes)

@@ -108,6 +108,25 @@ class UptoProduct:
     mode: UptoMode
 
 
+@frozen(kw_only=True)
+class SellerTerms:
+    """Addresses that all channels with a seller have in common.
+
+    Attributes:
+        fee_payer: opens all channels, and is the payee of those of `upto`.
+        payee: of sessions.
+        authorizer: signs the vouchers of `upto`.
+        recipient: receives what is paid by `upto`.
+        mint: of USDC.
+    """
+
+    fee_payer: str
+    payee: str
+    authorizer: str
+    recipient: str
+    mint: str
+
+
 def session_product(
     path: str,
     price: Decimal | int | str,

@@ -18,7 +18,7 @@ from agentpay_server.platform.clock import from_us
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.service import NETWORKS
 from agentpay_server.testkit.paywall import challenges
-from agentpay_server.testkit.paywall.channel_products import SessionProduct, UptoProduct
+from agentpay_server.testkit.paywall.channel_products import SellerTerms, SessionProduct, UptoProduct
 
 TIMEOUT_SECONDS: Final = 60
 _VOLATILE: Final = ("recentBlockhash", "recentSlot")
@@ -106,9 +106,7 @@ class UptoPayment:
 # --- Writing
 
 
-def session_request(
-    product: SessionProduct, *, amount_micro: int, mint: str, recipient: str, fee_payer: str
-) -> dict[str, Any]:
+def session_request(product: SessionProduct, terms: SellerTerms, *, amount_micro: int) -> dict[str, Any]:
     """Return the `request` of a session's challenge, without what differs from one challenge to the next."""
     details: dict[str, Any] = {
         "network": "localnet",
@@ -116,7 +114,7 @@ def session_request(
         "tokenProgram": str(TOKEN_PROGRAM),
         "channelProgram": str(codecs.PROGRAM),
         "feePayer": True,
-        "feePayerKey": fee_payer,
+        "feePayerKey": terms.fee_payer,
         "voucherSigner": "client",
         "gracePeriodSeconds": product.grace_seconds,
     }
@@ -128,8 +126,8 @@ def session_request(
         details["idleTimeoutSeconds"] = product.idle_seconds
     request: dict[str, Any] = {
         "amount": str(amount_micro),
-        "currency": mint,
-        "recipient": recipient,
+        "currency": terms.mint,
+        "recipient": terms.payee,
         "unitType": "request",
         "methodDetails": details,
     }
@@ -175,20 +173,18 @@ def session_receipt(
     return "payment-receipt", challenges.encoded_for_url(parameters)
 
 
-def upto_entry(
-    product: UptoProduct, *, mint: str, pay_to: str, fee_payer: str, authorizer: str
-) -> dict[str, Any]:
+def upto_entry(product: UptoProduct, terms: SellerTerms) -> dict[str, Any]:
     """Return the entry of an x402 challenge, without what differs from one challenge to the next."""
     return {
         "scheme": "upto",
         "network": NETWORKS[2],
-        "asset": mint,
+        "asset": terms.mint,
         "amount": str(product.maximum_micro),
-        "payTo": pay_to,
+        "payTo": terms.recipient,
         "maxTimeoutSeconds": TIMEOUT_SECONDS,
         "extra": {
-            "feePayer": fee_payer,
-            "receiverAuthorizer": authorizer,
+            "feePayer": terms.fee_payer,
+            "receiverAuthorizer": terms.authorizer,
             "withdrawDelay": product.grace_seconds,
             "tokenProgram": str(TOKEN_PROGRAM),
             "decimals": USDC_DECIMALS,

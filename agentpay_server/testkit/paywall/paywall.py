@@ -16,7 +16,8 @@ from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.paywall.asgi import SellerApp
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, SellerKeys
+from agentpay_server.testkit.paywall.channel_chain import SellerKeys
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
 from agentpay_server.testkit.paywall.channel_products import (
     GRACE_SECONDS,
     SessionMode,

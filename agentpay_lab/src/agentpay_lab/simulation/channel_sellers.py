@@ -27,8 +27,9 @@ from agentpay_server.testkit.facilitator.fee_payer import FeePayer
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall import challenges, channel_wire
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
+from agentpay_server.testkit.paywall.channel_chain import SellerKeys
 from agentpay_server.testkit.paywall.channel_checking import CheckedOpening, check_opening
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, SellerKeys, UnservedError
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, UnservedError
 from agentpay_server.testkit.paywall.channel_products import (
     SessionMode,
     UptoMode,
