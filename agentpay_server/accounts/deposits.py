@@ -325,6 +325,9 @@ class Deposits:
 
         async for batch in self._chain.deposits(token_account, after=after, posted=newest):
             failpoint(Operation.DEPOSIT, Step.BEGUN)
+            for shown in batch.debits:
+                owner = account.chain_address
+                await unknown_debits.check(self._context, shown, account.account_id, owner=owner)
             work.batches_left -= 1
             posted = await self._database.run(self._post, account.account_id, after, batch, work.also)
             if posted is None:

@@ -399,6 +399,14 @@ class Chain(Protocol):
         """
         ...
 
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        """Return whether an address has signed a transaction, whatever a node says of what it moved.
+
+        Raises:
+            ChainUnreachableError: the transaction cannot be read at the moment.
+        """
+        ...
+
     async def rent_exemption(self, size: int) -> int:
         """Return the lamports that exempt an account of `size` bytes from rent."""
         ...

@@ -11,6 +11,7 @@ import logging
 from typing import Final
 
 from agentpay.contract.sessions import SessionStatus
+from agentpay_server.chain.custody import escrow_authority
 from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
@@ -33,8 +34,11 @@ async def compare(context: Context, session: SessionRecord) -> None:
     Raises:
         ChainUnreachableError: the escrow's history cannot be read at the moment.
     """
+    account = await context.database.read(accounts.ACCOUNTS.existing, session.account_id)
+    owner = context.signer.address(escrow_authority(account.key_index))
     async for batch in context.chain.deposits(session.escrow_token_account, after=None):
         for debit in batch.debits:
+            await unknown_debits.check(context, debit, session.account_id, owner=owner)
             if await context.database.run(_suspend, context, session.session_id, debit):
                 report(session, debit.signature)
 

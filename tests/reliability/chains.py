@@ -332,6 +332,9 @@ class FaultyChain:
 
         return await self._call("is_settled", proceed)
 
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        return await self._call("is_signed_by", lambda: self.inner.is_signed_by(signature, signer))
+
     async def rent_exemption(self, size: int) -> int:
         return await self._call("rent_exemption", lambda: self.inner.rent_exemption(size))
 

@@ -257,6 +257,42 @@ async def test_one_false_method_never_books_an_outcome_of_a_payment(
         assert (account["in_flight"], account["suspended_us"]) == (0, None)
 
 
+# --- Deposits of others
+
+
+def swapped(meta: Any) -> Any:
+    return {
+        **meta,
+        "preTokenBalances": meta["postTokenBalances"],
+        "postTokenBalances": meta["preTokenBalances"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("amounts", "seconds"),
+    [(swapped, None), (swapped, 40.0)],
+    ids=["taken, in one reply", "taken, for 40 s"],
+)
+async def test_false_amounts_of_a_deposit_are_not_posted(
+    monkeypatch: pytest.MonkeyPatch, amounts: Callable[[Any], Any], seconds: float | None
+) -> None:
+    def change(reply: Any, _: Cluster) -> Any:
+        return reply if reply is None or "meta" not in reply else {**reply, "meta": amounts(reply["meta"])}
+
+    async with cluster_worlds.serving(monkeypatch) as world:
+        account, to = await world.account("10"), await world.account()
+        await asyncio.sleep(30)
+        world.cluster.tell("getTransaction", change, seconds=seconds)
+        await world.mint(account, "3")
+        await asyncio.sleep(45)
+        world.cluster.tell_the_truth()
+        await world.rest()
+        (row,) = await world.rows("accounts", account_id=account.account_id)
+        assert (row["balance"], row["suspended_us"]) == (13 * MICRO, None)
+        assert [entry["amount"] for entry in await world.entries(account)] == [10 * MICRO, 3 * MICRO]
+        assert (await world.transfer("key", account, to, "13")).status == 200
+
+
 # --- What a false history hides
 
 

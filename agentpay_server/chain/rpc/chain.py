@@ -311,6 +311,10 @@ class RpcChain:
         """See `Chain`: the voucher is in an irreversible transaction of the channel."""
         return await self._history.is_settled(channel, signer, cumulative_micro)
 
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        """See `Chain`."""
+        return await self._history.is_signed_by(signature, signer)
+
     async def rent_exemption(self, size: int) -> int:
         """See `Chain`."""
 

@@ -211,6 +211,19 @@ class AccountHistory:
                     return True
         return False
 
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        """See `Chain.is_signed_by`. The transaction's own bytes prove it."""
+        reply = await self._transaction(signature, encoding="base64")
+        if reply is None:
+            raise ChainUnreachableError("the node lists a transaction that it does not have (yet)")
+        transaction = read_signed(reply, signature)
+        if transaction is None:
+            # Of a version that this service never signs, but another holder of the key may.
+            return True
+        message = transaction.message
+        signers = message.account_keys[: message.header.num_required_signatures]
+        return signer in map(str, signers)
+
     async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines = await self._whole(token_account, after)
