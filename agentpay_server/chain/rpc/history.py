@@ -280,10 +280,20 @@ class AccountHistory:
         return read_history(await self._call("getSignaturesForAddress", token_account, dict(options)))
 
     async def _movement(self, signature: str, token_account: str) -> Deposit | Debit | None:
-        reply = await self._transaction(signature)
-        return read_movement(
-            reply, signature=signature, token_account=token_account, usdc_mint=self._usdc_mint
-        )
+        """Return what a transaction changed. Two replies must agree on a deposit: nothing else proves it."""
+
+        async def read() -> Deposit | Debit | None:
+            return read_movement(
+                await self._transaction(signature),
+                signature=signature,
+                token_account=token_account,
+                usdc_mint=self._usdc_mint,
+            )
+
+        found = await read()
+        if isinstance(found, Deposit) and await read() != found:
+            raise ChainUnreachableError("a node reports a deposit in two ways")
+        return found
 
     async def _transaction(self, signature: str, *, encoding: str = "jsonParsed") -> object:
         options = {"encoding": encoding, "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
