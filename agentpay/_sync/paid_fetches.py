@@ -201,6 +201,10 @@ class PaidFetches:
         if earlier is not None and is_refused(earlier) and not self._is_for(earlier, request):
             # The next key would accept it: the service compares only payments of the same key.
             return self._conflict(earlier, ref, request)
+        if earlier is not None and str(earlier.status) == "settled":
+            # The service may have forgotten the key. A voucher is spent once it is signed: the seller of its
+            # session can claim it with the next one, even if it is never presented.
+            wanted = evolve(wanted, session_cap_usdc=None)
         try:
             payment = self._authorized(purchase.key, request, page, wanted)
         except (AgentPayError, ValueError) as error:

@@ -739,6 +739,23 @@ def test_calls_share_one_session_and_close_session_ends_it(
     assert spent(client, account) == "0.003000"
 
 
+@sync_and_async
+def test_a_reference_that_was_paid_once_gets_no_voucher_after_the_service_forgot_its_key(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, paywall: Paywall
+) -> None:
+    paywall.sell("/tick", "0.25")
+    assert fetched(tools, paywall, "/tick")["status"] == "settled"
+    server.sandbox.clock.advance(hours=25)
+    paywall.sell_by_session("/tick", "0.001")
+    assert metered(tools, paywall, "tick-other")["status"] == "charged"
+    again = metered(tools, paywall, REF)
+    assert (again["status"], again["amount_usdc"]) == ("settled", "0.250000")
+    # A voucher that is not presented would be part of the next one.
+    (session,) = client.sessions.list()
+    assert str(session.running_total_usdc) == "0.001000"
+    assert metered(tools, paywall, "tick-third")["status"] == "charged"
+
+
 def test_a_post_opens_a_session_with_a_get(tools: AgentTools, paywall: Paywall) -> None:
     paywall.sell_by_session("/tick", "0.001")
     result = metered(tools, paywall, "tick-0001", method="POST", body="{}")
