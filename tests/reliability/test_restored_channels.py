@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import signed
@@ -264,6 +265,28 @@ async def test_only_the_first_voucher_after_a_start_reads_channels_from_the_chai
         reads.append(calls["getMultipleAccounts"] + calls["getSignaturesForAddress"] - before)
     assert reads[0] > 0
     assert reads[1:] == [0, 0]
+
+
+@pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_seller_that_is_blocked_while_the_chain_is_read_gets_no_voucher(
+    lives: Lives, _watch: None
+) -> None:
+    assert lives.cluster is not None
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    market = await restarted(lives, market)
+    before = lives.cluster.calls.copy()
+    paying = asyncio.ensure_future(market.pay(payer, "new"))
+    while lives.cluster.calls["getSignaturesForAddress"] == before["getSignaturesForAddress"]:  # noqa: ASYNC110 - time is virtual
+        await asyncio.sleep(0.001)
+    origin = f"/ext/v1/console/origins/{quote(ORIGIN, safe='')}"
+    assert (await market.world.request("PUT", origin, {"blocked": True})).status == 200
+    refused = await paying
+    assert (refused.status, refused.error) == (402, "policy_violation"), refused
+    (session,) = await market.sessions()
+    assert session["running_total"] == PRICE
 
 
 def showing(to_show: Callable[[codecs.ChannelAccount], codecs.ChannelAccount | None]) -> Change:

@@ -34,6 +34,7 @@ from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outcome import Unit
+from agentpay_server.payments.authorizing import pin_is_as_seen
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.claims import to_closing
@@ -92,7 +93,8 @@ class PayByVoucher:
         """Store the voucher.
 
         Returns:
-            None if the request must start over, because the session is no longer open, or its key was used.
+            None if the request must start over, because the session is no longer open, the pin is not as it
+                was read, or the key was used.
 
         Raises:
             Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
@@ -106,6 +108,9 @@ class PayByVoucher:
         self._context.clock_check.require(now_us)
         channel = channel_store.of_session(connection, charge.session_id, lock=True)
         if channel.session.status != SessionStatus.OPEN or self._is_key_used(connection, now_us):
+            return None
+        # Comparing the account with the chain may have taken long since the pin was read.
+        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, charge.pin):
             return None
         refusal = self._refusal(connection, source, channel)
         if refusal is not None:
