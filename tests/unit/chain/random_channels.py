@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import channel_steps
 from attrs import define, evolve
 from channel_model import Error, Model, token_account
 from solders.account import Account
@@ -261,13 +262,13 @@ class RandomChannels:
         channel, mint, payer = opening.address, opening.mint, opening.payer
         amount = self.random.choice((0, 1, 1, 500, 500, 2**64 - 1))
         makers: list[Callable[[], Instruction]] = [
-            lambda: codecs.top_up(payer=payer, channel=channel, mint=mint, amount_micro=amount),
+            lambda: channel_steps.top_up(payer=payer, channel=channel, mint=mint, amount_micro=amount),
             lambda: codecs.request_close(payer=payer, channel=channel),
             lambda: codecs.seal(channel),
             lambda: self.distribute(opening),
             lambda: self.distribute(opening),
-            lambda: codecs.withdraw_payer(payer=payer, channel=channel, mint=mint),
-            lambda: codecs.reclaim(channel=channel, rent_payer=opening.rent_payer),
+            lambda: channel_steps.withdraw_payer(payer=payer, channel=channel, mint=mint),
+            lambda: channel_steps.reclaim(channel=channel, rent_payer=opening.rent_payer),
             lambda: codecs.settle_and_seal(payee=opening.payee, channel=channel, has_voucher=False),
             lambda: codecs.settle(channel),
             lambda: self.transfer(opening),

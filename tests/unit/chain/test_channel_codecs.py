@@ -3,6 +3,7 @@
 import hashlib
 import os
 
+import channel_steps
 import pytest
 from attrs import evolve
 from hypothesis import given
@@ -247,7 +248,7 @@ def test_all_distributions_of_a_channel_pay_its_deposit(
     steps = sorted(min(int(deposit * fraction), deposit) for fraction in fractions)
     for index, settled in enumerate(steps):
         is_sealed = index == len(steps) - 1
-        moved = codecs.payouts(
+        moved = channel_steps.payouts(
             deposit_micro=deposit,
             settled_micro=settled,
             paid_micro=paid,
@@ -260,5 +261,5 @@ def test_all_distributions_of_a_channel_pay_its_deposit(
 
 
 def test_a_withdrawn_refund_is_not_paid_again() -> None:
-    moved = codecs.payouts(deposit_micro=100, settled_micro=30, is_withdrawn=True)
+    moved = channel_steps.payouts(deposit_micro=100, settled_micro=30, is_withdrawn=True)
     assert (moved.payee_micro, moved.refund_micro, moved.treasury_micro) == (30, 0, 0)

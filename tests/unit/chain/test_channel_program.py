@@ -4,9 +4,11 @@ import itertools
 import sys
 from pathlib import Path
 
+import channel_steps
 import pytest
 from attrs import evolve
 from chain_world import World, run
+from channel_steps import ProgramError
 from random_channels import RandomChannels
 from solders.hash import Hash
 from solders.instruction import Instruction
@@ -22,7 +24,6 @@ from agentpay_server.chain.channels.codecs import (
     ChannelAccount,
     OnchainStatus,
     OnchainTerms,
-    ProgramError,
     Share,
     Voucher,
 )
@@ -143,7 +144,7 @@ def test_opening_moves_the_deposit_and_lends_the_rent() -> None:
     assert channels.balances() == (980_000, 0, 0, 0)
     assert channels.world.balance(str(channels.opening.escrow)) == 20_000
     fee = 10_000
-    rent = codecs.CHANNEL_LAMPORTS + codecs.ESCROW_LAMPORTS
+    rent = channel_steps.CHANNEL_LAMPORTS + channel_steps.ESCROW_LAMPORTS
     assert lent - channels.world.lamports(str(LENDER.pubkey())) == rent + fee == 4_711_920 + fee
     channel = channels.channel
     assert channel is not None
@@ -156,20 +157,22 @@ def test_a_close_pays_everyone_to_the_unit_and_returns_the_rent() -> None:
     channels.open()
     lent = channels.world.lamports(str(LENDER.pubkey()))
     assert channels.close(3_001) is None
-    expected = codecs.payouts(deposit_micro=20_000, settled_micro=3_001, shares=channels.opening.shares)
+    expected = channel_steps.payouts(
+        deposit_micro=20_000, settled_micro=3_001, shares=channels.opening.shares
+    )
     assert (expected.payee_micro, expected.recipients_micro) == (2_901, (99,))
     assert channels.balances() == (1_000_000 - 3_001, 2_901, 99, 1)
     assert channels.status is OnchainStatus.DISTRIBUTED
     # The verification of the voucher costs the fee of a signature; LENDER pays, PAYEE signs.
     gained = channels.world.lamports(str(LENDER.pubkey())) - lent
-    assert gained == codecs.ESCROW_LAMPORTS - 15_000
+    assert gained == channel_steps.ESCROW_LAMPORTS - 15_000
 
 
 def test_a_closed_channel_returns_its_rent_once_its_address_cannot_be_opened_again() -> None:
     channels = Channels()
     channels.open()
     assert channels.close(1) is None
-    reclaim = codecs.reclaim(channel=channels.opening.address, rent_payer=LENDER.pubkey())
+    reclaim = channel_steps.reclaim(channel=channels.opening.address, rent_payer=LENDER.pubkey())
     assert refused(channels.send(reclaim), ProgramError.RECLAIM_TOO_EARLY)
     # The address is in use: nothing can be opened there.
     assert channels.send(codecs.open_channel(channels.opening)) is not None
@@ -251,7 +254,7 @@ def test_a_payer_withdraws_before_the_distribution() -> None:
     opening = channels.opening
     seal = codecs.settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=True)
     assert channels.send(channels.voucher(500), seal) is None
-    withdraw = codecs.withdraw_payer(payer=opening.payer, channel=opening.address, mint=opening.mint)
+    withdraw = channel_steps.withdraw_payer(payer=opening.payer, channel=opening.address, mint=opening.mint)
     assert channels.send(withdraw) is None
     assert channels.balances()[0] == 999_500
     assert refused(channels.send(withdraw), ProgramError.ALREADY_WITHDRAWN)
