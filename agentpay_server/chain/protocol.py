@@ -112,10 +112,12 @@ class Payout:
     Attributes:
         signature: its identity on chain.
         gained_micro: how much USDC another token account got in it.
+        is_shared: whether it closed more token accounts, from which part of that may be.
     """
 
     signature: str
     gained_micro: int
+    is_shared: bool = False
 
 
 @frozen(kw_only=True)
@@ -393,6 +395,18 @@ class Chain(Protocol):
             channel: the address of its account.
             signer: who signs its vouchers.
             cumulative_micro: of the voucher.
+
+        Raises:
+            ChainUnreachableError: its history cannot be read at the moment.
+        """
+        ...
+
+    async def highest_voucher(self, channel: str, *, signer: str) -> int:
+        """Return the highest total that a channel's irreversible transactions have settled by a voucher.
+
+        Args:
+            channel: the address of its account.
+            signer: who signs its vouchers.
 
         Raises:
             ChainUnreachableError: its history cannot be read at the moment.

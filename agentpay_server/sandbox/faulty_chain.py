@@ -225,6 +225,10 @@ class FaultyChain:
         self._check_down()
         return await self.inner.is_settled(channel, signer=signer, cumulative_micro=cumulative_micro)
 
+    async def highest_voucher(self, channel: str, *, signer: str) -> int:
+        self._check_down()
+        return await self.inner.highest_voucher(channel, signer=signer)
+
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         self._check_down()
         return await self.inner.is_signed_by(signature, signer)

@@ -9,11 +9,13 @@ import pytest
 import receivers
 from sellers import _url64
 from server_world import raw_client
-from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller
+from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, UptoSeller
+from sqlalchemy import select
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import ConstraintError
+from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.channels import session_payments
@@ -99,6 +101,10 @@ def refused(response: httpx.Response, status_code: int, error: str) -> dict[str,
     body = dict(response.json())
     assert (response.status_code, body["error"]) == (status_code, error), body
     return body
+
+
+def _balances(connection) -> list[int]:
+    return list(connection.execute(select(accounts.c.balance)).scalars())
 
 
 def session_of(http, session_id: str) -> dict[str, Any]:
@@ -400,6 +406,34 @@ def test_a_session_comes_before_a_single_payment(seller, authorize) -> None:
     both = {"headers": [*seller.ask("mpp", 500)["headers"], *seller.ask_session(1_000)["headers"]]}
     assert authorize(both, "call-1").json()["step"] == "open"
     assert "step" not in authorize(both, "call-2", cap=None).json()
+
+
+def test_payments_whose_channels_are_paid_out_in_one_transaction_have_an_amount_each(
+    server, http, client, account
+) -> None:
+    running = server._running
+    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
+    seller.open()
+    payouts = []
+    for key, amount in (("all", 50_000), ("half", 20_000), ("none", 0)):
+        body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN}
+        payment = http.post("/ext/v1/payments", json={**body, "headers": seller.ask_upto(50_000)}).json()
+        seller.open_channel(payment["header"])
+        *settles, payout = seller.taking(amount)
+        assert (seller.send(*settles) if amount else seller.seal()).failure is None
+        payouts.append(payout)
+    assert seller.send(*payouts).failure is None
+    server.sandbox.clock.advance(1)
+    payments = http.get("/ext/v1/payments").json()["data"]
+    assert [(each["status"], each["amount_usdc"]) for each in payments] == [
+        ("settled", "0.000000"),
+        ("settled", "0.020000"),
+        ("settled", "0.050000"),
+    ]
+    budget = client.accounts.budget(account.account_id)
+    assert (str(budget.balance_usdc), str(budget.spent_usdc)) == ("9.930000", "0.070000")
+    stored = running._owner.call(running.server.context.database.read(_balances))
+    assert stored == [9_930_000]
 
 
 # --- Policy

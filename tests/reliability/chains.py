@@ -332,6 +332,12 @@ class FaultyChain:
 
         return await self._call("is_settled", proceed)
 
+    async def highest_voucher(self, channel: str, *, signer: str) -> int:
+        def proceed() -> Awaitable[int]:
+            return self.inner.highest_voucher(channel, signer=signer)
+
+        return await self._call("highest_voucher", proceed)
+
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         return await self._call("is_signed_by", lambda: self.inner.is_signed_by(signature, signer))
 

@@ -17,6 +17,7 @@ from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
 from worlds import Answer, Party, World, micro
 
 from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.payments.channels.watch import ChannelWatch
 
 pytestmark = pytest.mark.anyio
@@ -245,6 +246,36 @@ async def test_settled_vouchers_that_the_books_know_stop_no_account(
     assert (session["status"], session["settled"]) == ("settled", 2 * PRICE)
     assert unknown_payouts(caplog) == []
     assert await not_ready(market.world) == []
+
+
+async def test_channels_of_an_account_that_one_transaction_pays_out_are_settled_each(lives: Lives) -> None:
+    market = await market_of(lives)
+    payer, seller = await market.world.account("20"), market.seller
+    payouts = []
+    for number in (1, 2):
+        seller.cumulative = 0
+        for each in range(number):
+            await market.paid(payer, f"{number}-{each}")
+        opening, signature = seller.opening, seller.signature
+        assert opening is not None
+        voucher = Voucher(channel=opening.address, cumulative_micro=seller.cumulative)
+        *steps, payout = codecs.close_instructions(
+            opening, treasury=TREASURIES["devnet"], voucher=voucher, signature=signature
+        )
+        await seller._payer.send(*steps, cosigner=seller.wallet)
+        payouts.append(payout)
+        await asyncio.sleep(20)
+    await seller._payer.send(*payouts)
+    await asyncio.sleep(60)
+    sessions = await market.sessions()
+    assert [(each["status"], each["settled"]) for each in sessions] == [
+        ("settled", PRICE),
+        ("settled", 2 * PRICE),
+    ]
+    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+    books = (row["balance"], row["in_flight"], row["cap_holds"], row["suspended_us"])
+    assert books == (FUNDS - 3 * PRICE, 0, 0, None)
+    assert market.world.balance(payer) == FUNDS - 3 * PRICE
 
 
 @pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)

@@ -407,6 +407,15 @@ def verified_vouchers(message: VersionedMessage) -> list[tuple[Voucher, Pubkey]]
     return found
 
 
+def settled_by(message: VersionedMessage, channel: str, signer: str) -> list[int]:
+    """Return the totals of a channel's vouchers that a transaction has the chain verify, of one signer."""
+    return [
+        voucher.cumulative_micro
+        for voucher, signed_by in verified_vouchers(message)
+        if (str(voucher.channel), str(signed_by)) == (channel, signer)
+    ]
+
+
 # --- The other instructions
 
 

@@ -20,7 +20,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
 from solders.transaction_status import TransactionErrorFieldless
 
-from agentpay_server.chain.channels.codecs import read_channel
+from agentpay_server.chain.channels.codecs import read_channel, settled_by
 from agentpay_server.chain.clusters import custom_explorer_url
 from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
@@ -32,6 +32,7 @@ from agentpay_server.chain.embedded.virtual_machine import (
     token_account_at,
     usdc_held,
 )
+from agentpay_server.chain.payouts import payout_in
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
@@ -230,8 +231,9 @@ class EmbeddedChain(LedgeredMachine):
                 continue
             before = usdc_held(executed.before, self.usdc_mint)
             after = usdc_held(executed.after, self.usdc_mint)
-            if closed in before and closed not in after:
-                return Payout(signature=executed.signature, gained_micro=after.get(to, 0) - before.get(to, 0))
+            payout = payout_in(before, after, signature=executed.signature, closed=closed, to=to)
+            if payout is not None:
+                return payout
         return None
 
     async def is_settled(
@@ -244,6 +246,17 @@ class EmbeddedChain(LedgeredMachine):
         """See `Chain`: this chain's own account of the channel says so."""
         (account,) = await self.account_data([channel])
         return account is not None and read_channel(account.data).settled_micro >= cumulative_micro
+
+    async def highest_voucher(self, channel: str, *, signer: str) -> int:
+        """See `Chain`: among the newest transactions, which the history keeps."""
+        await self.recall()
+        found = [
+            settled_micro
+            for executed in self.history.of_address(Pubkey.from_string(channel))
+            if executed.error is None
+            for settled_micro in settled_by(executed.transaction.message, channel, signer)
+        ]
+        return max(found, default=0)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:  # noqa: ARG002 - it was verified
         """See `Chain`: this chain has executed the transaction itself."""

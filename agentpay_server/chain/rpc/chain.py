@@ -311,6 +311,10 @@ class RpcChain:
         """See `Chain`: the voucher is in an irreversible transaction of the channel."""
         return await self._history.is_settled(channel, signer, cumulative_micro)
 
+    async def highest_voucher(self, channel: str, *, signer: str) -> int:
+        """See `Chain`."""
+        return await self._history.highest_voucher(channel, signer)
+
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain`."""
         return await self._history.is_signed_by(signature, signer)

@@ -6,7 +6,8 @@ They are changes of the reported balance by a transaction, whatever instructions
 from typing import Any, Final
 
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit
+from agentpay_server.chain.payouts import payout_in
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit, Payout
 from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction, signature_text
 
 _MAX_U64_DIGITS: Final = 20
@@ -45,7 +46,7 @@ def read_movement(
     )
 
 
-def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_mint: str) -> int | None:
+def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_mint: str) -> Payout | None:
     """Return what a token account got in a transaction that closed another one; None if it did not.
 
     Raises:
@@ -55,9 +56,7 @@ def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_min
     if found is None:
         return None
     _, before, after = found
-    if closed not in before or closed in after:
-        return None
-    return after.get(to, 0) - before.get(to, 0)
+    return payout_in(before, after, signature=signature, closed=closed, to=to)
 
 
 def _changes(

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.channels.codecs import verified_vouchers
+from agentpay_server.chain.channels.codecs import settled_by
 from agentpay_server.chain.protocol import (
     ChainUnreachableError,
     Debit,
@@ -189,27 +189,34 @@ class AccountHistory:
             if line.failed:
                 continue
             reply = await self._transaction(line.signature)
-            gained = read_payout(
+            payout = read_payout(
                 reply, signature=line.signature, closed=closed, to=to, usdc_mint=self._usdc_mint
             )
-            if gained is not None:
-                return Payout(signature=line.signature, gained_micro=gained)
+            if payout is not None:
+                return payout
         return None
 
     async def is_settled(self, channel: str, signer: str, cumulative_micro: int) -> bool:
         """See `Chain.is_settled`. The newest transactions are read first."""
-        settled = (channel, cumulative_micro, signer)
+        async for settled_micro in self._settled(channel, signer):
+            if settled_micro == cumulative_micro:
+                return True
+        return False
+
+    async def highest_voucher(self, channel: str, signer: str) -> int:
+        """See `Chain.highest_voucher`."""
+        return max([settled_micro async for settled_micro in self._settled(channel, signer)], default=0)
+
+    async def _settled(self, channel: str, signer: str) -> AsyncIterator[int]:
+        """Yield the totals of the vouchers that a channel has settled, from its newest transaction on."""
         for line in reversed(await self._irreversible(channel, None)):
             if line.failed:
                 continue
             reply = await self._transaction(line.signature, encoding="base64")
             transaction = None if reply is None else read_signed(reply, line.signature)
-            if transaction is None:
-                continue
-            for voucher, signed_by in verified_vouchers(transaction.message):
-                if (str(voucher.channel), voucher.cumulative_micro, str(signed_by)) == settled:
-                    return True
-        return False
+            if transaction is not None:
+                for settled_micro in settled_by(transaction.message, channel, signer):
+                    yield settled_micro
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain.is_signed_by`. The transaction's own bytes prove it."""

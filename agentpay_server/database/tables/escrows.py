@@ -17,6 +17,7 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
     Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
     Index("ix_sessions_requested_by", "key_id"),
+    Index("ix_sessions_settlement", "settlement_tx_signature"),
     index_where(
         "claimed_by_operator",
         "ux_sessions_claimed_key",
@@ -57,7 +58,8 @@ class SessionRecord:
     escrow_token_account: Annotated[str, UNIQUE]
     # NULL until it is known: the seller broadcasts the opening of a channel.
     tx_signature: str | None
-    settlement_tx_signature: Annotated[str | None, UNIQUE]
+    # Not unique: a seller may pay out several channels in one transaction.
+    settlement_tx_signature: str | None
     # Number of signed settlements. Each is a different transaction, even with the same amounts.
     settlements: Annotated[int, SMALL]
     # How often its settlement was postponed: the retry interval grows each time. The column keeps its first

@@ -166,7 +166,7 @@ class ChannelClosing:
         return True
 
     async def _post(self, channel: Channel) -> None:
-        payout = await self._on_chain.payout(channel.session)
+        payout = await self._on_chain.payout(channel)
         failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
         posted = await self._database.run(settling.post, self._context, channel.session.session_id, payout)
         failpoint(Operation.CHANNEL_CLOSE, Step.POSTED)

@@ -6,6 +6,8 @@ open channel ends, and a payout is posted, only when a second read or an irrever
 
 import logging
 
+from attrs import evolve
+
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount
 from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, Payout
@@ -62,22 +64,32 @@ class ChannelsOnChain:
         again, _ = await self.compared(channel)
         return is_ended_by_seller(again)
 
-    async def payout(self, session: SessionRecord) -> Payout:
+    async def payout(self, channel: Channel) -> Payout:
         """Return the irreversible payout of a channel, read twice.
 
         Raises:
             ChainUnreachableError: there is none yet, or the two replies differ.
         """
-        payout = await self._payout(session)
+        payout = await self._payout(channel.session)
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
-        if await self._payout(session) != payout:
+        if await self._payout(channel.session) != payout:
             raise ChainUnreachableError("a payout of a channel was reported in two ways")
-        return payout
+        return await self._own_part(channel, payout) if payout.is_shared else payout
 
     async def _payout(self, session: SessionRecord) -> Payout | None:
         account = await self._database.read(accounts.ACCOUNTS.existing, session.account_id)
         return await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
+
+    async def _own_part(self, channel: Channel, payout: Payout) -> Payout:
+        """Return what a transaction that paid out several channels returned of one of them at most.
+
+        Balances do not tell from which channel the account got how much, but vouchers say what was settled.
+        """
+        session = channel.session
+        assert session.channel is not None  # noqa: S101 - it is a channel
+        settled_micro = await self._chain.highest_voucher(session.channel, signer=channel.record.signer)
+        return evolve(payout, gained_micro=min(payout.gained_micro, session.cap - settled_micro))
 
     def _report_unproved(self, session: SessionRecord, settled_micro: int) -> None:
         if session.session_id in self._unproved:

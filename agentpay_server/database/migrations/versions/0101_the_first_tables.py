@@ -515,7 +515,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.UniqueConstraint("channel"),
         sa.UniqueConstraint("escrow_token_account"),
         sa.UniqueConstraint("session_id"),
-        sa.UniqueConstraint("settlement_tx_signature"),
     )
     op.create_index("ix_sessions_account", "sessions", ["account_id", "seq"], unique=False)
     op.create_index("ix_sessions_account_status", "sessions", ["account_id", "status", "seq"], unique=False)
@@ -529,6 +528,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
     )
     op.create_index("ix_sessions_key", "sessions", ["operator_id", "idempotency_key", "seq"], unique=False)
     op.create_index("ix_sessions_requested_by", "sessions", ["key_id"], unique=False)
+    op.create_index("ix_sessions_settlement", "sessions", ["settlement_tx_signature"], unique=False)
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
     op.create_index(
