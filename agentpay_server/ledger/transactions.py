@@ -140,11 +140,11 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # The settlement of a session posts its credits.
-        (
-            table.c.kind.in_(
-                [literal_column(f"'{Kind.SESSION_SETTLE}'"), literal_column(f"'{Kind.CHANNEL_CLOSE}'")]
-            )
+        # The settlement of a session posts its credits; that of a channel only what came back to the payer.
+        (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
+        | (
+            (table.c.kind == literal_column(f"'{Kind.CHANNEL_CLOSE}'"))
+            & (table.c.account_id == bindparam("account_id"))
         )
         | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
     )

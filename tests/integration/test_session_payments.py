@@ -1,5 +1,6 @@
 """Sessions over HTTP 402: opened by a seller, charged by vouchers, closed by the seller or by force."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -104,7 +105,7 @@ def refused(response: httpx.Response, status_code: int, error: str) -> dict[str,
 
 
 def _balances(connection) -> list[int]:
-    return list(connection.execute(select(accounts.c.balance)).scalars())
+    return list(connection.execute(select(accounts.c.balance).order_by(accounts.c.seq)).scalars())
 
 
 def session_of(http, session_id: str) -> dict[str, Any]:
@@ -434,6 +435,23 @@ def test_payments_whose_channels_are_paid_out_in_one_transaction_have_an_amount_
     assert (str(budget.balance_usdc), str(budget.spent_usdc)) == ("9.930000", "0.070000")
     stored = running._owner.call(running.server.context.database.read(_balances))
     assert stored == [9_930_000]
+
+
+def test_an_account_of_the_service_gets_what_a_channel_pays_it(server, http, client, account) -> None:
+    running = server._running
+    seller = UptoSeller(running.server.chain, running.server.context.signer, running._owner.call)
+    seller.open()
+    payee = client.accounts.create(name="Payee")
+    seller.wallet = SimpleNamespace(address=payee.chain_address)
+    body = {"account_id": account.account_id, "idempotency_key": "key", "origin": ORIGIN}
+    payment = http.post("/ext/v1/payments", json={**body, "headers": seller.ask_upto(50_000)}).json()
+    seller.open_channel(payment["header"])
+    assert seller.take(20_000).failure is None
+    server.sandbox.clock.advance(1)
+    assert str(client.accounts.balance(payee.account_id).balance_usdc) == "0.020000"
+    assert running._owner.call(running.server.context.database.read(_balances)) == [9_980_000, 20_000]
+    (entry,) = client.accounts.transactions(payee.account_id).data
+    assert (entry.type, str(entry.amount_usdc)) == ("deposit", "0.020000")
 
 
 # --- Policy
