@@ -152,7 +152,7 @@ async def served(store: list[str], options: list[str]) -> AsyncIterator[tuple[in
 
 
 def cpu_seconds(root: int) -> float:
-    """Return the CPU time of a process and its children, those that have ended included."""
+    """Return the CPU time of a process and its children, including ended ones."""
     total = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -247,7 +247,7 @@ class Caller:
 
 @asynccontextmanager
 async def connected(port: int, count: int) -> AsyncIterator[list[Caller]]:
-    """Return callers with a connection each. The server closes those that are idle for long."""
+    """Return callers with a connection each. The server closes connections that stay idle."""
     callers = [Caller(*await asyncio.open_connection("127.0.0.1", port)) for _ in range(count)]
     try:
         yield callers

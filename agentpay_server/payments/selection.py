@@ -1,4 +1,4 @@
-"""Selects the offer of a 402 to pay, by what is stored: the key, the pin, the accounts, the channels.
+"""Selects the offer of a 402 to pay, by the stored state: the key, the pin, the accounts, the channels.
 
 Reads only. `challenges/offers.py` says which offers can be paid at all.
 """
@@ -49,7 +49,7 @@ class PaymentView:
         pin: the operator's pin of the origin, if any.
         token_accounts: what it pays, the primary recipient's first; each with its account if this service
             holds it.
-        session: what is stored about it, if the offer sells by session.
+        session: its stored state, if the offer sells by session.
     """
 
     terms: str

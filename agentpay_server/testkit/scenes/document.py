@@ -87,7 +87,7 @@ Label = Annotated[str, text(minimum=1, maximum=128)]
 
 
 class StepStatus(StrEnum):
-    """What becomes of a transfer or session of the history."""
+    """The outcome of a transfer or session of the history."""
 
     SETTLED = "settled"
     REJECTED = "rejected"
@@ -312,7 +312,7 @@ def _fault(key: str, message: str, content: str) -> FieldError:
         model = next((model for pattern, model in _MODELS.items() if re.fullmatch(pattern, parent)), Scene)
         allowed = ", ".join(each.name.removesuffix("_") for each in attrs.fields(model))
         message = f"is unknown; allowed: {allowed}"
-    # What is missing has no line: the key may be there in other tables.
+    # A missing key has no line, but other tables may have a key of that name.
     lines = (
         []
         if message == "is required"
