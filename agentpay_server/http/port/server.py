@@ -6,7 +6,7 @@ import math
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -74,6 +74,7 @@ class PortServer(uvicorn.Server):
                 Wait.LINGER: _LINGER_SECONDS,
             },
         )
+        self._accepting: list[asyncio.Task[None]] = []
         super().__init__(
             uvicorn.Config(
                 self._port.serve_websocket,
@@ -111,7 +112,7 @@ class PortServer(uvicorn.Server):
         self._accepting = [asyncio.create_task(accepting(sock, make)) for sock in sockets or ()]
         for task in self._accepting:
             task.add_done_callback(_log_failure)
-        self.servers = []
+        self.servers: list[Any] = []
         self.started = True
 
     async def stop_accepting(self) -> None:
