@@ -102,7 +102,9 @@ class ChannelClosing:
         if not is_proved:
             raise ChainUnreachableError("a channel shows more as settled than its transactions")
         if channel.session.status == SessionStatus.OPEN:
-            await self._claim_due(channel, found)
+            is_closing = await self._claim_due(channel, found)
+            if found is None and not is_closing:
+                raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         if found is None:
             if await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, session_id):
                 raise ChainUnreachableError("a transaction that closes a channel is in flight")
