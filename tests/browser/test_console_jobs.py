@@ -423,6 +423,7 @@ def test_a_list_is_exported_whole_as_csv_and_json(
     for kind in ("CSV", "JSON"):
         with tab.expect_download() as downloading:
             tab.get_by_role("button", name=f"Export as {kind}").click()
+            says(tab, " exported.")
         path = tmp_path / f"accounts.{kind.lower()}"
         downloading.value.save_as(path)
         text = path.read_text()
