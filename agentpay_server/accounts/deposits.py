@@ -25,7 +25,7 @@ from typing import Final
 from attrs import define, field
 
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.chain.protocol import ChainUnreachableError, Deposit, DepositBatch
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit, DepositBatch
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import unknown_debits
@@ -310,6 +310,24 @@ class Deposits:
             return None
         return unknown_debits.post(connection, self._context, before.account_id, amount_micro=missing_micro)
 
+    async def _check_debit(self, account: AccountRecord, debit: Debit) -> None:
+        """Check that a debit is proved: by the books, the owner's signature, or a balance below the books.
+
+        A delegate moves money without the owner's signature.
+
+        Raises:
+            ChainUnreachableError: nothing proves it, or the chain cannot be read at the moment.
+        """
+        name, owner = account.account_id, account.chain_address
+        if await unknown_debits.is_proved(self._context, debit, name, owner=owner):
+            return
+        before = await self._database.read(account_store.ACCOUNTS.existing, name)
+        (held,) = await self._chain.token_accounts([account.usdc_token_account])
+        after = await self._database.read(account_store.ACCOUNTS.existing, name)
+        held_micro = 0 if held is None else held.amount_micro
+        if unknown_debits.missing_micro(before, held_micro, after) <= 0:
+            raise ChainUnreachableError("a node reports a debit that neither a signature nor a balance shows")
+
     async def _catch_up(self, token_account: str, work: _Scan) -> None:
         """Post the deposits since the account's cursor, until another watcher is faster."""
         account = await self._database.read(account_store.account_at, token_account)
@@ -326,8 +344,7 @@ class Deposits:
         async for batch in self._chain.deposits(token_account, after=after, posted=newest):
             failpoint(Operation.DEPOSIT, Step.BEGUN)
             for shown in batch.debits:
-                owner = account.chain_address
-                await unknown_debits.check(self._context, shown, account.account_id, owner=owner)
+                await self._check_debit(account, shown)
             work.batches_left -= 1
             posted = await self._database.run(self._post, account.account_id, after, batch, work.also)
             if posted is None:

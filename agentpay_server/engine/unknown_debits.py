@@ -12,7 +12,7 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.chain.protocol import ChainUnreachableError, Debit
+from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts, audit, transactions
@@ -60,8 +60,8 @@ def is_explained(connection: Connection, debit: Debit, account_id: str) -> bool:
     )
 
 
-async def check(context: Context, debit: Debit, account_id: str, *, owner: str) -> None:
-    """Check that a debit of an account that the books do not explain was signed by the money's owner.
+async def is_proved(context: Context, debit: Debit, account_id: str, *, owner: str) -> bool:
+    """Return whether a debit is explained by the books, or was signed by the money's owner.
 
     A node may report false amounts, but it cannot make up the owner's signature.
 
@@ -72,12 +72,10 @@ async def check(context: Context, debit: Debit, account_id: str, *, owner: str) 
         owner: the address that owns the debited token account.
 
     Raises:
-        ChainUnreachableError: it was not signed by the owner, or cannot be read at the moment.
+        ChainUnreachableError: the transaction cannot be read at the moment.
     """
-    if await context.database.read(is_explained, debit, account_id):
-        return
-    if not await context.chain.is_signed_by(debit.signature, owner):
-        raise ChainUnreachableError("a node reports a debit that the account's key has not signed")
+    is_known = await context.database.read(is_explained, debit, account_id)
+    return is_known or await context.chain.is_signed_by(debit.signature, owner)
 
 
 def missing_micro(before: AccountRecord, held_micro: int, after: AccountRecord) -> int:

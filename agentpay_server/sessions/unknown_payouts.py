@@ -12,7 +12,7 @@ from typing import Final
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.custody import escrow_authority
-from agentpay_server.chain.protocol import Debit
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import unknown_debits
@@ -38,7 +38,8 @@ async def compare(context: Context, session: SessionRecord) -> None:
     owner = context.signer.address(escrow_authority(account.key_index))
     async for batch in context.chain.deposits(session.escrow_token_account, after=None):
         for debit in batch.debits:
-            await unknown_debits.check(context, debit, session.account_id, owner=owner)
+            if not await unknown_debits.is_proved(context, debit, session.account_id, owner=owner):
+                raise ChainUnreachableError("a node reports a payout that the escrow's key has not signed")
             if await context.database.run(_suspend, context, session.session_id, debit):
                 report(session, debit.signature)
 

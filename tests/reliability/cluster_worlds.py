@@ -1,6 +1,7 @@
 """A whole server on a cluster in memory, on the event loop's own time: `clusters.py` is what it talks to."""
 
 import asyncio
+import struct
 import types
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,17 +12,21 @@ import rpc_world
 import stores
 import worlds
 from clusters import Cluster, Node
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
 from worlds import InterruptedDatabase, Party, World, micro
 
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, record_key, spending_key
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, transfer_checked
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.platform import clock
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
@@ -83,6 +88,31 @@ class ClusterWorld(World):
         )
         self.cluster.submit(signed.raw)
         await asyncio.sleep(2 * self.cluster.slot_seconds)
+
+    async def drain_by_delegate(self, source: Party, to: Party, amount: str) -> None:
+        """Make another key the delegate of a token account, which then moves money without the owner."""
+        signer, delegate = self.runtime.context.signer, record_key(source.index)
+        token_account, key = Pubkey.from_string(source.token_account), spending_key(source.index)
+        address, owner = (Pubkey.from_string(signer.address(each)) for each in (delegate, key))
+        approve = Instruction(
+            TOKEN_PROGRAM,
+            struct.pack("<BQ", 4, micro(amount)),
+            [
+                AccountMeta(token_account, is_signer=False, is_writable=True),
+                AccountMeta(address, is_signer=False, is_writable=False),
+                AccountMeta(owner, is_signer=True, is_writable=False),
+            ],
+        )
+        move = transfer_checked(
+            source=token_account,
+            destination=Pubkey.from_string(to.token_account),
+            owner=address,
+            mint=Pubkey.from_string(self.cluster.usdc_mint),
+            amount_micro=micro(amount),
+        )
+        for instruction, cosigner in ((approve, key), (move, delegate)):
+            self.cluster.submit(sign_transaction(signer, self._blockhash(), [instruction], cosigner).raw)
+            await asyncio.sleep(2 * self.cluster.slot_seconds)
 
     def _blockhash(self) -> Blockhash:
         return _newest_blockhash(self.cluster)

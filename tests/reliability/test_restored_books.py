@@ -125,6 +125,24 @@ async def test_a_debit_by_another_holder_of_the_key_stops_the_account_at_the_nex
     assert row["balance"] == 16_000_000
 
 
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_debit_by_a_delegate_stops_the_account(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The owner has not signed it, but the balance shows it."""
+    world = await lives.start()
+    source, to = await world.account("20"), await world.outside()
+    assert (await world.transfer("known", source, to, "1")).status == 200
+    assert isinstance(world, ClusterWorld)
+    await world.drain_by_delegate(source, to, "3")
+    assert world.balance(source) == 16_000_000
+    await asyncio.sleep(FINALITY_SECONDS + 10)
+    assert len(stopped_by(caplog)) == 1
+    assert await not_ready(world) == ["stopped_accounts"]
+    (row,) = await world.rows("accounts", account_id=source.account_id)
+    assert row["balance"] == 16_000_000
+
+
 async def test_what_the_books_explain_stops_no_account(
     lives: Lives, caplog: pytest.LogCaptureFixture
 ) -> None:
