@@ -1,4 +1,4 @@
-"""What a transaction that closed a token account paid to another one. Pure functions."""
+"""Payouts of transactions that close token accounts. Pure functions."""
 
 from collections.abc import Mapping
 

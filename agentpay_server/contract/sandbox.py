@@ -248,7 +248,7 @@ class CreateScene(Request):
 
 @frozen(kw_only=True)
 class CreatedScene(Model):
-    """What was created for a scene. Keys and secrets are shown only here.
+    """The result of building a scene. Keys and secrets are shown only here.
 
     Its `repr` does not show them.
 

@@ -32,7 +32,7 @@ from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 S = TypeVar("S")
 
 _MOVES_NOTHING: Final = {Kind.POLICY_RECORD, Kind.CHANNEL_CLOSE}
-"""What may land late without consequence: the closing of a channel only returns money to its account."""
+"""Transactions that may land late without consequence: closing a channel only returns money."""
 
 
 @frozen

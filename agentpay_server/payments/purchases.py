@@ -94,7 +94,7 @@ class Purchases:
         return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
 
     async def poll_one(self, payment: PaymentRow) -> None:
-        """Post the outcome of a submitted payment if the chain has it."""
+        """Post the outcome of a submitted payment if the chain shows one."""
         is_upto = payment.protocol == Protocol.X402_UPTO
         kind = Kind.CHANNEL_OPEN if is_upto else Kind.PAYMENT
         tx = await self._database.read(transactions.pending, kind, payment.transfer_id)

@@ -4,7 +4,7 @@ A session's escrow is paid out by a settlement that the service has stored, and 
 at most the vouchers that the service has stored. If the chain shows anything else, the database is an older
 copy, or someone else has the account's key. The account is suspended, and an operator must review it.
 
-A node that lags does not show an escrow yet, so that alone proves nothing; the escrow's own history does.
+A missing escrow proves nothing, because a node may lag; the escrow's own history does.
 """
 
 import logging

@@ -70,6 +70,16 @@ class Market:
         await seller._payer.send(*steps, cosigner=seller.wallet if closes else None)
         await asyncio.sleep(1)
 
+    async def paid_in_the_end(self, payer: Party) -> Answer:
+        """Request to pay until the chain can be relied on."""
+        for _ in range(60):
+            answer = await self.pay(payer, "new")
+            if answer.status == 201:
+                return answer
+            assert (answer.status, answer.error) == (503, "chain_unavailable"), answer
+            await asyncio.sleep(1)
+        raise AssertionError("no end in sight")
+
     async def sessions(self) -> list[dict[str, Any]]:
         return await self.world.rows("sessions")
 
@@ -370,13 +380,7 @@ async def test_one_false_end_of_a_channel_does_not_end_its_session(lives: Lives,
     market = await restarted(lives, market)
     await asyncio.sleep(FINALITY_SECONDS)
     lives.cluster.tell("getMultipleAccounts", once(ENDED[end]), seconds=3_600.0)
-    answer = await market.pay(payer, "new")
-    for _ in range(10):
-        if answer.status == 201:
-            break
-        assert (answer.status, answer.error) == (503, "chain_unavailable"), answer
-        await asyncio.sleep(1)
-        answer = await market.pay(payer, "new")
+    answer = await market.paid_in_the_end(payer)
     assert market.seller.take_voucher(answer.body["header"]) == 2 * PRICE
     (session,) = await market.sessions()
     assert session["status"] == "open"
@@ -423,14 +427,7 @@ async def test_a_false_total_of_a_channel_neither_stops_its_account_nor_changes_
     await asyncio.sleep(FINALITY_SECONDS)
     market = await restarted(lives, market)
     lives.cluster.tell("getMultipleAccounts", with_settled(3 * PRICE), seconds=seconds)
-    answer = await market.pay(payer, "new")
-    for _ in range(60):
-        if answer.status == 201:
-            break
-        assert (answer.status, answer.error) == (503, "chain_unavailable"), answer
-        await asyncio.sleep(1)
-        answer = await market.pay(payer, "new")
-    assert answer.status == 201, answer
+    answer = await market.paid_in_the_end(payer)
     assert market.seller.take_voucher(answer.body["header"]) == 2 * PRICE
     doubts = [line for line in caplog.messages if line.startswith("session.unproved_payout")]
     # A single false reply may be one that nothing depends on.

@@ -133,10 +133,9 @@ def _amount_or_zero(holder: Mapping[str, Any], key: str) -> int:
 # --- Payloads
 
 
-def open_payload(opening: OnchainTerms, transaction: bytes) -> dict[str, Any]:
-    """Return the payload that opens a channel."""
-    payload = {
-        "action": "open",
+def opening_fields(opening: OnchainTerms) -> dict[str, Any]:
+    """Return the fields of a payload that repeat what its transaction opens."""
+    return {
         "channelId": str(opening.address),
         "payer": str(opening.payer),
         "payee": str(opening.payee),
@@ -146,6 +145,14 @@ def open_payload(opening: OnchainTerms, transaction: bytes) -> dict[str, Any]:
         "openSlot": str(opening.open_slot),
         "depositAmount": str(opening.deposit_micro),
         "gracePeriodSeconds": opening.grace_seconds,
+    }
+
+
+def open_payload(opening: OnchainTerms, transaction: bytes) -> dict[str, Any]:
+    """Return the payload that opens a channel."""
+    payload = {
+        "action": "open",
+        **opening_fields(opening),
         "transaction": base64.b64encode(transaction).decode("ascii"),
     }
     if opening.shares:

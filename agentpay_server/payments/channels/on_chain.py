@@ -1,4 +1,4 @@
-"""What the chain shows of a channel, and what of that is proved.
+"""Reads channels from the chain, and tells which facts are proved.
 
 A node may lag, and one reply of it may be false. So nothing that cannot be undone follows from one reply: an
 open channel ends, and a payout is posted, only when a second read or an irreversible transaction agrees.

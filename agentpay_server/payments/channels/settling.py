@@ -1,4 +1,4 @@
-"""What the ends of channels change, as data: the payout, and the service's own transactions before it.
+"""The changes in the books at the end of a channel, as data: for its payout and the transactions before it.
 
 What is settled is what did not come back to the account in the transaction that closed the escrow.
 """

@@ -78,7 +78,7 @@ class ChannelDeposit:
 
     @property
     def terms(self) -> ChannelTerms:
-        """What the offer asks of the channel."""
+        """The channel's terms in the offer."""
         assert self.offer.channel is not None  # noqa: S101 - the offer sells through a channel
         return self.offer.channel
 

@@ -1,4 +1,4 @@
-"""What a seller does with channels on chain: it opens, settles and reads them."""
+"""The seller's transactions that open and settle channels, and its reads of them."""
 
 import base64
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms, Share
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM
 from agentpay_server.chain.signing import transaction_of
+from agentpay_server.payments.challenges.mpp_sessions import opening_fields
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.paywall import channel_wire
 from agentpay_server.testkit.paywall.channel_products import SellerTerms, SessionProduct, UptoProduct
@@ -92,18 +93,7 @@ def check_session_opening(
         grace_seconds=product.grace_seconds,
         shares=product.shares,
     )
-    claimed = {
-        "channelId": str(opening.address),
-        "payer": str(opening.payer),
-        "payee": str(opening.payee),
-        "mint": str(opening.mint),
-        "authorizedSigner": str(opening.signer),
-        "salt": str(opening.salt),
-        "openSlot": str(opening.open_slot),
-        "depositAmount": str(opening.deposit_micro),
-        "gracePeriodSeconds": opening.grace_seconds,
-    }
-    for name, value in claimed.items():
+    for name, value in opening_fields(opening).items():
         if payload.get(name) != value:
             raise InvalidPaymentError("payment_invalid", f"{name} is not that of the transaction")
     if "bump" in payload or "authentication" in payload:
@@ -174,7 +164,7 @@ def _require_equal(opening: OnchainTerms, **terms: object) -> None:
     """Refuse an opening on other terms; the names are those of `OnchainTerms`."""
     for name, wanted in terms.items():
         if getattr(opening, name) != wanted:
-            raise _refused(f"{name} of the opening is not what was asked for")
+            raise _refused(f"{name} of the opening differs from the offer")
 
 
 def _check_budget(data: bytes) -> None:

@@ -192,7 +192,7 @@ class ChannelDesk:
         now_us = self._now_us()
         due = [account for account in self._watched() if self._due_us(account) <= now_us]
         for account in due:
-            # What could not be done is tried again at the next poll.
+            # A step that fails is tried again at the next poll.
             with contextlib.suppress(
                 InvalidPaymentError, RpcError, NotConfirmedError, FailedOnChainError, SimulationFailedError
             ):
