@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0101"
+HEAD: Final = "0102"
 """The newest migration."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 101))
