@@ -2,10 +2,12 @@
 
 A method's parameters are named like the fields of the request that it sends. So the declaration of the
 request says what each argument must be: an exact amount, a list of names, JSON, a string, a time. The most
-common mistakes are an object instead of its identifier and a UUID instead of a string.
+common mistakes are an object instead of its identifier and a UUID instead of a string. Whatever is wrong with
+an argument raises `InvalidArgumentError`, an `InvalidRequestError`.
 """
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -16,7 +18,8 @@ from uuid import UUID
 
 import attrs
 
-from agentpay.contract.fields import JsonObject
+from agentpay._invalid import InvalidArgumentError
+from agentpay.contract.fields import JsonObject, format_timestamp
 from agentpay.contract.requests import MAX_NESTING, UNSET, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, to_decimal
 
@@ -37,8 +40,8 @@ def request_of(kind: type[R], arguments: Mapping[str, object]) -> R:
     A method passes its `locals()`, whose other names are ignored.
 
     Raises:
-        TypeError: an amount is a float, a list of names is one string, or a value has no JSON form.
-        ValueError: an amount is negative, not finite, or has more than 6 decimals.
+        InvalidRequestError: an amount is a float, negative, not finite, or has more than 6 decimals; a list
+            of names is one string; or a value has no JSON form.
     """
     declared, conversions = _declared(kind)  # type: ignore[arg-type]  # mypy/issues/11470
     values = {name: arguments[name] for name in declared if name in arguments}
@@ -66,24 +69,23 @@ def _declared(
 
 
 def usdc(argument: str, value: Decimal | int | str) -> Decimal:
-    """Convert exactly; errors name the argument.
-
-    Raises TypeError for a float, ValueError if negative, not finite, or with more than 6 decimals.
-    """
+    """Convert exactly; a float, a negative or infinite amount, and more than 6 decimals are refused."""
     try:
         return to_decimal(value)
     except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("an amount of USDC", argument, 1)) from None
+        raise InvalidArgumentError(str(error).replace("an amount of USDC", argument, 1)) from None
 
 
 def json_object(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a caller's JSON object, with floats converted to the decimals that Python prints.
 
-    Floats are accepted only here, because none of these numbers is money. Raises TypeError without a JSON
-    form, ValueError for a float that is not finite, or too deep nesting.
+    Floats are accepted only here, because none of these numbers is money. Values without a JSON form, a float
+    that is not finite, and too deep nesting are refused.
     """
     if not isinstance(value, Mapping):
-        raise TypeError(f"{argument} must be a mapping of strings to JSON values, not {type(value).__name__}")
+        raise InvalidArgumentError(
+            f"{argument} must be a mapping of strings to JSON values, not {type(value).__name__}"
+        )
     converted: dict[str, Any] = _json(argument, value, 0)
     return converted
 
@@ -93,18 +95,22 @@ def _json(place: str, value: object, depth: int) -> Any:  # noqa: ANN401 - a JSO
         return value
     if isinstance(value, float | Decimal):
         if not math.isfinite(value):
-            raise ValueError(f"{place} must be a finite number: JSON has no form for {value}")
+            raise InvalidArgumentError(f"{place} must be a finite number: JSON has no form for {value}")
         return Decimal(repr(value)) if isinstance(value, float) else value
     if depth == MAX_NESTING:
-        raise ValueError(f"{place} nests deeper than the {MAX_NESTING} levels that a request may have")
+        raise InvalidArgumentError(
+            f"{place} nests deeper than the {MAX_NESTING} levels that a request may have"
+        )
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise TypeError(f"a key of {place} must be a string, not {type(key).__name__}: {key!r:.64}")
+                raise InvalidArgumentError(
+                    f"a key of {place} must be a string, not {type(key).__name__}: {key!r:.64}"
+                )
         return {key: _json(f"{place}.{key[:64]}", item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json(f"{place}[{number}]", item, depth + 1) for number, item in enumerate(value)]
-    raise TypeError(
+    raise InvalidArgumentError(
         f"{place} must be a JSON value (a string, a number, a boolean, None, a list or a mapping), not "
         f"{type(value).__name__}"
     )
@@ -113,7 +119,7 @@ def _json(place: str, value: object, depth: int) -> Any:  # noqa: ANN401 - a JSO
 def names(argument: str, value: Sequence[str]) -> tuple[str, ...]:
     """Refuse a single string, whose characters would count as names."""
     if isinstance(value, str):
-        raise TypeError(f"{argument} is a list of strings, not one string: write [{value[:64]!r}]")
+        raise InvalidArgumentError(f"{argument} is a list of strings, not one string: write [{value[:64]!r}]")
     return tuple(value)
 
 
@@ -125,11 +131,29 @@ _CONVERSIONS: Final[tuple[tuple[object, Callable[[str, Any], object]], ...]] = (
 
 
 def check_text(argument: str, value: object) -> str:
-    if isinstance(value, str):
-        return value
-    raise TypeError(
-        f"{argument} must be {_wanted(argument)}, not {type(value).__name__}{_advice(argument, value)}"
-    )
+    if not isinstance(value, str):
+        raise InvalidArgumentError(
+            f"{argument} must be {_wanted(argument)}, not {type(value).__name__}{_advice(argument, value)}"
+        )
+    if not value.isascii() and _SURROGATE.search(value):
+        raise InvalidArgumentError(
+            f"{argument} must be text that UTF-8 can encode, without lone surrogates: Python reads bytes of "
+            "another encoding as such"
+        )
+    return value
+
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+def timestamp(argument: str, value: datetime) -> str:
+    """Return a time as the service reads it; one without a UTC offset is refused."""
+    if value.utcoffset() is None:
+        raise InvalidArgumentError(f"{argument} must have a UTC offset: use datetime(..., tzinfo=UTC)")
+    try:
+        return format_timestamp(value)
+    except ValueError as error:
+        raise InvalidArgumentError(f"{argument} {error}") from None
 
 
 def check_body(body: Request) -> None:
@@ -158,7 +182,9 @@ def _check(name: str, kind: type, value: object) -> None:
     if kind is str:
         check_text(name, value)
     elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise TypeError(f"{name} must be {_WORDS[kind]}, not {type(value).__name__}")
+        raise InvalidArgumentError(f"{name} must be {_WORDS[kind]}, not {type(value).__name__}")
+    elif isinstance(value, datetime):
+        timestamp(name, value)
 
 
 @lru_cache(maxsize=64)

@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from attrs import frozen
 
+from agentpay._invalid import InvalidArgumentError
 from agentpay.contract.json_text import print_json
 from agentpay.contract.payments import MAX_HEADERS, parse_url, site_of
 from agentpay.contract.printable import without_hidden
@@ -224,17 +225,16 @@ def payment_key(extensions: Mapping[str, Any]) -> str | None:
     A falsy key is refused and not replaced by a random one, under which each attempt would be a new purchase.
 
     Raises:
-        TypeError: it is not a string.
-        ValueError: it does not have 1 to 128 characters.
+        InvalidRequestError: it is not a string of 1 to 128 characters.
     """
     if "payment_key" not in extensions:
         return None
     key = extensions["payment_key"]
     advice = "pass the key of this purchase, or leave payment_key out for a random one"
     if not isinstance(key, str):
-        raise TypeError(f"payment_key must be a string, not {type(key).__name__}: {advice}")
+        raise InvalidArgumentError(f"payment_key must be a string, not {type(key).__name__}: {advice}")
     if not 1 <= len(key) <= KEY_MAX_CHARACTERS:
-        raise ValueError(f"payment_key must have 1 to 128 characters, not {len(key)}: {advice}")
+        raise InvalidArgumentError(f"payment_key must have 1 to 128 characters, not {len(key)}: {advice}")
     return key
 
 

@@ -24,6 +24,7 @@ from agentpay._given import (
     Transport,
     class_names,
 )
+from agentpay._invalid import InvalidArgumentError
 from agentpay._observing import Observer
 from agentpay._options import CallSettings
 from agentpay._requests import PreparedRequest
@@ -148,7 +149,9 @@ class BaseTransport:
         try:
             url = self._url(request.target)
         except library.InvalidURL:
-            raise ValueError(f"an argument of {request.endpoint.name} is too long for a URL") from None
+            raise InvalidArgumentError(
+                f"an argument of {request.endpoint.name} is too long for a URL"
+            ) from None
         left = None if timeout is None else timeout - waited
         steps = {"connect": left, "read": left, "write": left, "pool": left}
         if each is not None:

@@ -18,7 +18,8 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay._arguments import check_body, check_query, check_text
+from agentpay._arguments import check_body, check_query, check_text, timestamp
+from agentpay._invalid import InvalidArgumentError
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import (
@@ -29,7 +30,7 @@ from agentpay.contract.errors import (
     FieldError,
     without_advice,
 )
-from agentpay.contract.fields import format_timestamp, parse_timestamp
+from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED, is_header_value
 from agentpay.contract.models import with_response
 from agentpay.contract.pages import PageBody
@@ -73,8 +74,9 @@ def prepare(
     requires, as the service returned it.
 
     Raises:
-        TypeError: an argument has a wrong type, or a value of the body has no exact JSON form.
-        ValueError: an identifier is empty or would change the path; a datetime has no UTC offset.
+        InvalidRequestError: an argument has a wrong type, an identifier is empty or would change the path, or
+            a datetime has no UTC offset.
+        TypeError: a value of the body has no exact JSON form.
     """
     if body is not None:
         check_body(body)
@@ -181,7 +183,11 @@ def _refuse_known(option: str, given: object, known: Collection[str]) -> None:
 
 
 def _query(query: Mapping[str, object] | None) -> str:
-    given = {name: _query_text(name, value) for name, value in (query or {}).items() if value is not None}
+    given = {
+        check_text("a name of the query", name): _query_text(name, value)
+        for name, value in (query or {}).items()
+        if value is not None
+    }
     return f"?{urlencode(given)}" if given else ""
 
 
@@ -204,7 +210,9 @@ def _quoted(name: str, value: object) -> str:
     value = check_text(name, value)
     # Quoting is not sufficient: servers and proxies decode dot segments and %2F.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
-        raise ValueError(f"{name} must be an identifier as the service returned it, not {value[:64]!r}")
+        raise InvalidArgumentError(
+            f"{name} must be an identifier as the service returned it, not {value[:64]!r}"
+        )
     return quote(value, safe="")
 
 
@@ -232,17 +240,14 @@ def refusal_of(request: PreparedRequest, reply: RawResponse, now: float) -> erro
 
 def _query_text(name: str, value: object) -> str:
     if isinstance(value, datetime):
-        if value.utcoffset() is None:
-            raise ValueError(f"{name} must have a UTC offset: use datetime(..., tzinfo=UTC)")
-        try:
-            return format_timestamp(value)
-        except ValueError as error:
-            raise ValueError(f"{name} {error}") from None
+        return timestamp(name, value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, str | int | Decimal):
+    if isinstance(value, int | Decimal):
         return str(value)
-    raise TypeError(
+    if isinstance(value, str):
+        return check_text(name, value)
+    raise InvalidArgumentError(
         f"{name} must be a string, an integer, a Decimal, a boolean or a datetime, not {type(value).__name__}"
     )
 

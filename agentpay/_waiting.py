@@ -18,6 +18,7 @@ import random as _random
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
+from agentpay._invalid import InvalidArgumentError
 from agentpay._retries import Sleep, retry_after
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, WaitTimeoutError
@@ -60,14 +61,14 @@ def looks(
         random: a number from 0 up to 1.
 
     Raises:
-        ValueError: `timeout` is below 0, or `poll_interval` not above 0.
+        InvalidRequestError: `timeout` is below 0, or `poll_interval` not above 0.
         WaitTimeoutError: it was not final in time.
         AgentPayError: it cannot be read, and retrying would not help.
     """
     seconds = math.inf if timeout is None else timeout
     # Not `<`, because that accepts NaN.
     if not (seconds >= 0 and 0 < poll_interval < math.inf):
-        raise ValueError("total_timeout must be from 0 and poll_interval above 0 seconds")
+        raise InvalidArgumentError("total_timeout must be from 0 and poll_interval above 0 seconds")
     deadline = now() + seconds
     longest = poll_interval
     seen: Transfer | None = None

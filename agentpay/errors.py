@@ -1,4 +1,4 @@
-"""Every exception of the SDK, except `TypeError` and `ValueError` for invalid arguments.
+"""Every exception of the SDK, except `TypeError` and `ValueError` for wrong calls.
 
     AgentPayError
       + ConfigurationError (ValueError)     a client cannot be created from these settings
@@ -17,7 +17,7 @@
       |   - WebhookSignatureError           it is not proven to come from the service
       |   - WebhookPayloadError             it comes from the service but is not a readable event
       + APIError                            the service returned an error
-          - InvalidRequestError             400, and 405, 413, 415
+          - InvalidRequestError (ValueError) 400, and 405, 413, 415
           - AuthenticationError             401
           - TransferRejectedError *         402
           |   . PolicyViolationError            policy_violation
@@ -598,8 +598,12 @@ def _outcome_of(status: int, code: str | None, subject: str | None) -> RequestOu
     return "unknown"
 
 
-class InvalidRequestError(APIError):
-    """The request is invalid; `details` lists every fault (status 400, 405, 413 or 415)."""
+class InvalidRequestError(APIError, ValueError):
+    """The request is invalid; `details` lists every fault (status 400, 405, 413 or 415).
+
+    An argument that cannot be sent raises it too, such as an amount with seven decimals or a time without a
+    UTC offset. Then nothing was sent: `outcome` is `not_done`, and the error is a `TypeError` as well.
+    """
 
     advice: str = "Correct the request before you retry"
 

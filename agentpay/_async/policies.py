@@ -73,9 +73,9 @@ class AsyncPolicies(AsyncResource):
             The policy now in force. It applies from the next transfer on.
 
         Raises:
-            TypeError: no field is given, an amount is a float, or an allowlist is a single string.
-            ValueError: an amount is negative, not finite, or has more than 6 decimals.
-            InvalidRequestError: the service refuses a field; `details` names it.
+            TypeError: no field is given.
+            InvalidRequestError: a field is invalid, such as an amount that is a float; `details` names those
+                that the service refuses.
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
@@ -126,10 +126,9 @@ class AsyncPolicies(AsyncResource):
             The policy now in force.
 
         Raises:
-            TypeError: both a policy and fields are given, an amount is a float, or an allowlist is a single
-                string.
-            ValueError: an amount is negative, not finite, or has more than 6 decimals.
-            InvalidRequestError: the service refuses a field; `details` names it.
+            TypeError: both a policy and fields are given.
+            InvalidRequestError: a field is invalid, such as an amount that is a float; `details` names those
+                that the service refuses.
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """

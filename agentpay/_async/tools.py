@@ -262,10 +262,8 @@ class AsyncAgentTools:
             ToolInputError: an argument is invalid.
             AgentPayError: they cannot be read.
         """
-        checked("list_payments", {"status": status, "limit": limit, "cursor": cursor})
-        page = await self._client.transfers.list(
-            account_id=await self.account_id(), status=cast("Any", status), limit=limit, cursor=cursor
-        )
+        given = checked("list_payments", {"status": status, "limit": limit, "cursor": cursor})
+        page = await self._client.transfers.list(account_id=await self.account_id(), **given)
         return PaymentList(
             payments=[reports.listed(transfer) for transfer in page.data],
             cursor=page.cursor,

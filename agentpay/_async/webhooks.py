@@ -53,8 +53,8 @@ class AsyncWebhooks(AsyncResource):
             The webhook with its `secret`, which is shown only here: store it.
 
         Raises:
-            TypeError: the threshold is a float, or a list is a single string.
-            InvalidRequestError: the request is invalid; `details` lists every fault.
+            InvalidRequestError: the request is invalid, such as a threshold that is a float; `details` lists
+                every fault that the service finds.
         """
         body = request_of(CreateWebhook, locals())
         webhook: NewWebhook = await self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)

@@ -46,9 +46,8 @@ class Accounts(Resource):
             The account, with no USDC and a policy without limits.
 
         Raises:
-            TypeError: the metadata has a value without a JSON form.
-            ValueError: a number in the metadata is not finite, or the metadata nests too deep.
-            InvalidRequestError: the name or the metadata is invalid.
+            InvalidRequestError: the name or the metadata is invalid: a value has no JSON form, or a number is
+                not finite.
             ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """
         body = request_of(CreateAccount, locals())
@@ -149,7 +148,7 @@ class Accounts(Resource):
 
         Raises:
             NotFoundError: no such account of this operator.
-            ValueError: `since` has no UTC offset.
+            InvalidRequestError: `since` has no UTC offset.
         """
         path = {"account_id": account_id}
         query = {"limit": limit, "cursor": cursor, "status": status, "since": since}

@@ -191,7 +191,7 @@ class Deliveries(Resource):
             How many were replayed, 1,000 at most, and whether there are others.
 
         Raises:
-            InvalidRequestError: no such webhook of this operator.
+            InvalidRequestError: no such webhook of this operator, or `since` has no UTC offset.
         """
         wanted = deliveries.ReplayableStatus(status)
         body = ReplayDeliveries(since=since, webhook_id=webhook_id, status=wanted)

@@ -119,9 +119,9 @@ class Payments(Resource):
             key and a fresh 402, and after a `voucher`, report its outcome.
 
         Raises:
-            TypeError: neither a response nor its parts, or `max_amount` is a float.
-            ValueError: the response is not a 402, its challenge is too large, or `max_amount` has more than 6
-                decimals.
+            TypeError: neither a response nor its parts were passed.
+            ValueError: the response is not a 402, or its challenge is too large.
+            InvalidRequestError: an argument is invalid, such as a `max_amount` with more than 6 decimals.
             UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
             PolicyViolationError: the policy, or the pin of the seller, refuses it.
             AccountPausedError: the account is paused.
@@ -178,7 +178,7 @@ class Payments(Resource):
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
-            ValueError: `since` has no UTC offset.
+            InvalidRequestError: `since` has no UTC offset.
         """
         query = {
             "account_id": account_id,

@@ -53,8 +53,6 @@ class Sessions(Resource):
             The open session. A key that was used before returns the current state of its session.
 
         Raises:
-            TypeError: the cap is a float.
-            ValueError: the cap is negative, not finite, or has more than 6 decimals.
             NotFoundError: no such account of this operator.
             PolicyViolationError: the policy refuses it; the message names the limit. A cap at or above
                 `escalation_threshold` needs an operator key.
@@ -63,7 +61,7 @@ class Sessions(Resource):
             TransferFailedError: the chain refused the funding of the escrow; nothing moved.
             IdempotencyConflictError: the key was used with other parameters.
             ConflictError: the account has too many unsettled sessions (`too_many_sessions`).
-            InvalidRequestError: the cap is below the server's minimum.
+            InvalidRequestError: the cap is below the server's minimum, a float, or has more than 6 decimals.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
             OutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
@@ -96,8 +94,7 @@ class Sessions(Resource):
             The session with its new running total.
 
         Raises:
-            TypeError: the amount is a float.
-            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            InvalidRequestError: the amount is a float, negative, not finite, or has more than 6 decimals.
             NotFoundError: no such session of this operator.
             PolicyViolationError: the amount exceeds `max_single_transfer`.
             AccountPausedError: the account is paused.

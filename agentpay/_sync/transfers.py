@@ -67,9 +67,8 @@ class Transfers(Resource):
             The transfer: `settled`, or `pending_approval` if the policy escalates it (see `wait`).
 
         Raises:
-            TypeError: the amount is a float.
-            ValueError: the amount is negative, not finite, or has more than 6 decimals.
-            InvalidRequestError: the request is invalid; `details` lists every fault.
+            InvalidRequestError: the request is invalid, such as an amount that is a float; `details` lists
+                every fault that the service finds.
             PolicyViolationError: the policy refuses it; the message names the limit.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
@@ -126,8 +125,7 @@ class Transfers(Resource):
             Whether it would settle, be escalated to an operator or be rejected, and why.
 
         Raises:
-            TypeError: the amount is a float.
-            ValueError: the amount is negative, not finite, or has more than 6 decimals.
+            InvalidRequestError: the amount is a float, negative, not finite, or has more than 6 decimals.
             NotFoundError: no such account of this operator.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached.
@@ -165,7 +163,7 @@ class Transfers(Resource):
             The first page. Iterating over it yields all transfers, fetching further pages as needed.
 
         Raises:
-            ValueError: `since` has no UTC offset.
+            InvalidRequestError: `since` has no UTC offset.
             NotSupportedError: the service does not offer this extension.
         """
         query = {
@@ -206,7 +204,7 @@ class Transfers(Resource):
             `settled`. A status that this version does not know is not final.
 
         Raises:
-            ValueError: `total_timeout` is below 0, or `poll_interval` not above 0.
+            InvalidRequestError: `total_timeout` is below 0, or `poll_interval` not above 0.
             ConfigurationError: an option is invalid.
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.

@@ -171,7 +171,9 @@ def _usage_errors_as(words: Sequence[str]) -> Iterator[None]:
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning without the line of code that caused it."""
-    click.echo(f"Warning: {message}.", err=True)
+    from agentpay.contract.printable import printable
+
+    click.echo(printable(f"Warning: {message}."), err=True)
 
 
 @click.command(

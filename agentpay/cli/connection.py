@@ -9,6 +9,7 @@ import click
 from attrs import field, frozen
 
 from agentpay import AgentPay, errors
+from agentpay._invalid import InvalidArgumentError
 from agentpay.cli.exit_codes import FAILED, OUTCOME_UNKNOWN, REFUSED
 from agentpay.cli.output import Output
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
@@ -91,6 +92,8 @@ def reported_errors(address: ServerAccess, output: Output) -> Iterator[None]:
         yield
     except errors.ConfigurationError as error:
         raise click.UsageError(str(error).replace("base_url", "--url").replace("api_key", "--key")) from None
+    except InvalidArgumentError as error:
+        raise click.UsageError(f"{error}.") from None
     except errors.OutcomeUnknownError as error:
         _outcome_unknown(error, output)
     except errors.APIConnectionError as error:

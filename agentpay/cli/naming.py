@@ -111,7 +111,7 @@ def completed_accounts(
     except (click.ClickException, errors.AgentPayError, ValueError):
         return []
     words = dict.fromkeys(word for each in accounts for word in (each.name, each.handle, each.account_id))
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+    return [CompletionItem(word) for word in words if word.startswith(incomplete) and word.isprintable()]
 
 
 def _given(context: click.Context) -> dict[str, str | None]:

@@ -80,7 +80,7 @@ class Output:
             for part, item in (value.items() if isinstance(value, dict) and value else [("", value)])
         ]
         width = max(len(name) for name, _ in rows)
-        self._out.print(Text(title, style="italic"))
+        self._out.print(Text(printable(title), style="italic"))
         for name, item in rows:
             # Not wrapped, so that a long value can be copied from a terminal.
             line = Text.assemble((f"{printable(name):<{width}}  ", "dim"), styled(_shown(name, item)))
@@ -91,7 +91,7 @@ class Output:
         if self.is_quiet and not self.is_json:
             fields = _fields(model)
             with self._reporting_unwritten(fields):
-                click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
+                click.echo(printable(next(str(fields[name]) for name in _SECRETS if name in fields)))
             return
         self.result(model, title)
         if not self.is_json:
@@ -106,7 +106,7 @@ class Output:
             if self.is_json:
                 self.document({field: identifier, "status": status})
             elif self.is_quiet:
-                click.echo(identifier)
+                click.echo(printable(identifier))
             else:
                 self.line(identifier, "is", status)
 

@@ -14,6 +14,7 @@ from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract import choices
 from agentpay.contract.identifiers import TRANSFER
+from agentpay.contract.printable import printable
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -95,7 +96,7 @@ def authorize_payment(
         )
     header = payment.header
     if output.is_quiet and not output.is_json and header is not None:
-        click.echo(f"{header.name}: {header.value}")
+        click.echo(printable(f"{header.name}: {header.value}"))
         return
     output.result(payment, "Payment")
     if header is None:

@@ -82,7 +82,8 @@ def cell(value: object, *, is_wide: bool, now: datetime, decimals: int = 2) -> T
 def styled(value: object) -> Text:
     """Return a value as text for the terminal; escape sequences are made harmless."""
     if isinstance(value, Text):
-        return value
+        shown = printable(value.plain)
+        return value if shown == value.plain else Text(shown, style=value.style)
     if value is None:
         return Text("-", style="dim")
     if isinstance(value, bool):

@@ -163,7 +163,7 @@ async def _reporting(
     spec = TOOLS[params.name]
     limit = (params.arguments or {}).get("wait_seconds")
     # A wait may end a little later than its limit: a total that is passed would confuse a host.
-    total = limit + _LATE_SECONDS if isinstance(limit, int) and limit > 0 else None
+    total = limit + _LATE_SECONDS if isinstance(limit, int | float) and limit > 0 else None
 
     async def report() -> None:
         started = anyio.current_time()

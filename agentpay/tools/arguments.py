@@ -7,15 +7,19 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from agentpay._invalid import InvalidArgumentError
 from agentpay.tools.specs import TOOLS, ToolSpec
 
 
-class ToolInputError(ValueError):
+class ToolInputError(InvalidArgumentError):
     """The tool does not exist, or an argument is missing or invalid. Nothing was done."""
 
 
 def checked(name: object, arguments: object) -> dict[str, Any]:
-    """Return the arguments of a tool, a mapping or None. Optional null values are left out."""
+    """Return the arguments of a tool, a mapping or None. Optional null values are left out.
+
+    JSON Schema counts `10.0` as an integer, and so does this.
+    """
     spec = TOOLS.get(name) if isinstance(name, str) else None
     if spec is None:
         raise ToolInputError(f"unknown tool {name!r}; available: {', '.join(TOOLS)}")
@@ -31,6 +35,8 @@ def checked(name: object, arguments: object) -> dict[str, Any]:
     if missing:
         raise ToolInputError(f"{name} needs {', '.join(missing)}")
     for key, value in given.items():
+        if properties[key]["type"] == "integer" and isinstance(value, float) and value.is_integer():
+            given[key] = value = int(value)  # noqa: PLW2901 - the value in another form
         problem = _problem(properties[key], value)
         if problem:
             raise ToolInputError(f"{key} {problem}")

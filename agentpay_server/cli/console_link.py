@@ -6,6 +6,7 @@ from attrs import field, frozen
 from agentpay import AgentPay
 from agentpay.cli.options import takes_server
 from agentpay.cli.output import Output
+from agentpay.contract.printable import printable
 
 
 @frozen(kw_only=True)
@@ -25,4 +26,4 @@ def console_link(*, server: AgentPay, output: Output) -> None:
     if output.is_json:
         output.document(ConsoleLink(console_url=link))
     else:
-        click.echo(link)
+        click.echo(printable(link))

@@ -9,6 +9,7 @@ from agentpay import AgentPay
 from agentpay.cli.columns import Column
 from agentpay.cli.options import takes_server
 from agentpay.cli.output import Output
+from agentpay.contract.printable import printable
 
 _COLUMNS: Final = [
     Column("scene", lambda scene: scene.name),
@@ -52,7 +53,7 @@ def build(*, server: AgentPay, output: Output, scene_: str) -> None:
         )
     if output.is_quiet and not output.is_json:
         for account_id in created.accounts.values():
-            click.echo(account_id)
+            click.echo(printable(account_id))
         return
     output.record_once(created, "Scene")
 

@@ -19,6 +19,7 @@ from agentpay.cli.connection import CommandRefusedError
 from agentpay.cli.output import Output
 from agentpay_server import AgentPayServer, Settings
 
+ACCOUNT = UNKNOWN["account_id"]
 NOWHERE = {"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None, "AGENTPAY_CONFIG": NO_CONFIG}
 
 
@@ -55,6 +56,38 @@ def test_server_text_cannot_control_the_terminal(
     assert "\x1b" not in shown  # nor colour, where there is no terminal
     (waiting,) = commands.items("approvals", "list")
     assert waiting["memo"] == memo
+
+
+def test_a_name_cannot_control_the_terminal_as_a_title(client: AgentPay, commands: CommandLine) -> None:
+    account = client.accounts.create(name="Bot\u202etcartxe")
+    shown = commands.shown("accounts", "get", account.account_id)
+    assert shown.startswith("Bot\\u202etcartxe\n")
+    assert "\u202e" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["search"], "q"),
+        (["payments", "list", "--origin"], "origin"),
+        (["sellers", "pin"], "origin"),
+        (["sellers", "get"], "origin"),
+        (["sellers", "pin", "https://a.example", "--category"], "category"),
+        (["accounts", "create"], "name"),
+        (["webhooks", "create"], "url"),
+        (["operator-keys", "create"], "name"),
+        (["transfers", "create", "--from", ACCOUNT, "--to", ACCOUNT, "--amount", "1", "--memo"], "memo"),
+    ],
+)
+def test_an_argument_that_is_no_text_is_a_usage_error(
+    commands: CommandLine, arguments: list[str], name: str
+) -> None:
+    """Python reads a byte that is not UTF-8 as a lone surrogate."""
+    result = commands.run(*arguments, "Caf\udce9", "--json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    error = json.loads(result.stderr)
+    assert error["error"] == "usage"
+    assert error["message"].startswith(f"{name} must be text that UTF-8 can encode")
 
 
 def test_a_memo_that_the_encoding_cannot_represent_is_escaped(

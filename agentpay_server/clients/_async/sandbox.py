@@ -13,6 +13,7 @@ import anyio
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
+from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
@@ -75,12 +76,12 @@ class AsyncSandboxClock(AsyncResource):
             ConflictError: the clock is not manual, or another advance waits for an event receiver, which may
                 be the caller.
             InvalidRequestError: the duration is negative, or more than ten years.
-            ValueError: the duration is not a number, or is longer than any timedelta.
+            ValueError: the duration is not a number.
         """
         try:
             duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         except OverflowError:
-            raise ValueError("the duration must be from 0 seconds to ten years") from None
+            raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = await self._call(request, options)
@@ -98,14 +99,14 @@ class AsyncSandboxClock(AsyncResource):
             The server's new time, in UTC.
 
         Raises:
-            ValueError: the time is in the past, has no UTC offset, or is invalid text.
+            InvalidRequestError: the time is in the past, more than ten years ahead or invalid text, or has no
+                UTC offset.
             ConflictError: as for `advance`.
-            InvalidRequestError: the time is more than ten years ahead.
         """
         target = _moment(moment)
         now = await self.now(**options)
         if target < now:
-            raise ValueError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
+            raise InvalidArgumentError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
         return await self.advance((target - now) / timedelta(seconds=1), **options)
 
 
@@ -384,10 +385,10 @@ def _moment(given: datetime | str) -> datetime:
         try:
             return parse_timestamp(given)
         except ValueError as error:
-            raise ValueError(f"{given[:64]!r} {error}") from None
+            raise InvalidArgumentError(f"{given[:64]!r} {error}") from None
     if not isinstance(given, datetime):
         kind = type(given).__name__
-        raise TypeError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
-    if given.tzinfo is None:
-        raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
+        raise InvalidArgumentError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
+    if given.utcoffset() is None:
+        raise InvalidArgumentError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

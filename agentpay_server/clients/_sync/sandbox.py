@@ -10,6 +10,7 @@ from typing import Unpack
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
+from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
@@ -72,12 +73,12 @@ class SandboxClock(Resource):
             ConflictError: the clock is not manual, or another advance waits for an event receiver, which may
                 be the caller.
             InvalidRequestError: the duration is negative, or more than ten years.
-            ValueError: the duration is not a number, or is longer than any timedelta.
+            ValueError: the duration is not a number.
         """
         try:
             duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         except OverflowError:
-            raise ValueError("the duration must be from 0 seconds to ten years") from None
+            raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = self._call(request, options)
@@ -95,14 +96,14 @@ class SandboxClock(Resource):
             The server's new time, in UTC.
 
         Raises:
-            ValueError: the time is in the past, has no UTC offset, or is invalid text.
+            InvalidRequestError: the time is in the past, more than ten years ahead or invalid text, or has no
+                UTC offset.
             ConflictError: as for `advance`.
-            InvalidRequestError: the time is more than ten years ahead.
         """
         target = _moment(moment)
         now = self.now(**options)
         if target < now:
-            raise ValueError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
+            raise InvalidArgumentError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
         return self.advance((target - now) / timedelta(seconds=1), **options)
 
 
@@ -377,10 +378,10 @@ def _moment(given: datetime | str) -> datetime:
         try:
             return parse_timestamp(given)
         except ValueError as error:
-            raise ValueError(f"{given[:64]!r} {error}") from None
+            raise InvalidArgumentError(f"{given[:64]!r} {error}") from None
     if not isinstance(given, datetime):
         kind = type(given).__name__
-        raise TypeError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
-    if given.tzinfo is None:
-        raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
+        raise InvalidArgumentError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
+    if given.utcoffset() is None:
+        raise InvalidArgumentError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

@@ -117,9 +117,16 @@ def pay(**wrong):
 )
 def test_an_argument_of_a_wrong_type_is_refused_with_the_remedy(caller, call, sentence):
     script = caller.script(max_retries=0)
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(errors.InvalidRequestError) as caught:
         caller(call)
+    assert isinstance(caught.value, ValueError)
+    assert isinstance(caught.value, TypeError)
     assert str(caught.value).startswith(sentence)
+    assert (caught.value.outcome, caught.value.retryable, caught.value.code) == (
+        "not_done",
+        False,
+        "invalid_request",
+    )
     assert not script.requests
 
 
@@ -135,22 +142,60 @@ def test_an_argument_of_a_wrong_type_is_refused_with_the_remedy(caller, call, se
 )
 def test_an_amount_that_is_no_decimal_string_is_refused(caller, call, name):
     script = caller.script(max_retries=0)
-    with pytest.raises(ValueError, match=f"^{name} must be a decimal number such as '25.50'$"):
+    with pytest.raises(
+        errors.InvalidRequestError, match=f"^{name} must be a decimal number such as '25.50'$"
+    ):
         caller(call)
     assert not script.requests
 
 
 @pytest.mark.parametrize(
-    "since",
+    ("since", "problem"),
     [
-        datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
-        datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),
+        (datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))), "lie within the years 1 to 9999 in UTC"),
+        (datetime.min.replace(tzinfo=timezone(timedelta(hours=5))), "lie within the years 1 to 9999 in UTC"),
+        (datetime(2026, 1, 31, 12), r"have a UTC offset: use datetime\(\.\.\., tzinfo=UTC\)"),  # noqa: DTZ001 - what is refused
     ],
 )
-def test_a_time_beyond_the_calendar_of_utc_is_refused(caller, since):
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c, **o: c.accounts.transactions("acct_a", **o),
+        lambda c, **o: c.transfers.list(**o),
+        lambda c, **o: c.deliveries.replay(**o),
+        lambda c, **o: c.spend(**o),
+    ],
+)
+def test_a_time_that_is_no_moment_of_utc_is_refused(caller, call, since, problem):
     script = caller.script(max_retries=0)
-    with pytest.raises(ValueError, match=r"^since must lie within the years 1 to 9999 in UTC$"):
-        caller(lambda c: c.accounts.transactions("acct_a", since=since))
+    with pytest.raises(errors.InvalidRequestError, match=f"^since must {problem}$"):
+        caller(lambda c: call(c, since=since))
+    assert not script.requests
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda c, t: c.search(t), "q"),
+        (lambda c, t: c.accounts.list(cursor=t), "cursor"),
+        (lambda c, t: c.accounts.transactions("acct_a", since=t), "since"),
+        (lambda c, t: c.payments.list(origin=t), "origin"),
+        (lambda c, t: c.sellers.get(f"https://{t}.example"), "origin"),
+        (lambda c, t: c.accounts.get(t), "account_id"),
+        (lambda c, t: pay(memo=t)(c), "memo"),
+        (lambda c, t: pay(idempotency_key=t)(c), "idempotency_key"),
+        (lambda c, t: c.sellers.put("https://a.example", recipients=[t]), r"recipients\[0\]"),
+        (lambda c, t: c.request("GET", "/v1/accounts", params={"name": t}), "name"),
+        (lambda c, t: c.request("GET", "/v1/accounts", params={t: "name"}), "a name of the query"),
+        (lambda c, t: c.accounts.list(extra_query={"name": t}), "name"),
+        (lambda c, t: c.search(t * 70_000), "q"),
+        (lambda c, _: c.search("t" * 70_000), "an argument of search is too long"),
+    ],
+)
+def test_text_that_cannot_be_encoded_is_refused(caller, call, name):
+    script = caller.script(max_retries=0)
+    with pytest.raises(errors.InvalidRequestError, match=f"^{name}"):
+        caller(lambda c: call(c, "Caf\udce9"))
     assert not script.requests
 
 
