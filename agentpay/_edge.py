@@ -92,7 +92,7 @@ class BaseTransport:
         # A given client or transport accepts only requests of the same library.
         self._library: Any = library
         try:
-            host = self._library.URL(base_url).netloc
+            address = self._library.URL(base_url)
         except self._library.InvalidURL:
             raise ConfigurationError("base_url must be an address such as https://api.example.com") from None
         self.closed = False
@@ -102,7 +102,8 @@ class BaseTransport:
         self.monotonic: Callable[[], float] = time.monotonic
         self.random: Callable[[], float] = random.random
         self._base_url = base_url
-        self._is_exposed = _exposure.is_exposed(base_url)
+        is_proxied = _is_proxied(given, address, self._library)
+        self._is_exposed = _exposure.is_exposed(base_url, is_proxied=is_proxied)
         self._has_hooks = given is not None
         self._first_process: int | None = None
         # Parsing a URL is most of the cost of a request, and the same few paths recur.
@@ -111,7 +112,7 @@ class BaseTransport:
         self._defaults = self._library.Headers(given.headers if given is not None else None)
         self._defaults.update(
             {
-                "Host": host.decode("ascii"),
+                "Host": address.netloc.decode("ascii"),
                 "Accept": "application/json",
                 # Bodies are small. Compressed ones are decompressed within a limit.
                 "Accept-Encoding": "identity",
@@ -225,6 +226,15 @@ class BaseTransport:
             what = f"{type(outcome).__name__} after {milliseconds:.0f} ms"
         with contextlib.suppress(Exception):  # a failing log handler must not hide the outcome of a payment
             logger.info("%s %s: %s", request.endpoint.method, request.target, what)
+
+
+def _is_proxied(given: Any, address: object, library: Any) -> bool:  # noqa: ANN401 - of the library in use
+    """Return whether a given client has a transport for an address that connects elsewhere, as a proxy."""
+    choose = getattr(given, "_transport_for_url", None)
+    chosen = None if choose is None else choose(address)
+    # A mount of another kind is a stand-in of a test.
+    connects = isinstance(chosen, (library.HTTPTransport, library.AsyncHTTPTransport))
+    return connects and chosen is not given._transport  # noqa: SLF001 - httpx has no other way to ask
 
 
 def _step_of(error: Exception, steps: Steps) -> float | None:

@@ -1,4 +1,4 @@
-"""Detects an API key that would be readable in transit: over plain http, to another machine."""
+"""Detects an API key that would be readable in transit: over plain http, to another machine or a proxy."""
 
 import sys
 import warnings
@@ -14,23 +14,29 @@ _PACKAGES: Final = tuple(
 )
 
 
-def is_exposed(base_url: str) -> bool:
-    parts = urlsplit(base_url)
-    host = (parts.hostname or "").removesuffix(".")
-    if parts.scheme != "http" or host == "localhost" or host.endswith((".localhost", ".invalid")):
+def is_local(base_url: str) -> bool:
+    """Return whether the address, as it is written, is of this machine. Then no proxy may get the key."""
+    host = (urlsplit(base_url).hostname or "").removesuffix(".")
+    if host == "localhost" or host.endswith((".localhost", ".invalid")):
         # Names under .invalid never resolve (RFC 6761); an in-process server uses one.
-        return False
-    try:
-        return not ip_address(host).is_loopback
-    except ValueError:
         return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_exposed(base_url: str, *, is_proxied: bool = False) -> bool:
+    """Return whether others can read what is sent. `is_proxied` says that the caller's client has a proxy."""
+    return urlsplit(base_url).scheme == "http" and (is_proxied or not is_local(base_url))
 
 
 def warn(base_url: str) -> None:
     """Name the caller's line outside this package."""
+    proxy = " through a proxy" if is_local(base_url) else ""
     warnings.warn(
-        f"the API key is sent to {urlsplit(base_url).hostname} over plain http, where others can read it: "
-        "use an https base_url, with TLS in front of the server",
+        f"the API key is sent to {urlsplit(base_url).hostname} over plain http{proxy}, where others can read "
+        "it: use an https base_url, with TLS in front of the server",
         InsecureConnectionWarning,
         stacklevel=_callers_level(),
     )

@@ -23,12 +23,14 @@ from collections.abc import (
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.request import getproxies
 
 import httpx
 
 from agentpay import _failures
 from agentpay._deadlines import GRACE_SECONDS, bound
 from agentpay._edge import BaseTransport, TimedRequest, body_of, check_stream
+from agentpay._exposure import is_local
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -72,8 +74,20 @@ def shared_ssl_context() -> ssl.SSLContext:
     global _ssl_context  # noqa: PLW0603 - made once per process, at the first need
     with _ssl_lock:
         if _ssl_context is None:
-            _ssl_context = httpx.create_ssl_context()
+            _ssl_context = _new_ssl_context()
         return _ssl_context
+
+
+def _new_ssl_context() -> ssl.SSLContext:
+    try:
+        return httpx.create_ssl_context()
+    except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
+        given = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
+        where = "certifi" if given is None else f"{os.environ[given]!r}, which {given} names,"
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"the certificates of {where} cannot be read: {reason}. {_CORRECT}"
+        ) from None
 
 
 def _renew_lock() -> None:
@@ -125,19 +139,44 @@ def _merged(sent: str | None, new: str | None) -> str | None:
 C = TypeVar("C")
 
 
-def _new(kind: Callable[..., C], limits: httpx.Limits) -> C:
-    """Use proxies and certificates of the environment."""
+_CORRECT: Final = "Correct it, or pass an http_client"
+
+
+def _new(kind: Callable[..., C], limits: httpx.Limits, *, is_local: bool) -> C:
+    """Use certificates of the environment, and its proxies except to this machine."""
+    context = shared_ssl_context()
     try:
-        return kind(verify=shared_ssl_context(), limits=limits)
+        return kind(verify=context, limits=limits, trust_env=not is_local)
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
-        raise ConfigurationError(
-            "no connections can be made with the proxies and certificates of the environment: "
-            f"{error} ({type(error).__name__}). Correct them, or pass an http_client"
-        ) from None
+        named, reason = _unusable_proxy(context) or (_proxy_variable("no"), _reason(error))
+        raise ConfigurationError(f"{named} cannot be used: {reason}. {_CORRECT}") from None
 
 
-def _bounded(limits: httpx.Limits) -> httpx.Client:
-    client = _new(httpx.Client, limits)
+def _unusable_proxy(context: ssl.SSLContext) -> tuple[str, str] | None:
+    """Return what names a proxy that httpx refuses, and why; None if it accepts each."""
+    found = getproxies()
+    for scheme in ("http", "https", "all"):
+        if proxy := found.get(scheme):
+            try:
+                httpx.HTTPTransport(proxy=proxy if "://" in proxy else f"http://{proxy}", verify=context)
+            except Exception as error:  # noqa: BLE001 - as above
+                return _proxy_variable(scheme), _reason(error)
+    return None
+
+
+def _proxy_variable(scheme: str) -> str:
+    name = f"{scheme}_proxy"
+    found = next((each for each in (name, name.upper()) if os.environ.get(each)), None)
+    return found or f"the system's setting {name}"
+
+
+def _reason(error: Exception) -> str:
+    # The text about a URL may quote a part of its password.
+    return "it has no valid address" if isinstance(error, httpx.InvalidURL) else f"{error}".rstrip(".")
+
+
+def _bounded(limits: httpx.Limits, *, is_local: bool) -> httpx.Client:
+    client = _new(httpx.Client, limits, is_local=is_local)
     bound(client)
     return client
 
@@ -148,7 +187,9 @@ class Http(BaseTransport):
         self.sleep: Callable[[float], None] = time.sleep
         self._given = given
         self._transport = transport
-        self._pools: Pools[httpx.Client] = Pools(partial(_bounded, _LIMITS), httpx.Client.close)
+        self._pools: Pools[httpx.Client] = Pools(
+            partial(_bounded, _LIMITS, is_local=is_local(base_url)), httpx.Client.close
+        )
         bound(given or transport)
 
     def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:
@@ -283,7 +324,7 @@ class AsyncHttp(BaseTransport):
         self._transport = transport
         limits = httpx.Limits(max_connections=LANE_CONNECTIONS, max_keepalive_connections=LANE_CONNECTIONS)
         self._pools: AsyncPools[httpx.AsyncClient] = AsyncPools(
-            partial(_new, httpx.AsyncClient, limits), httpx.AsyncClient.aclose
+            partial(_new, httpx.AsyncClient, limits, is_local=is_local(base_url)), httpx.AsyncClient.aclose
         )
 
     async def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:

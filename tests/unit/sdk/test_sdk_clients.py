@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import re
 import threading
 
 import anyio
@@ -311,22 +312,27 @@ def test_a_client_used_by_many_threads_creates_one_http_client(monkeypatch, serv
 
 
 @pytest.mark.parametrize(
-    "variables",
+    ("variables", "problem"),
     [
-        {"HTTP_PROXY": "gopher://127.0.0.1:1"},
-        {"HTTPS_PROXY": "http://[::1"},
-        {"SSL_CERT_FILE": "/no/such/file.pem"},
-        {"SSL_CERT_FILE": __file__},
+        ({"HTTP_PROXY": "gopher://127.0.0.1:1"}, "HTTP_PROXY cannot be used: Unknown scheme"),
+        ({"HTTPS_PROXY": "http://me:se:cret@[::1"}, "HTTPS_PROXY cannot be used: it has no valid address"),
+        ({"HTTP_PROXY": "http://127.0.0.1:1", "all_proxy": "ftp://a"}, "all_proxy cannot be used: Unknown"),
+        ({"HTTP_PROXY": "http://127.0.0.1:1", "NO_PROXY": "a:b"}, "NO_PROXY cannot be used: it has no valid"),
+        (
+            {"SSL_CERT_FILE": "/no/such.pem"},
+            "'/no/such.pem', which SSL_CERT_FILE names, cannot be read: No",
+        ),
+        ({"SSL_CERT_FILE": __file__}, f"'{__file__}', which SSL_CERT_FILE names, cannot be read: "),
     ],
-    ids=["proxy of no kind", "proxy that is no address", "no certificates", "certificates that are none"],
 )
-def test_an_unusable_proxy_or_certificate_setting_is_a_configuration_error(caller, monkeypatch, variables):
+def test_an_unusable_proxy_or_certificate_setting_is_named(caller, monkeypatch, variables, problem):
     monkeypatch.setattr(edge, "_ssl_context", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     caller.connect(None)
-    with pytest.raises(errors.ConfigurationError, match="proxies and certificates"):
+    with pytest.raises(errors.ConfigurationError, match=re.escape(problem)) as caught:
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
+    assert "cret" not in str(caught.value)
 
 
 def test_concurrent_calls_do_not_share_retries():

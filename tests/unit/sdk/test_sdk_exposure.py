@@ -1,9 +1,12 @@
 """A key that anybody on the way can read is warned of: plain http, to another machine."""
 
+import json
+import socket
 import warnings
 
 import httpx
 import pytest
+from http_service import http
 from sdk_world import ACCOUNT, KEY, answer
 
 from agentpay import AgentPay, AsyncAgentPay, InsecureConnectionWarning, errors
@@ -59,6 +62,54 @@ def test_a_client_warns_once_before_sending_a_key_over_plain_http(caller, base_u
 @pytest.mark.parametrize("base_url", SAFE)
 def test_tls_and_loopback_do_not_warn(caller, base_url):
     assert ask(caller, base_url) == []
+
+
+def closed_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def proxy(service):
+    """A proxy that responds for every service."""
+
+    async def respond(_asked):
+        return http(json.dumps({**ACCOUNT, "account_id": "acct_a"}).encode(), "Connection: close")
+
+    service.respond = respond
+    return service
+
+
+@pytest.mark.parametrize("variable", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "LOCALHOST"])
+def test_no_proxy_of_the_environment_gets_what_is_sent_to_this_machine(
+    caller, service, monkeypatch, host, variable
+):
+    monkeypatch.setenv(variable, f"http://127.0.0.1:{closed_port()}")
+    caller.connect(None, base_url=service.base_url.replace("127.0.0.1", host), max_retries=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert caller(lambda c: c.accounts.get("acct_a")).account_id == "acct_a"
+
+
+def test_plain_http_through_a_proxy_of_the_environment_warns(caller, proxy, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", proxy.base_url)
+    caller.connect(None, base_url="http://api.example.com", max_retries=0)
+    with pytest.warns(InsecureConnectionWarning, match="the API key is sent to api.example.com over plain"):
+        caller(lambda c: c.accounts.get("acct_a"))
+    assert [asked.path.split("/v1")[0] for asked in proxy.asked] == ["http://api.example.com"]
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:1", "http://localhost", "http://agentpay.invalid"])
+def test_the_proxy_of_a_given_client_is_used_and_warned_of(caller, proxy, address):
+    kind = httpx.AsyncClient if caller.is_async else httpx.Client
+    given = kind(proxy=proxy.base_url)
+    caller.connect(None, base_url=address, http_client=given, max_retries=0)
+    host = httpx.URL(address).host
+    with pytest.warns(InsecureConnectionWarning, match=f"sent to {host} over plain http through a proxy"):
+        caller(lambda c: c.accounts.get("acct_a"))
+    assert [asked.path.split("/v1")[0] for asked in proxy.asked] == [address]
 
 
 def test_the_warning_names_the_line_that_makes_the_call():
