@@ -24,7 +24,7 @@ from agentpay import errors, payments, resources, types, webhooks
 from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
 from agentpay.integrations import WebhookRouter
-from agentpay.mcp.__main__ import parser as tools_parser
+from agentpay.mcp.command import parser as tools_parser
 from agentpay_lab import cli as laboratory
 from agentpay_server import AgentPayServer, Sandbox, Settings, WebhookInbox, cli
 

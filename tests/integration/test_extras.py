@@ -39,7 +39,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay.integrations.pydantic_ai": frozenset({"pydantic_ai"}),
     "agentpay.integrations.pympp": frozenset({"pympp"}),
     "agentpay.integrations.starlette": frozenset({"starlette"}),
-    "agentpay.mcp.__main__": frozenset({"mcp"}),
+    "agentpay.mcp.command": frozenset({"mcp"}),
     "agentpay.mcp.serving": frozenset({"mcp"}),
     "agentpay_server": frozenset({"test"}),
     "agentpay_server.__init__": frozenset(),

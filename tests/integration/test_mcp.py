@@ -2,10 +2,13 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import attrs
@@ -13,6 +16,7 @@ import httpx2
 import mcp_types as types
 import pytest
 from attrs import frozen
+from command_line import WAIT_SECONDS
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
@@ -382,3 +386,73 @@ async def test_the_server_starts_before_the_service(place: Place) -> None:
     async with Client(program) as client:
         result = await called(client, "pay", payment_ref="early-bird", to=place.payee, amount_usdc="1")
     assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+
+
+INITIALIZE = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "a host", "version": "1"},
+    },
+}
+
+
+@pytest.mark.parametrize("moment", ["loading", "asking", "stdio", "http"])
+def test_the_first_ctrl_c_ends_it(place: Place, tmp_path: Path, moment: str) -> None:
+    env = {**place.env, "AGENTPAY_MCP_TOKEN": TOKEN}
+    if moment == "loading":
+        # Something that it imports says so, and does not return.
+        (tmp_path / "anyio.py").write_text("import sys; print('loading', flush=True); sys.stdin.read()")
+        env["PYTHONPATH"] = str(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if moment == "asking":
+            env["AGENTPAY_BASE_URL"] = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        options = ["--http", "--port", "0"] if moment == "http" else []
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        with subprocess.Popen(**command(*options, env=env), **pipes, text=True) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            if moment == "asking":
+                waiting, _ = silent.accept()
+            else:
+                if moment == "stdio":
+                    process.stdin.write(json.dumps(INITIALIZE) + "\n")
+                    process.stdin.flush()
+                said = process.stdout.readline()
+                if moment == "http":
+                    host = httpx2.URL(json.loads(said)["url"])
+                    waiting = socket.create_connection((host.host, host.port))
+                    waiting.sendall(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1\r\nExpect: 100-continue\r\n")
+                    waiting.sendall(f"Authorization: Bearer {TOKEN}\r\nContent-Length: 9\r\n".encode())
+                    waiting.sendall(b"Content-Type: application/json\r\nAccept: application/json\r\n\r\n")
+                    assert waiting.recv(12) == b"HTTP/1.1 100"
+            process.send_signal(signal.SIGINT)
+            try:
+                assert process.wait(WAIT_SECONDS) == -signal.SIGINT
+            finally:
+                process.kill()
+            assert "Traceback" not in process.stderr.read()
+            if moment in ("asking", "http"):
+                waiting.close()
+
+
+@pytest.mark.parametrize("options", [[], ["--http", "--port", "0"]])
+def test_no_proxy_of_the_environment_gets_the_key(place: Place, options: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0)
+        env = {**place.env, "HTTP_PROXY": f"http://127.0.0.1:{proxy.getsockname()[1]}"}
+        with subprocess.Popen(
+            **command(*options, env=env), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(INITIALIZE) + "\n")
+            process.stdin.flush()
+            assert process.stdout.readline()
+            process.kill()
+        with pytest.raises(BlockingIOError):
+            proxy.accept()

@@ -86,6 +86,7 @@ def test_an_operator_key_exits_with_2_before_any_request(
         (["--allow-private-origin", "not an origin"], {}, "origin"),
         ([], {"AGENTPAY_MCP_PRIVATE_ORIGINS": "http://127.0.0.1:8000, ftp://a"}, "origin"),
         (["--http", "--port", "0"], {"AGENTPAY_MCP_TOKEN": "short"}, "at least 16 ASCII characters"),
+        ([], {"SSL_CERT_FILE": "/no/such.pem"}, "'/no/such.pem', which SSL_CERT_FILE names, cannot be read"),
     ],
 )
 def test_an_invalid_configuration_exits_with_2_and_one_sentence(
@@ -97,6 +98,7 @@ def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     variables: dict[str, str],
     words: str,
 ) -> None:
+    monkeypatch.setattr("agentpay._http._ssl_context", None)  # as in a new process
     valid = {"AGENTPAY_BASE_URL": server.base_url, "AGENTPAY_API_KEY": agent_key}
     for name, value in {**valid, **variables}.items():
         monkeypatch.setenv(name, value)
@@ -111,7 +113,7 @@ def test_plain_http_to_another_machine_exits_with_2_before_any_request(
 ) -> None:
     """The client would only warn, on a standard error that nobody reads."""
     monkeypatch.setenv("AGENTPAY_BASE_URL", address)
-    monkeypatch.setattr("agentpay.mcp.__main__.START_SECONDS", 0.5)
+    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 0.5)
     code, sentence = ended(capsys)
     assert code == 2
     assert f"AGENTPAY_BASE_URL is {address}, plain http to another machine" in sentence
@@ -196,7 +198,7 @@ def test_it_serves_until_the_host_closes_the_connection(
 def test_the_server_starts_while_the_service_does_not_respond(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agentpay.mcp.__main__.START_SECONDS", 0.5)
+    monkeypatch.setattr("agentpay.mcp.command.START_SECONDS", 0.5)
     main([])
     assert "the service does not respond yet" in caplog.text
 

@@ -543,6 +543,8 @@ def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
         ("pay", {"payment_ref": REF, "to": "\ud800", "amount_usdc": "1"}, "lone surrogates"),
         ("get_payment", {"payment_ref": REF, "wait_seconds": 51}, "from 0 to 50"),
         ("get_payment", {"payment_ref": REF, "wait_seconds": True}, "from 0 to 50"),
+        ("get_payment", {"payment_ref": REF, "wait_seconds": 9.5}, "from 0 to 50"),
+        ("get_payment", {"payment_ref": REF, "wait_seconds": float("nan")}, "from 0 to 50"),
         ("list_payments", {"status": "unknown"}, "status must be one of"),
         ("approve", {"transfer_id": "txn_1"}, "unknown tool 'approve'"),
         ("account_id", {}, "unknown tool"),
@@ -564,8 +566,23 @@ def test_invalid_arguments_are_refused_before_anything_happens(
     assert len(server.requests) == before
     json.dumps(result)
     if isinstance(arguments, dict) and name in list(TOOLS):
-        with pytest.raises((ToolInputError, TypeError)):
+        with pytest.raises((errors.InvalidRequestError, TypeError)):
             getattr(tools, name)(**arguments)
+
+
+def test_an_invalid_argument_is_an_invalid_request(tools: AgentTools) -> None:
+    with pytest.raises(errors.InvalidRequestError, match=r"^amount_usdc must be a string") as caught:
+        tools.pay(payment_ref=REF, to="acct_b", amount_usdc=1.5)  # type: ignore[arg-type]
+    assert isinstance(caught.value, ToolInputError)
+    assert isinstance(caught.value, ValueError)
+
+
+def test_a_whole_number_may_have_a_fraction_of_zero(tools: AgentTools, payee: str) -> None:
+    """JSON Schema counts it as an integer, and some models write it so."""
+    tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
+    assert len(tools.call("list_payments", {"limit": 10.0})["payments"]) == 1
+    assert tools.call("get_payment", {"payment_ref": REF, "wait_seconds": 10.0})["status"] == "settled"
+    assert len(tools.list_payments(limit=1.0)["payments"]) == 1  # type: ignore[arg-type]
 
 
 def test_a_read_that_fails_is_an_error_result(tools: AgentTools, server: AgentPayServer, payee: str) -> None:
