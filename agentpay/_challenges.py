@@ -7,6 +7,7 @@ secrets.
 
 import base64
 import binascii
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -212,6 +213,7 @@ def challenge_body(body: bytes | str | None) -> str | None:
     if not body:
         return None
     content = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
+    content = content.removeprefix(codecs.BOM_UTF8)  # Some servers begin a document with it.
     if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
         return None
     if b"\0" in content:  # It is not JSON, and the service refuses such text.

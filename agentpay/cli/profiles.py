@@ -71,7 +71,7 @@ def read_config() -> Config:
     """Return the content of the file; an empty config if there is no file."""
     path = config_path()
     try:
-        values = tomllib.loads(path.read_text("utf-8"))
+        values = tomllib.loads(path.read_text("utf-8-sig"))
     except FileNotFoundError:
         return Config()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -42,7 +42,7 @@ def _key(path: Path | None, declared: Declared) -> bytes | None:
     variable = declared.option.variable
     assert variable is not None  # noqa: S101 - declared for both keys
     try:
-        text = os.environ.get(variable) if path is None else path.read_text("utf-8")
+        text = os.environ.get(variable) if path is None else path.read_text("utf-8-sig")
     except (OSError, UnicodeError):
         raise click.UsageError(f"cannot read {path}.") from None
     if not text:

@@ -84,6 +84,8 @@ def test_a_service_is_stored_privately_and_used(shell: Shell, server: AgentPaySe
     assert stat.S_IMODE(shell.path.stat().st_mode) == 0o600
     assert list(shell.path.parent.iterdir()) == [shell.path]
     assert json.loads(shell.run("whoami", "--json").stdout)["kind"] == "operator"
+    # Some editors begin a file with a byte order mark.
+    shell.path.write_bytes(b"\xef\xbb\xbf" + shell.path.read_bytes())
     listed = shell.run("profiles", "list")
     assert listed.stdout == f"* local {server.base_url}\n"
 

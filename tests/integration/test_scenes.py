@@ -101,7 +101,7 @@ status = "rejected"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "scene.toml"
-    path.write_text(SCENE, "utf-8")
+    path.write_text(SCENE, "utf-8-sig")  # as some editors do
     return path
 
 

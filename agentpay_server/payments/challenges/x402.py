@@ -8,6 +8,7 @@ Extensions are repeated as the seller wrote them; only `payment-identifier` is p
 """
 
 import base64
+import codecs
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -70,6 +71,7 @@ def read_body(body: bytes) -> Sequence[Offer | Skipped]:
     Raises:
         UnreadableChallengeError: it is a challenge of version 1, and one of its Solana offers cannot be read.
     """
+    body = body.removeprefix(codecs.BOM_UTF8)
     # Most 402 bodies are something else, such as an HTML page.
     if body.lstrip()[:1] != b"{" or b"x402Version" not in body:
         return []

@@ -243,6 +243,7 @@ def parse_scene(content: str, *, name: str = "the scene") -> Scene:
     Raises:
         SceneError: as `read_scene`.
     """
+    content = content.removeprefix("\ufeff")  # Some editors begin a file with it.
     try:
         document = _parsed(content)
     except ValueError as error:

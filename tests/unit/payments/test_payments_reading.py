@@ -80,8 +80,9 @@ def test_an_x402_version_2_challenge_is_parsed() -> None:
     assert one(v2(v2_entry(extra=None))).terms.fee_payer is None
 
 
-def test_an_x402_version_1_challenge_is_parsed() -> None:
-    offer = one(body=v1_body())
+@pytest.mark.parametrize("before", [b"", b"\n", b"\xef\xbb\xbf"])
+def test_an_x402_version_1_challenge_is_parsed(before: bytes) -> None:
+    offer = one(body=before + v1_body())
     assert offer.terms.protocol is Protocol.X402_V1
     assert offer.terms.network is Network.DEVNET
     assert (offer.terms.legs, offer.terms.fee_payer) == (PLAIN.legs, FEE_PAYER)

@@ -71,12 +71,13 @@ def test_a_response_of_any_http_library_is_accepted(caller: Any, response: Any) 
 
 
 def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: Any) -> None:
-    script = caller.script(*[answer(201, PAYMENT)] * 3)
+    script = caller.script(*[answer(201, PAYMENT)] * 4)
     pairs = [("WWW-Authenticate", "Basic x"), ("WWW-Authenticate", MPP), ("Cookie", "secret=1")]
     caller(lambda c: authorize(c, url=FORECAST, method="GET", headers=pairs, max_amount="0.05", memo="trip"))
     caller(lambda c: authorize(c, url=httpx.URL(FORECAST), headers={}, body=V1))
     caller(lambda c: authorize(c, origin=SELLER, headers={}, body=V1.decode()))
-    one, two, three = script.bodies
+    caller(lambda c: authorize(c, url=FORECAST, headers={}, body=b"\xef\xbb\xbf" + V1))
+    one, two, three, four = script.bodies
     assert one == {
         **EXPECTED,
         "method": "GET",
@@ -84,7 +85,7 @@ def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: 
         "max_amount": "0.050000",
         "memo": "trip",
     }
-    assert two == {**EXPECTED, "headers": [], "body": V1.decode()}
+    assert two == four == {**EXPECTED, "headers": [], "body": V1.decode()}
     assert three == {name: value for name, value in two.items() if name != "url"}
 
 
