@@ -181,7 +181,7 @@ def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret
 
 def unwrap(
     payload: bytes | str,
-    headers: str | bytes | Headers | None,
+    headers: Headers | None,
     secret: Secret,
     *,
     tolerance: timedelta | float | None = None,
@@ -196,7 +196,8 @@ def unwrap(
 
     Args:
         payload: the raw body, as received. Text is encoded as UTF-8, for hosts that provide no bytes.
-        headers: the headers of the request, or the value of one signature header.
+        headers: the headers of the request, as a mapping or pairs. During a rotation two of them have
+            signatures.
         secret: the webhook's secret, or a list of valid ones.
         tolerance: maximum difference between `created_at` and now, as a `timedelta` or in seconds, at least
             the 2 h 35 min 30 s over which the service retries. Allow some minutes more, because every attempt
@@ -209,11 +210,16 @@ def unwrap(
             of tolerance.
         WebhookPayloadError: it is signed, but is not a valid event.
         ConfigurationError: no secret, or an empty one.
-        TypeError: `payload` or `headers` has a wrong type.
+        TypeError: `payload` or `headers` has a wrong type, such as the value of one header.
         ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
     """
     # Wrapped at once, so that no traceback with locals shows it.
     secret = _hidden(secret)
+    if isinstance(headers, (str, bytes)):
+        raise TypeError(
+            "headers are all those of the request, a mapping of names to values or pairs of them: pass your "
+            "framework's headers, or check the value of one with verify"
+        )
     seconds = None if tolerance is None else check_tolerance(tolerance)
     event = _reader()(secret.authenticate(payload, headers))
     if seconds is not None:

@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 AnyHeaders = Mapping[str, str] | Sequence[tuple[str, str]]
 
+_UNAUTHORIZED: Final = 401
 _POLL_SECONDS: Final = 0.5
 _DRAIN_POLL_SECONDS: Final = 0.01
 
@@ -139,7 +140,8 @@ class WebhookInbox:
 
         Raises:
             ValueError: there is no such type, or this inbox does not subscribe to it.
-            TimeoutError: no such event arrived. The message lists the received events.
+            TimeoutError: no such event arrived. The message lists the received events, and counts posts that
+                were refused with 401.
         """
         self._check_type(event_type)
         self.refuse_to_block("await inbox.wait_for_async(...)")
@@ -156,6 +158,9 @@ class WebhookInbox:
             remaining = deadline - time.monotonic()
             if remaining <= 0:
                 seen = ", ".join(event.type for event in events) or "nothing"
+                refused = sum(each.status_code == _UNAUTHORIZED for each in receipts)
+                if refused:
+                    seen += f"; posts that were refused with 401, as with another secret: {refused}"
                 raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
 

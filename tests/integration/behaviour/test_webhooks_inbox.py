@@ -124,8 +124,19 @@ def test_a_missing_event_is_an_error_that_lists_the_received_ones(server: AgentP
     pay(server, payer.account_id, payee.account_id)
     inbox.drain()
 
-    with pytest.raises(TimeoutError, match=r"received: transfer\.initiated, transfer\.settled"):
+    with pytest.raises(TimeoutError, match=r"received: transfer\.initiated, transfer\.settled$"):
         inbox.wait_for("transfer.rejected", timeout=0)
+
+
+def test_waiting_for_posts_that_were_refused_says_so(server: AgentPayServer, funded: Funded):
+    payer, payee = funded("10"), funded("1")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    server.client().webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=0)
+    pay(server, payer.account_id, payee.account_id)
+    inbox.drain()
+
+    with pytest.raises(TimeoutError, match=r"received: nothing; posts that were refused with 401, .*: 1$"):
+        inbox.wait_for("transfer.settled", timeout=0)
 
 
 def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funded: Funded):

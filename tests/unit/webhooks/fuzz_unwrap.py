@@ -23,8 +23,8 @@ with atheris.instrument_imports(include=["agentpay", "json", "cattrs"]):
 def one_input(data: bytes) -> None:
     """Take `data` for a body that is signed, and for the signature of another."""
     with suppress(WebhookPayloadError):
-        unwrap(data, sign(data, SECRET), SECRET)
-    for headers in (data, {"X-Service-Signature": data}, [(data, data)], data.decode("latin-1")):
+        unwrap(data, {"X-Service-Signature": sign(data, SECRET)}, SECRET)
+    for headers in ({"X-Service-Signature": data}, [(data, data)], {data.decode("latin-1"): data}):
         try:
             unwrap(PAYLOAD, headers, SECRET)
         except WebhookSignatureError:

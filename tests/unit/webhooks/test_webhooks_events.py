@@ -19,7 +19,6 @@ from agentpay.webhooks import (
     TransferSettled,
     TransferSettledData,
     UnknownEvent,
-    sign,
     unwrap,
 )
 
@@ -27,7 +26,7 @@ CREATED = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 def opened(body, **options):
-    return unwrap(body, sign(body, SECRET), SECRET, **options)
+    return unwrap(body, signed(body), SECRET, **options)
 
 
 def test_a_delivery_becomes_an_event_of_the_class_of_its_type():
@@ -153,7 +152,7 @@ def test_a_signed_payload_that_is_not_an_event_is_refused_with_every_fault(body,
 
 def test_the_signature_is_checked_before_the_payload():
     with pytest.raises(WebhookSignatureError):
-        unwrap(b"{", sign(b"[", SECRET), SECRET)
+        unwrap(b"{", signed(b"["), SECRET)
 
 
 def test_a_refusal_shows_only_field_names_of_the_payload():

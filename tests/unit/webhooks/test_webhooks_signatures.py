@@ -72,8 +72,15 @@ def test_headers_of_every_shape_verify(headers):
 @pytest.mark.parametrize("payload", [PAYLOAD, bytearray(PAYLOAD), memoryview(PAYLOAD), PAYLOAD.decode()])
 def test_payloads_of_every_shape_verify(payload):
     verify(payload, GOOD, SECRET)
-    assert unwrap(payload, GOOD, SECRET).id == "evt_a"
-    assert unwrap(payload, headers=GOOD, secret=SECRET).id == "evt_a"
+    headers = {"X-Service-Signature": GOOD}
+    assert unwrap(payload, headers, SECRET).id == "evt_a"
+    assert unwrap(payload, headers=headers, secret=SECRET).id == "evt_a"
+
+
+@pytest.mark.parametrize("signature", [GOOD, GOOD.encode(), "", "<a signature>"])
+def test_a_signature_is_not_headers(signature):
+    with pytest.raises(TypeError, match="headers are all those of the request, a mapping of names to values"):
+        unwrap(PAYLOAD, signature, SECRET)
 
 
 @pytest.mark.parametrize(
@@ -144,8 +151,9 @@ REFUSED = {
 def test_an_invalid_signature_is_refused(payload, signature, reason):
     with pytest.raises(WebhookSignatureError, match=reason):
         verify(payload, signature, SECRET)
+    headers = {"X-Service-Signature": signature} if isinstance(signature, str | bytes) else signature
     with pytest.raises(WebhookSignatureError, match=reason):
-        unwrap(payload, signature, SECRET)
+        unwrap(payload, headers, SECRET)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +178,11 @@ def test_an_invalid_signature_is_refused(payload, signature, reason):
     ],
 )
 def test_a_missing_secret_is_a_configuration_error(secret):
-    for signature in (None, GOOD, hmac.new(b"", PAYLOAD, "sha256").hexdigest()):
+    for signature in (GOOD, hmac.new(b"", PAYLOAD, "sha256").hexdigest()):
         for call in (verify, unwrap):
-            with pytest.raises(ConfigurationError, match="webhook secret"):
-                call(PAYLOAD, signature, secret)
+            for headers in (None, {"X-Service-Signature": signature}):
+                with pytest.raises(ConfigurationError, match="webhook secret"):
+                    call(PAYLOAD, headers, secret)
     with pytest.raises(ConfigurationError, match="webhook secret"):
         sign(PAYLOAD, secret)
 
