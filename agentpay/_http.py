@@ -30,6 +30,7 @@ import httpx
 from agentpay import _failures
 from agentpay._deadlines import GRACE_SECONDS, bound
 from agentpay._edge import BaseTransport, TimedRequest, body_of, check_stream
+from agentpay._environment import proxy_variable, unreadable_certificates
 from agentpay._exposure import is_local
 from agentpay._given import (
     AsyncHttpClient,
@@ -82,12 +83,7 @@ def _new_ssl_context() -> ssl.SSLContext:
     try:
         return httpx.create_ssl_context()
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
-        given = next((name for name in ("SSL_CERT_FILE", "SSL_CERT_DIR") if os.environ.get(name)), None)
-        where = "certifi" if given is None else f"{os.environ[given]!r}, which {given} names,"
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigurationError(
-            f"the certificates of {where} cannot be read: {reason}. {_CORRECT}"
-        ) from None
+        raise ConfigurationError(f"{unreadable_certificates(error)}. {_CORRECT}") from None
 
 
 def _renew_lock() -> None:
@@ -148,7 +144,7 @@ def _new(kind: Callable[..., C], limits: httpx.Limits, *, is_local: bool) -> C:
     try:
         return kind(verify=context, limits=limits, trust_env=not is_local)
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
-        named, reason = _unusable_proxy(context) or (_proxy_variable("no"), _reason(error))
+        named, reason = _unusable_proxy(context) or (proxy_variable("no"), _reason(error))
         raise ConfigurationError(f"{named} cannot be used: {reason}. {_CORRECT}") from None
 
 
@@ -160,14 +156,8 @@ def _unusable_proxy(context: ssl.SSLContext) -> tuple[str, str] | None:
             try:
                 httpx.HTTPTransport(proxy=proxy if "://" in proxy else f"http://{proxy}", verify=context)
             except Exception as error:  # noqa: BLE001 - as above
-                return _proxy_variable(scheme), _reason(error)
+                return proxy_variable(scheme), _reason(error)
     return None
-
-
-def _proxy_variable(scheme: str) -> str:
-    name = f"{scheme}_proxy"
-    found = next((each for each in (name, name.upper()) if os.environ.get(each)), None)
-    return found or f"the system's setting {name}"
 
 
 def _reason(error: Exception) -> str:

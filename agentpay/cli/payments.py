@@ -14,7 +14,6 @@ from agentpay.cli.options import complete_account, takes_listing, takes_server
 from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract import choices
 from agentpay.contract.identifiers import TRANSFER
-from agentpay.contract.printable import printable
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -96,6 +95,8 @@ def authorize_payment(
         )
     header = payment.header
     if output.is_quiet and not output.is_json and header is not None:
+        from agentpay.contract.printable import printable
+
         click.echo(printable(f"{header.name}: {header.value}"))
         return
     output.result(payment, "Payment")

@@ -169,9 +169,10 @@ def test_ledger_engine_and_features_know_a_chain_by_its_protocol():
     assert not inside
 
 
-# What both sides share: the version, how extras are loaded and installed, and the signature and headers that
-# one makes and the other verifies.
+# What both sides share: the version, how extras are loaded and installed, the names of variables, and the
+# signature and headers that one makes and the other verifies.
 SHARED = {
+    "agentpay._environment",
     "agentpay._version",
     "agentpay._installation",
     "agentpay._loading",

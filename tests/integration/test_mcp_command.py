@@ -86,7 +86,11 @@ def test_an_operator_key_exits_with_2_before_any_request(
         (["--allow-private-origin", "not an origin"], {}, "origin"),
         ([], {"AGENTPAY_MCP_PRIVATE_ORIGINS": "http://127.0.0.1:8000, ftp://a"}, "origin"),
         (["--http", "--port", "0"], {"AGENTPAY_MCP_TOKEN": "short"}, "at least 16 ASCII characters"),
-        ([], {"SSL_CERT_FILE": "/no/such.pem"}, "'/no/such.pem', which SSL_CERT_FILE names, cannot be read"),
+        (
+            [],
+            {"AGENTPAY_BASE_URL": "https://pay.example.com", "HTTPS_PROXY": "ftp://a"},
+            "HTTPS_PROXY cannot be used",
+        ),
     ],
 )
 def test_an_invalid_configuration_exits_with_2_and_one_sentence(
@@ -98,7 +102,6 @@ def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     variables: dict[str, str],
     words: str,
 ) -> None:
-    monkeypatch.setattr("agentpay._http._ssl_context", None)  # as in a new process
     valid = {"AGENTPAY_BASE_URL": server.base_url, "AGENTPAY_API_KEY": agent_key}
     for name, value in {**valid, **variables}.items():
         monkeypatch.setenv(name, value)

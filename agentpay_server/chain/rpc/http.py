@@ -24,7 +24,9 @@ import httpx
 from aiohappyeyeballs import start_connection
 from attrs import frozen
 
+from agentpay._environment import proxy_variable, unreadable_certificates
 from agentpay.contract.bodies import Body
+from agentpay_server.chain.clusters import ClusterRefusedError
 
 T = TypeVar("T")
 
@@ -254,9 +256,13 @@ def _proxy(target: httpx.URL) -> httpcore.Proxy | None:
     place = f"{target.host}:{target.port or _PORTS[target.scheme]}"
     if not named or proxy_bypass(target.host) or proxy_bypass(place):
         return None
-    proxy = httpx.URL(named if "://" in named else f"http://{named}")
+    try:
+        proxy = httpx.URL(named if "://" in named else f"http://{named}")
+    except httpx.InvalidURL:
+        proxy = httpx.URL()
     if proxy.scheme != "http" or not proxy.host:
-        raise ValueError("the proxy for the RPC endpoint, in the environment, must begin with http://")
+        variable = proxy_variable(target.scheme if getproxies().get(target.scheme) else "all")
+        raise ClusterRefusedError(f"{variable} must be the address of a proxy that begins with http://")
     return httpcore.Proxy(
         httpcore.URL(scheme=b"http", host=proxy.raw_host, port=proxy.port or 80, target=b"/"),
         auth=(proxy.username, proxy.password) if proxy.userinfo else None,
@@ -270,4 +276,7 @@ def _header(response: httpcore.Response, name: bytes) -> str:
 @cache
 def _ssl_context() -> ssl.SSLContext:
     """Shared in this process: loading the CA files takes 20 ms or more."""
-    return httpx.create_ssl_context()
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:  # as `ssl.SSLError` is
+        raise ClusterRefusedError(unreadable_certificates(error)) from None

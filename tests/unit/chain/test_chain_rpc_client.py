@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from json_rpc_server import Answer
 
+from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc import client as client_module
 from agentpay_server.chain.rpc import http
@@ -456,6 +457,28 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
     assert lines[0] == "POST http://node.example:8899/key HTTP/1.1"
     assert "Proxy-Authorization: Basic " + base64.b64encode(b"me:secret").decode() in lines
     assert len(proxy.heads) == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("HTTPS_PROXY", "socks5://127.0.0.1:1", "HTTPS_PROXY must be the address of a proxy"),
+        ("all_proxy", "http://me:se:cret@[::1", "all_proxy must be the address of a proxy"),
+        (
+            "SSL_CERT_FILE",
+            "/no/such.pem",
+            "'/no/such.pem', which SSL_CERT_FILE names, cannot be read: No such",
+        ),
+    ],
+)
+def test_an_unusable_proxy_or_certificate_setting_is_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
+) -> None:
+    http._ssl_context.cache_clear()
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ClusterRefusedError, match=re.escape(problem)) as caught:
+        RpcClient("https://node.example:8899", timeout_seconds=30, max_connections=1)
+    assert "cret" not in str(caught.value)
 
 
 def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
