@@ -42,7 +42,7 @@ The environment:
 | `AGENTPAY_LOG` | client, `agentpay` | `info` logs each request to standard error, `debug` its headers too, without secrets. Unset: nothing is logged, unless your program configures the logger `agentpay`. |
 | `AGENTPAY_PROFILE`, `AGENTPAY_CONFIG` | `agentpay` | The profile to use, and the file of profiles ([The command line](../how-to/command-line.md)). |
 | `AGENTPAY_MCP_TOKEN`, `AGENTPAY_MCP_PRIVATE_ORIGINS` | `agentpay-mcp` | The token that clients of its HTTP port present, and private origins that `fetch_paid` may reach ([Give an agent tools](../how-to/give-tools.md)). |
-| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` and others of httpx | client | Proxies and certificates. |
+| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` and others of httpx | client | Proxies and certificates. Requests to `localhost`, `*.localhost`, 127.0.0.0/8 and `::1` use no proxy of the environment. |
 
 ## Server
 
