@@ -90,6 +90,13 @@ def test_an_argument_that_is_no_text_is_a_usage_error(
     assert error["message"].startswith(f"{name} must be text that UTF-8 can encode")
 
 
+def test_no_proxy_of_the_environment_gets_a_command_for_this_machine(
+    commands: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{closed_port()}")
+    assert commands.json("whoami")["kind"] == "operator"
+
+
 def test_a_memo_that_the_encoding_cannot_represent_is_escaped(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
