@@ -180,7 +180,6 @@ class PaymentIntent(TransferIntent):
 
     operation = Operation.PAYMENT
 
-    _principal: Principal
     _purchase: Purchase
     _signature: PaymentRow | None = None
 

@@ -66,7 +66,14 @@ class Checks:
         refusal = rules.paused_refusal(policy)
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
-            unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
+            unit = SpendUnit(
+                connection,
+                self._context,
+                now_us,
+                source=source,
+                preflight=preflight,
+                by_operator=not principal.is_agent,
+            )
             refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_try=True)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
@@ -75,7 +82,10 @@ class Checks:
             decision, message = PredictedOutcome.ESCALATE, _escalated(policy, terms)
         else:
             assert preflight is not None  # noqa: S101 - as above
-            fees.require_room(self._context, connection, source, cost_of_transfer(preflight), now_us)
+            cost = cost_of_transfer(preflight)
+            fees.require_room(
+                self._context, connection, source, cost, now_us, by_operator=not principal.is_agent
+            )
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A rejected transfer or one pending approval counts toward no limit.
