@@ -44,9 +44,10 @@ class SignIns:
     async def sign_in(self, principal: Principal, request: SignIn) -> ConsoleKey:
         """Exchange a code for a key, once; `unauthorized` if it is malformed, unknown, expired or used."""
         digest = digest_of_code(request.code)
-        key = None
-        if digest is not None:
-            key = await self._context.database.run(self._exchange, digest, principal.request_id)
+        key, database = None, self._context.database
+        # Anybody may send codes, as many as they like: unknown ones write nothing.
+        if digest is not None and await database.read(store.CODES.get, digest) is not None:
+            key = await database.run(self._exchange, digest, principal.request_id)
         if key is None:
             raise Problem(
                 ErrorCode.UNAUTHORIZED,

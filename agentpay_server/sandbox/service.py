@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from agentpay.contract import identifiers
@@ -108,6 +108,10 @@ class ConsoleKeys(Protocol[_Key]):
         ...
 
 
+Disconnected = Callable[[], Coroutine[Any, Any, None]]
+"""Returns once the caller of a request has disconnected."""
+
+
 class SceneBuilder(Protocol):
     """Builds scenes by requests to this server."""
 
@@ -115,8 +119,8 @@ class SceneBuilder(Protocol):
         """Return the scenes that can be built by name, in order of their names."""
         ...
 
-    async def build(self, request: CreateScene, *, key: str) -> CreatedScene:
-        """Build a scene with the caller's key."""
+    async def build(self, request: CreateScene, *, key: str, disconnected: Disconnected) -> CreatedScene:
+        """Build a scene with the caller's key, until the caller has disconnected."""
         ...
 
 
@@ -387,8 +391,15 @@ class Sandbox:
         async with self._signed_in(principal):
             await self._snapshots.reset(principal)
 
-    async def create_scene(self, principal: Principal, request: CreateScene, *, key: str) -> CreatedScene:
-        """Build a scene by requests with the caller's key.
+    async def create_scene(
+        self,
+        principal: Principal,
+        request: CreateScene,
+        *,
+        key: str,
+        disconnected: Disconnected,
+    ) -> CreatedScene:
+        """Build a scene by requests with the caller's key, until the caller has disconnected.
 
         Raises:
             Problem: `invalid_request` if it cannot be built, and nothing is stored; `scene_incomplete` if the
@@ -398,7 +409,7 @@ class Sandbox:
         builder = self._require_scenes()
         if (request.name is UNSET) == (request.document is UNSET):
             raise invalid(FieldError(field="name", message="is required, or document instead of it"))
-        created = await builder.build(request, key=key)
+        created = await builder.build(request, key=key, disconnected=disconnected)
         subject = "document" if request.name is UNSET else request.name
         after = {"accounts": len(created.accounts)}
         await self._record(principal, CREATE_SCENE, subject, None, after, has_happened=True)
