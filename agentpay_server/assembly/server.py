@@ -243,7 +243,9 @@ class Server:
         self.context: Context = context
         self.storage: Storage = storage
         self.chain: EmbeddedChain | RpcChain = chain
-        self.poster: HttpPoster = HttpPoster(public_only=not chain.is_test_chain, mounts=config.mounts)
+        self.poster: HttpPoster = HttpPoster(
+            public_only=not chain.is_test_chain, mounts=config.mounts, authority=config.webhook_ca
+        )
         self.arrivals: Arrivals = Arrivals()
         self.added_work: AddedWork = AddedWork()
         self.faults: Faults | None = faults
