@@ -7,6 +7,7 @@ so that signing and verifying stay cheap.
 """
 
 import hmac
+import string
 from binascii import unhexlify
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -42,6 +43,9 @@ __all__ += events.__all__
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
 """Time from a delivery's first attempt to its last: the sum of 30 s, 5 min, 30 min and 2 h."""
+
+_AROUND: Final = "'\"`\u2018\u2019\u201c\u201d" + string.whitespace
+"""Not part of a secret that was copied with what surrounds it."""
 
 _HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}
@@ -88,16 +92,19 @@ class WebhookSecrets:
         # Text first: looking for a missing attribute takes longer than all the rest.
         if not isinstance(secret, str) and (hidden := getattr(secret, "get_secret_value", None)) is not None:
             secret = hidden()
-        if isinstance(secret, str) and secret:
-            if secret != secret.strip():
-                self._fault = "a webhook secret begins or ends with white space: strip the line end"
+        try:
+            text = secret.decode("utf-8") if isinstance(secret, bytes) else secret
+            if isinstance(text, str) and text:
+                key = text.encode("utf-8")
+                if text == text.strip(_AROUND) and text.isprintable():
+                    return key
+                self._fault = (
+                    "a webhook secret has quotes or white space around it, or invisible characters in it: "
+                    "strip the line end, quotes and byte order mark"
+                )
                 return b""
-            try:
-                return secret.encode("utf-8")
-            except UnicodeEncodeError:
-                pass
-        elif isinstance(secret, bytes) and secret:
-            return secret
+        except UnicodeError:
+            pass
         self._fault = (
             "a webhook secret is empty or not text: pass the one that webhooks.create returned, and check "
             "where it is stored"

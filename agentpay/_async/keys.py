@@ -37,8 +37,9 @@ class AsyncAgentKeys(AsyncResource):
             account_id: the account, `acct_…`.
             name: display label, 1 to 100 characters.
             expires_in: seconds until the key expires, 1 to 31,536,000; without it, it does not expire.
-            max_total_usdc: USDC that the key may spend in its lifetime, at least 0.000001. Transfers in
-                flight and the caps of unsettled sessions count in full. Beyond it: `PolicyViolationError`.
+            max_total_usdc: USDC that the key may spend in its lifetime, at least 0.000001. Transfers that are
+                in flight or wait for approval, and the caps of unsettled sessions, count in full. Beyond it:
+                `PolicyViolationError`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:

@@ -133,8 +133,8 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
     "within 30.",
     ErrorCode.ROTATION_IN_PROGRESS: "The previous rotation of the secret still overlaps.",
-    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator, or too many new "
-    "accounts; wait as long as `Retry-After` says.",
+    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator, too many new accounts, or "
+    "too many transfers of this agent key pending approval; wait as long as `Retry-After` says.",
     ErrorCode.FEE_BUDGET_EXCEEDED: "The account has used up its fee budget of 24 hours, and nothing was "
     "done; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock is not in manual mode.",

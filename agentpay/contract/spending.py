@@ -134,7 +134,8 @@ class TransferCheck(Model):
         error: the error code if it would be rejected; None otherwise.
         message: sentence that explains why it would be rejected or escalated; None if it would settle.
         remaining_usdc: USDC that `max_daily_spend` and the key's `max_total_usdc` would still allow
-            afterwards: less this transfer if it would settle, unchanged otherwise; None without either limit.
+            afterwards. A transfer that would settle counts toward both, one that would be escalated toward
+            the key's total. None without either limit.
     """
 
     _example: ClassVar = {

@@ -1,10 +1,11 @@
 """The configuration of a server, created by `AgentPayServer(...)`, by `serve` and by tests."""
 
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import converters, field, frozen
 
 from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -37,6 +38,20 @@ class Edge:
 
 def _same(chain: WatchedChain) -> WatchedChain:
     return chain
+
+
+def check_authority(path: Path | str) -> str:
+    """Return the path of a PEM file with certificates.
+
+    Raises:
+        ValueError: it cannot be read, or is not PEM.
+    """
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except OSError as error:
+        reason = "it has no certificate in PEM" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ValueError(f"webhook_ca: cannot read {path}: {reason}") from None
+    return str(path)
 
 
 @frozen(kw_only=True)
@@ -97,6 +112,16 @@ class ServerConfig:
             "the existing keys. Generate one with agentpay-server keys generate.",
             variable="AGENTPAY_SERVER_OPERATOR_KEY",
             is_secret=True,
+        ),
+    )
+    webhook_ca: str | None = field(
+        default=None,
+        converter=converters.optional(check_authority),
+        metadata=option(
+            "--webhook-ca",
+            "PEM file of a certificate authority that webhook receivers may have their certificate from, in "
+            "addition to the usual ones. SSL_CERT_FILE replaces the usual ones.",
+            metavar="FILE",
         ),
     )
     temporary_key: bool = False

@@ -243,12 +243,13 @@ class Server:
         self.context: Context = context
         self.storage: Storage = storage
         self.chain: EmbeddedChain | RpcChain = chain
-        self.poster: HttpPoster = HttpPoster(public_only=not chain.is_test_chain, mounts=config.mounts)
+        self.poster: HttpPoster = HttpPoster(
+            public_only=not chain.is_test_chain, mounts=config.mounts, authority=config.webhook_ca
+        )
         self.arrivals: Arrivals = Arrivals()
         self.added_work: AddedWork = AddedWork()
         self.faults: Faults | None = faults
-        names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
-        self.snapshots: Snapshots = Snapshots(context, names, self._parts(), self._restarted)
+        self.snapshots: Snapshots = Snapshots(context, self._parts(), self._restarted)
         self.requests: RequestLog = RequestLog()
         self.scenes: SceneBuilder | None = None
         self.services: Services = Services(self)
@@ -362,7 +363,9 @@ async def _put_together(
     clock_check = ClockCheck(clock, storage.now_us)
     # Before anything relies on the clock.
     await clock_check.check()
-    source = edge.randomness(config.seed, start=await identity.count_start(database))
+    start = await identity.count_start(database)
+    source = edge.randomness(config.seed, start=start)
+    lasting = edge.randomness(config.seed, start=start, stream="lasting")
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
     # Stored before the cluster is known, because keys for a cluster must never depend on a seed.
     custody = await open_custody(database, vault, source if rpc is None else edge.entropy, rpc)
@@ -379,6 +382,8 @@ async def _put_together(
         clock_check=clock_check,
         randomness=source,
         identifiers=Identifiers(clock, source),
+        lasting_randomness=lasting,
+        lasting_identifiers=Identifiers(clock, lasting),
         settings=settings,
         tasks=tasks,
         wakeup=Wakeup(),

@@ -88,10 +88,12 @@ class SpendUnit(Unit):
 
     Attributes:
         source: the paying account's current row, locked.
+        by_operator: whether an operator key requests the spend or has approved it.
     """
 
     source: AccountRecord
     preflight: Preflight
+    by_operator: bool
 
     @property
     def spent_us(self) -> int:
@@ -103,7 +105,11 @@ class SpendUnit(Unit):
         posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
         source = post(self.connection, posting, self.now_us)
         held = attrs.evolve(
-            tx, hold=amount_micro, spent_us=source.last_spend_us, spent_total=source.spent_total
+            tx,
+            hold=amount_micro,
+            spent_us=source.last_spend_us,
+            spent_total=source.spent_total,
+            by_operator=self.by_operator,
         )
         transactions.insert_transaction(self.connection, held)
         return held
@@ -115,7 +121,7 @@ class SpendUnit(Unit):
             Posting(account_id=tx.account_id, hold=cap_micro, cap_hold=cap_micro),
             self.now_us,
         )
-        held = attrs.evolve(tx, hold=cap_micro)
+        held = attrs.evolve(tx, hold=cap_micro, by_operator=self.by_operator)
         transactions.insert_transaction(self.connection, held)
         return held
 
@@ -127,6 +133,13 @@ class Intent(ABC, Generic[R]):
 
     is_approved: bool = False
     """Whether an operator has approved it; if so, it is not escalated."""
+
+    _principal: Principal
+
+    @property
+    def by_operator(self) -> bool:
+        """Whether an operator key requests or has approved it, so that its fees count as the operator's."""
+        return self.is_approved or not self._principal.is_agent
 
     @property
     @abstractmethod
@@ -303,7 +316,14 @@ class Authorizer:
             return intent.refused(Unit(connection, self._context, now_us), refusal)
         # None only for a paused account, refused above.
         assert preflight is not None and funds is not None  # noqa: PT018, S101
-        unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
+        unit = SpendUnit(
+            connection,
+            self._context,
+            now_us,
+            source=source,
+            preflight=preflight,
+            by_operator=intent.by_operator,
+        )
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
             unit,
@@ -316,7 +336,7 @@ class Authorizer:
         if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
             return intent.escalated(unit, policy)
         cost = intent.cost(preflight)
-        fees.require_room(self._context, connection, source, cost, now_us)
+        fees.require_room(self._context, connection, source, cost, now_us, by_operator=unit.by_operator)
         self._funding.promise(connection, funds, cost)
         return intent.submitted(unit)
 

@@ -1,5 +1,8 @@
 """The fee budget: the SOL that an account may cost the treasury without paying anybody (interface F1 to F3).
 
+Work that operator keys request or approve is counted apart from that of agent keys, each of the two up to the
+budget, so that neither uses up the other's.
+
 Three things cost the treasury SOL and bring no payment: a failed transaction, a session that is settled with
 nothing charged, and the token account that a settlement creates for a payee. Each counts from the commit that
 stores the signed bytes:
@@ -18,7 +21,7 @@ from decimal import Decimal
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, case, func, literal_column, select
+from sqlalchemy import Boolean, bindparam, case, func, literal_column, select
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import SessionStatus
@@ -67,6 +70,7 @@ class Cost:
         return self.fees + self.rent
 
 
+_BY_OPERATOR: Final = bindparam("by_operator", type_=Boolean)
 # Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _PENDING: Final = select(
     func.coalesce(
@@ -85,21 +89,29 @@ _PENDING: Final = select(
         ),
         0,
     )
-).where(table.c.state == literal_column(f"'{State.PENDING}'"), table.c.account_id == bindparam("account_id"))
+).where(
+    table.c.state == literal_column(f"'{State.PENDING}'"),
+    table.c.account_id == bindparam("account_id"),
+    table.c.by_operator == _BY_OPERATOR,
+)
 _UNSETTLED: Final = select(func.coalesce(func.sum(sessions.c.opening_fee + sessions.c.closing_fee), 0)).where(
     sessions.c.account_id == bindparam("account_id"),
+    sessions.c.by_operator == _BY_OPERATOR,
     sessions.c.status.in_(
         literal_column(f"'{status}'")
         for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
     ),
 )
 _RESERVED: Final = select(_PENDING.scalar_subquery(), _UNSETTLED.scalar_subquery())
-_TOTAL_BEFORE: Final = spending.total_before(table.c.burned_us, table.c.burned_total)
+_TOTAL_BEFORE: Final = spending.total_before(table.c.burned_us, table.c.burned_total).where(
+    table.c.by_operator == _BY_OPERATOR
+)
 # When the running total has left the window up to a given value.
 _LEAVES: Final = (
     select(table.c.burned_us)
     .where(
         table.c.account_id == bindparam("account_id"),
+        table.c.by_operator == _BY_OPERATOR,
         table.c.burned_us > bindparam("start_us"),
         table.c.burned_total >= bindparam("total"),
     )
@@ -110,24 +122,34 @@ _LEAVES: Final = (
 
 def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
     """Return the posting of lamports that a transaction cost without a payment."""
-    return (Posting(account_id=tx.account_id, burned=lamports),) if tx.kind in _COUNTED else ()
+    if tx.kind not in _COUNTED:
+        return ()
+    if tx.by_operator:
+        return (Posting(account_id=tx.account_id, operator_burned=lamports),)
+    return (Posting(account_id=tx.account_id, burned=lamports),)
 
 
-def holds(connection: Connection, account_id: str) -> int:
-    """Return the lamports that an account's unfinished work may still burn."""
-    ((pending, unsettled),) = connection.execute(_RESERVED, {"account_id": account_id})
+def holds(connection: Connection, account_id: str, *, by_operator: bool) -> int:
+    """Return the lamports that an account's unfinished work of operators, or of agents, may still burn."""
+    values = {"account_id": account_id, "by_operator": by_operator}
+    ((pending, unsettled),) = connection.execute(_RESERVED, values)
     return int(pending) + int(unsettled)
 
 
-def burned(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the lamports that an account has burned in the 24 hours before `now_us`."""
+def burned(connection: Connection, account: AccountRecord, now_us: int, *, by_operator: bool) -> int:
+    """Return the lamports that operators' or agents' work has burned in the 24 hours before `now_us`."""
     if account.last_burned_us <= spending.window_start_us(now_us):
         return 0
-    return account.burned_total - _total_before(connection, account, now_us)
+    total = account.operator_burned_total if by_operator else account.burned_total
+    return total - _total_before(connection, account, now_us, by_operator=by_operator)
 
 
-def _total_before(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    values = {"account_id": account.account_id, "start_us": spending.window_start_us(now_us)}
+def _total_before(connection: Connection, account: AccountRecord, now_us: int, *, by_operator: bool) -> int:
+    values: dict[str, object] = {
+        "account_id": account.account_id,
+        "start_us": spending.window_start_us(now_us),
+        "by_operator": by_operator,
+    }
     return connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
 
 
@@ -142,9 +164,17 @@ def budget_lamports(context: Context) -> int | None:
 
 
 def require_room(
-    context: Context, connection: Connection, account: AccountRecord, cost: Cost, now_us: int
+    context: Context,
+    connection: Connection,
+    account: AccountRecord,
+    cost: Cost,
+    now_us: int,
+    *,
+    by_operator: bool,
 ) -> None:
     """Require that new work of an account at a time fits into its fee budget. The account must be locked.
+
+    `by_operator` says whether an operator key requests or approves the work.
 
     Raises:
         Problem: `fee_budget_exceeded`, with the time at which enough is free again.
@@ -154,36 +184,36 @@ def require_room(
         return
     # The window never ends before the last burn, which another server's clock may have timed.
     now_us = max(now_us, account.last_burned_us)
-    in_use = holds(connection, account.account_id)
-    lost = burned(connection, account, now_us)
+    in_use = holds(connection, account.account_id, by_operator=by_operator)
+    lost = burned(connection, account, now_us, by_operator=by_operator)
     excess = in_use + lost + cost.fees - budget
-    if excess > 0:
-        wait_us = _wait_us(connection, account, now_us, excess=excess, lost=lost)
-        if wait_us is None:
-            wait_us = WINDOW_US if cost.fees > budget else _IN_FLIGHT_SECONDS * SECOND_US
-        raise _exceeded(account.account_id, budget, in_use=in_use, lost=lost, cost=cost, wait_us=wait_us)
+    if excess <= 0:
+        return
+    if excess <= lost:
+        wait_us = _wait_us(connection, account, now_us, excess=excess, by_operator=by_operator)
+    else:
+        wait_us = WINDOW_US if cost.fees > budget else _IN_FLIGHT_SECONDS * SECOND_US
+    raise Problem(
+        ErrorCode.FEE_BUDGET_EXCEEDED,
+        f"The fee budget of {account.account_id} for {'operator' if by_operator else 'agent'} keys is "
+        f"{_sol(budget)} SOL in 24 hours: {_sol(lost)} SOL brought no payment, unfinished work reserves "
+        f"{_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL.",
+        retry_after_seconds=max(math.ceil(wait_us / SECOND_US), 1),
+    )
 
 
 def _wait_us(
-    connection: Connection, account: AccountRecord, now_us: int, *, excess: int, lost: int
-) -> int | None:
-    """Return when so much of what is burned has left the window; None if that is less than the excess."""
-    if excess > lost:
-        return None
-    start_us = spending.window_start_us(now_us)
-    total = _total_before(connection, account, now_us) + excess
-    values = {"account_id": account.account_id, "start_us": start_us, "total": total}
+    connection: Connection, account: AccountRecord, now_us: int, *, excess: int, by_operator: bool
+) -> int:
+    """Return when as much as the excess has left the window; at least that much is burned within it."""
+    values: dict[str, object] = {
+        "account_id": account.account_id,
+        "by_operator": by_operator,
+        "start_us": spending.window_start_us(now_us),
+        "total": _total_before(connection, account, now_us, by_operator=by_operator) + excess,
+    }
     burned_us = int(connection.execute(_LEAVES, values).scalar_one())
     return burned_us + WINDOW_US - now_us
-
-
-def _exceeded(account_id: str, budget: int, *, in_use: int, lost: int, cost: Cost, wait_us: int) -> Problem:
-    return Problem(
-        ErrorCode.FEE_BUDGET_EXCEEDED,
-        f"The fee budget of {account_id} is {_sol(budget)} SOL in 24 hours: {_sol(lost)} SOL brought no "
-        f"payment, unfinished work reserves {_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL.",
-        retry_after_seconds=max(math.ceil(wait_us / SECOND_US), 1),
-    )
 
 
 def _sol(lamports: int) -> str:

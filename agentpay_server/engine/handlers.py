@@ -192,6 +192,7 @@ def pending_transaction(
     spent_total: int | None = None,
     detail: str | None = None,
     rent: int = 0,
+    by_operator: bool = False,
 ) -> StoredTransaction:
     """Return the row of a new signed transaction, leased by this process."""
     return StoredTransaction(
@@ -210,6 +211,7 @@ def pending_transaction(
         leased_until_us=real_now_us() + LEASE_US,
         fee=signed.fee_lamports,
         rent=rent,
+        by_operator=by_operator,
     )
 
 

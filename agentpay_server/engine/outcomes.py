@@ -128,6 +128,7 @@ class Outcomes:
             credits_account_id=tx.credits_account_id,
             detail=replacement.detail,
             rent=replacement.rent,
+            by_operator=tx.by_operator,
             now_us=unit.now_us,
         )
         return Written(store.replace(connection, expired, following))

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
@@ -48,6 +48,7 @@ from agentpay_server.http.responses import (
     Header,
     Headers,
     Reply,
+    disconnected,
     drop,
     identified,
     internal_error,
@@ -318,8 +319,8 @@ class _Path:
         principal: Principal = scope["agentpay.principal"]
         headers: Mapping[str, str] = scope["agentpay.headers"]
         restores = self._snapshots.restores
-        if self._limit is not None:
-            self._limit.take(principal.key_id)
+        if principal.is_known:
+            self._count(principal)
         share: int | None = scope.get(SHARE)
         with self._places.for_body(principal, share):
             raw = await read_body(
@@ -333,13 +334,23 @@ class _Path:
             # The key may have been revoked while the body arrived.
             await authenticated(headers, self._server.services.keys, trace.request_id)
         with self._places.for_work(principal, share):
-            reply = await self._reply(endpoint, scope, raw)
+            try:
+                reply = await self._reply(endpoint, scope, raw, receive)
+            except Problem:
+                # Addresses are shared: what others there get wrong does not refuse a valid code.
+                if not principal.is_known:
+                    self._count(principal)
+                raise
             if reply.stream is not None:
                 await send_reply(send, receive, reply)
                 return
         await send_reply(send, receive, reply)
 
-    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
+    def _count(self, principal: Principal) -> None:
+        if self._limit is not None:
+            self._limit.take(principal.key_id)
+
+    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes, receive: Receive) -> Reply:
         headers: Mapping[str, str] = scope["agentpay.headers"]
         body = None
         if endpoint.request is not None:
@@ -354,6 +365,7 @@ class _Path:
             headers=headers,
             body=body,
             query=query,
+            disconnected=partial(disconnected, receive),
         )
         reply = await ROUTES[endpoint.name].answer(self._server.services, call)
         trace: _Trace = scope["agentpay.trace"]

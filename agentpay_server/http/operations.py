@@ -8,7 +8,7 @@ import asyncio
 import hmac
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from attrs import frozen
 
@@ -17,9 +17,11 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.engine.treasury import TreasuryFunds
 from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.ledger import health as store
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.tasks import Tasks
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
@@ -28,8 +30,8 @@ T = TypeVar("T")
 
 _METRICS: Final = "/metrics"
 
-WRITE_EVERY_SECONDS: Final = 1.0
-"""How often at most readiness writes to the database."""
+PROBED_EVERY_SECONDS: Final = 1.0
+"""How often at most the chain is read, and the database written to, for all callers together."""
 
 PROBE_SECONDS: Final = 2.0
 """Timeout after which a part counts as not ready."""
@@ -43,13 +45,36 @@ class Answer:
     headers: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"),)
 
 
+class Probe(Generic[T]):
+    """A question that anybody may cause, asked at most once in `PROBED_EVERY_SECONDS` for all callers."""
+
+    def __init__(self, tasks: Tasks, ask: Callable[[], Awaitable[T]]) -> None:
+        self._tasks = tasks
+        self._ask = ask
+        self._running: asyncio.Task[T | None] | None = None
+        self._begun_at = -math.inf
+
+    async def result(self) -> T | None:
+        """Return the newest response; None if there was none, or it takes too long."""
+        now, running = asyncio.get_running_loop().time(), self._running
+        is_due = now >= self._begun_at + PROBED_EVERY_SECONDS
+        if running is None or running.cancelled() or (running.done() and is_due):
+            self._begun_at = now
+            running = self._running = self._tasks.start(_answered(self._ask()))
+        # A caller that stops waiting does not abort it for the others.
+        await asyncio.wait({running}, timeout=PROBE_SECONDS)
+        return running.result() if running.done() and not running.cancelled() else None
+
+
 class Operations:
     def __init__(self, server: Server) -> None:
         self._context = server.context
         self._server = server
         self._exposition: Exposition | None = None
-        self._writing: asyncio.Task[bool] | None = None
-        self._written_at = -math.inf
+        tasks = server.context.tasks
+        self._written = Probe(tasks, self._write)
+        self._height = Probe(tasks, self._read_height)
+        self._treasury = Probe(tasks, self._read_treasury)
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
             "/readyz": self._readiness,
@@ -85,15 +110,15 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._server.services.schedule.lag_seconds()
-        can_write, stopped, chain, funds = await asyncio.gather(
-            _answer(self._can_write()),
-            _answer(context.database.read(store.stopped_accounts)),
-            _answer(context.chain.block_height()),
-            _answer(self._server.services.treasury.read()),
+        written, stopped, height, funds = await asyncio.gather(
+            self._written.result(),
+            _in_time(context.database.read(store.stopped_accounts)),
+            self._height.result(),
+            self._treasury.result(),
         )
         is_ready = {
-            "database": bool(can_write) and stopped is not None,
-            "chain": chain is not None,
+            "database": written is not None and stopped is not None,
+            "chain": height is not None,
             # Unknown while the chain does not respond, which `chain` reports.
             "treasury": funds is None or funds.can_pay,
             # A transaction landed that had been considered expired: an operator must review the account.
@@ -106,22 +131,14 @@ class Operations:
             return Answer(503, codec.print_json({"status": "not_ready", "not_ready": missing}))
         return Answer(200, b'{"status":"ready"}')
 
-    async def _can_write(self) -> bool:
-        """Return whether the database can write; it is tried once a second for all callers together."""
-        now = asyncio.get_running_loop().time()
-        writing = self._writing
-        if writing is None or (writing.done() and now >= self._written_at + WRITE_EVERY_SECONDS):
-            self._written_at = now
-            writing = self._writing = self._context.tasks.start(self._write())
-        # A caller that stops waiting does not abort it for the others.
-        await asyncio.wait({writing})
-        return not writing.cancelled() and writing.result()
+    async def _read_height(self) -> int:
+        return await self._context.chain.block_height()
+
+    async def _read_treasury(self) -> TreasuryFunds:
+        return await self._server.services.treasury.read()
 
     async def _write(self) -> bool:
-        try:
-            await self._context.database.run(store.write, self._context.clock.now_us())
-        except DatabaseUnavailableError:
-            return False
+        await self._context.database.run(store.write, self._context.clock.now_us())
         return True
 
     async def _metrics(self) -> Answer:
@@ -140,8 +157,8 @@ class Operations:
         now_us = self._context.clock.now_us()
         # If these are unavailable, the other metrics are still served, when they matter most.
         queue, funds = await asyncio.gather(
-            _answer(self._context.database.read(store.queue, now_us)),
-            _answer(self._server.services.treasury.read()),
+            _in_time(self._context.database.read(store.queue, now_us)),
+            self._treasury.result(),
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)
@@ -154,10 +171,18 @@ def require_get(path: str, method: str) -> None:
         )
 
 
-async def _answer(question: Awaitable[T]) -> T | None:
-    """Return None if it takes too long."""
+async def _in_time(question: Awaitable[T]) -> T | None:
+    """Return None if there is no response, or it takes too long."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
-            return await question
-    except (TimeoutError, DatabaseUnavailableError, ChainUnreachableError):
+            return await _answered(question)
+    except TimeoutError:
+        return None
+
+
+async def _answered(question: Awaitable[T]) -> T | None:
+    """Return None if there is no response."""
+    try:
+        return await question
+    except (DatabaseUnavailableError, ChainUnreachableError):
         return None

@@ -154,7 +154,9 @@ ROUTES: Final[Mapping[str, Route]] = {
     "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
     "sandbox.scenes.create": Route(
         201,
-        lambda s, c: s.sandbox.create_scene(c.principal, c.body, key=key_of(c.headers)),
+        lambda s, c: s.sandbox.create_scene(
+            c.principal, c.body, key=key_of(c.headers), disconnected=c.disconnected
+        ),
         is_owned=True,
     ),
     "sandbox.scenes.list": Route(200, lambda s, c: s.sandbox.list_scenes(c.principal, c.query)),

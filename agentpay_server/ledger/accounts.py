@@ -64,6 +64,7 @@ _POSTED: Final[dict[str, ColumnElement[Any]]] = {
             "cap_holds",
             "spent_total",
             "burned_total",
+            "operator_burned_total",
         )
     },
     "last_spend_us": _at_least_now(accounts.c.last_spend_us),
@@ -146,7 +147,7 @@ def post(
     names = tuple(name for name, amount in add.items() if amount)
     times = {
         "last_spend_us": "spent_total" in names,
-        "last_burned_us": "burned_total" in names,
+        "last_burned_us": "burned_total" in names or "operator_burned_total" in names,
         "suspended_us": suspends,
     }
     dated = tuple(name for name, is_set in times.items() if is_set)

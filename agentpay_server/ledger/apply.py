@@ -89,9 +89,10 @@ def _count(
         if posting.spent:
             account = posted[posting.account_id]
             values |= {"spent_us": account.last_spend_us, "spent_total": account.spent_total}
-        if posting.burned:
+        if posting.burned or posting.operator_burned:
             account = posted[posting.account_id]
-            values |= {"burned_us": account.last_burned_us, "burned_total": account.burned_total}
+            total = account.operator_burned_total if posting.operator_burned else account.burned_total
+            values |= {"burned_us": account.last_burned_us, "burned_total": total}
     if values:
         if tx is None:
             raise ValueError("a spend belongs to a transaction")

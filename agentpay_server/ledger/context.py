@@ -21,6 +21,8 @@ class Context:
     Attributes:
         clock_check: whether `clock` may be relied on; ask it before deciding about money.
         wakeup: notifies schedulers that a due time has changed.
+        lasting_randomness: a source that no restore repeats, for what outlives one, such as keys.
+        lasting_identifiers: identifiers from that source.
         is_cluster: deposits are posted some time after they arrive.
     """
 
@@ -31,6 +33,8 @@ class Context:
     clock_check: ClockCheck
     randomness: Randomness
     identifiers: Identifiers
+    lasting_randomness: Randomness
+    lasting_identifiers: Identifiers
     settings: Settings
     tasks: Tasks
     wakeup: Wakeup

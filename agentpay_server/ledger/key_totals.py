@@ -2,26 +2,33 @@
 
 The total is not a counter: it is the sum of what the key has requested, read while its account is locked. An
 agent key spends from one account only, so of two requests at once the second counts the first. Transfers
-count from their submission until it is proved that they never happened; a session counts with its whole cap
-until it is settled. What an operator approves counts toward the key that requested it.
+count from their request, while they wait for approval too, until they are refused or it is proved that they
+never happened; a session counts with its whole cap until it is settled. What an operator approves counts
+toward the key that requested it.
 """
 
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 from sqlalchemy import bindparam, case, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import api_keys, sessions, transfers
+from agentpay_server.database.tables import TransferRecord, api_keys, sessions, transfers
 from agentpay_server.platform.principals import Principal
 
 _TRANSFERS: Final = select(func.coalesce(func.sum(transfers.c.amount), 0)).where(
     transfers.c.key_id == bindparam("key_id"),
     transfers.c.status.in_(
-        (literal_column(f"'{TransferStatus.SUBMITTED}'"), literal_column(f"'{TransferStatus.SETTLED}'"))
+        literal_column(f"'{status}'")
+        for status in (
+            TransferStatus.PENDING_APPROVAL,
+            TransferStatus.APPROVED,
+            TransferStatus.SUBMITTED,
+            TransferStatus.SETTLED,
+        )
     ),
 )
 _SESSIONS: Final = select(
@@ -55,14 +62,17 @@ class LimitedKey:
     Attributes:
         key_id: the key.
         max_total_micro: the most that it may spend, in micro-USDC. It never changes.
+        judged_micro: micro-USDC of a waiting transfer that is judged again: it does not count against itself.
     """
 
     key_id: str
     max_total_micro: int
+    judged_micro: int = 0
 
     def spent_micro(self, connection: Connection) -> int:
         """Return the micro-USDC that count toward the limit. For a decision, the account must be locked."""
-        return spent(connection, self.key_id)
+        ((transferred, in_sessions),) = connection.execute(_SPENT, {"key_id": self.key_id})
+        return int(transferred) + int(in_sessions) - self.judged_micro
 
 
 def remaining_micro(connection: Connection, key: LimitedKey | None) -> int | None:
@@ -83,12 +93,6 @@ def fields(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
     }
 
 
-def spent(connection: Connection, key_id: str) -> int:
-    """Return the micro-USDC that a key has spent or reserved in its lifetime."""
-    ((transferred, in_sessions),) = connection.execute(_SPENT, {"key_id": key_id})
-    return int(transferred) + int(in_sessions)
-
-
 def limited(key_id: str, max_total_micro: int | None) -> LimitedKey | None:
     """Return a key with its limit; None if its total is not limited."""
     return None if max_total_micro is None else LimitedKey(key_id=key_id, max_total_micro=max_total_micro)
@@ -104,6 +108,8 @@ def limited_key_id(principal: Principal) -> str | None:
     return None if principal.max_total_micro is None else principal.key_id
 
 
-def of_key(connection: Connection, key_id: str) -> LimitedKey | None:
-    """Return a stored key, expired and revoked ones too; None if its total is not limited."""
-    return limited(key_id, connection.execute(_LIMIT, {"key_id": key_id}).scalar_one_or_none())
+def of_waiting(connection: Connection, transfer: TransferRecord) -> LimitedKey | None:
+    """Return the key that requested a waiting transfer, to judge that again; None without a limit."""
+    found = connection.execute(_LIMIT, {"key_id": transfer.key_id}).scalar_one_or_none()
+    key = limited(transfer.key_id, found)
+    return None if key is None else evolve(key, judged_micro=transfer.amount)

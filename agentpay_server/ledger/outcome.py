@@ -82,7 +82,9 @@ class Posting:
         cap_hold: the cap of a session, reserved until the session is settled.
         cap_release: a cap that is no longer reserved.
         spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
-        burned: lamports of the outcome's transaction that brought no payment (`engine/fees.py`).
+        burned: lamports of the outcome's transaction that brought no payment, if an agent caused them
+            (`engine/fees.py`).
+        operator_burned: the same, if an operator key requested or approved the transaction's work.
         suspends: whether nothing may be signed for the account until an operator allows it.
         entries: its history.
     """
@@ -96,6 +98,7 @@ class Posting:
     cap_release: int = 0
     spent: int = 0
     burned: int = 0
+    operator_burned: int = 0
     suspends: bool = False
     entries: tuple[Entry, ...] = ()
 
@@ -109,6 +112,7 @@ class Posting:
             "cap_holds": self.cap_hold - self.cap_release,
             "spent_total": self.spent,
             "burned_total": self.burned,
+            "operator_burned_total": self.operator_burned,
         }
 
     def plus(self, other: "Posting") -> "Posting":
@@ -123,6 +127,7 @@ class Posting:
             cap_release=self.cap_release + other.cap_release,
             spent=self.spent + other.spent,
             burned=self.burned + other.burned,
+            operator_burned=self.operator_burned + other.operator_burned,
             suspends=self.suspends or other.suspends,
             entries=self.entries + other.entries,
         )

@@ -107,8 +107,11 @@ class Keys:
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
-        key = self._new_key(KeyKind.OPERATOR)
-        new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
+        new = NewOperator(
+            operator_id=self._context.identifiers.new(identifiers.OPERATOR),
+            key_id=self._new_key_id(),
+            key=self._new_key(KeyKind.OPERATOR),
+        )
         now_us = self._context.clock.now_us()
         return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
@@ -198,11 +201,11 @@ class Keys:
 
     def _new_key(self, kind: KeyKind) -> str:
         # Draw in any case, so that later identifiers do not depend on `are_all_seeded`.
-        random_bytes = self._context.randomness.randbytes(32)
+        random_bytes = self._context.lasting_randomness.randbytes(32)
         return new_key(kind, random_bytes if self._are_all_seeded else secrets.token_bytes(32))
 
     def _new_key_id(self) -> str:
-        return self._context.identifiers.new(identifiers.KEY)
+        return self._context.lasting_identifiers.new(identifiers.KEY)
 
     def _first_operator(
         self,

@@ -1,14 +1,12 @@
 """Signing in to the console: links with one-use codes, and the keys of browsers (CO18 to CO20).
 
 Codes and keys come from the operating system's randomness, never from a seed: links are opened on ports. They
-expire on the server's clock. A browser that advances this clock, or restores a snapshot, keeps its key for
-the time that it had left.
+expire on the server's clock. A browser that advances this clock keeps its key for the time that it had left;
+`lasting_keys.py` does the same when it restores a snapshot.
 """
 
 import secrets
 from typing import Final
-
-from attrs import evolve
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
@@ -16,7 +14,6 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.operator_keys import OperatorKeyKind
 from agentpay.contract.sign_in import CREATE_SIGN_IN_CODE, SIGN_IN, ConsoleKey, SignIn, SignInCode
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import KeyRecord
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
@@ -44,9 +41,10 @@ class SignIns:
     async def sign_in(self, principal: Principal, request: SignIn) -> ConsoleKey:
         """Exchange a code for a key, once; `unauthorized` if it is malformed, unknown, expired or used."""
         digest = digest_of_code(request.code)
-        key = None
-        if digest is not None:
-            key = await self._context.database.run(self._exchange, digest, principal.request_id)
+        key, database = None, self._context.database
+        # Anybody may send codes, as many as they like: unknown ones write nothing.
+        if digest is not None and await database.read(store.CODES.get, digest) is not None:
+            key = await database.run(self._exchange, digest, principal.request_id)
         if key is None:
             raise Problem(
                 ErrorCode.UNAUTHORIZED,
@@ -60,20 +58,6 @@ class SignIns:
         """Postpone the expiry of a request's console key before the clock advances by `by_us`."""
         if principal.is_console:
             await self._context.database.run(self._postpone, principal, by_us)
-
-    async def current_key(self, principal: Principal) -> KeyRecord | None:
-        """Return the console key of a request, for `restore_key` after a restore; None for other keys."""
-        if not principal.is_console:
-            return None
-        return await self._context.database.read(
-            store.live_operator_key, principal.operator_id, principal.key_id
-        )
-
-    async def restore_key(self, key: KeyRecord | None, *, at_us: int) -> None:
-        """Store a key that a restore may have removed, with the time that it had left at `at_us`."""
-        if key is not None and key.expires_us is not None:
-            expires_us = key.expires_us - at_us + self._context.clock.now_us()
-            await self._context.database.run(_restore_key, key, expires_us)
 
     # --- Units of work
 
@@ -99,7 +83,7 @@ class SignIns:
         if operator_id is None:
             return None
         key = new_key(OperatorKeyKind.CONSOLE, secrets.token_bytes(_BYTES))
-        key_id, expires_us = self._context.identifiers.new(identifiers.KEY), now_us + KEY_US
+        key_id, expires_us = self._context.lasting_identifiers.new(identifiers.KEY), now_us + KEY_US
         insert_key(
             connection,
             key,
@@ -124,8 +108,3 @@ class SignIns:
         key = store.live_operator_key(connection, principal.operator_id, principal.key_id)
         if key is not None and key.expires_us is not None:
             store.KEYS.changed(connection, key, expires_us=key.expires_us + by_us)
-
-
-def _restore_key(connection: Connection, key: KeyRecord, expires_us: int) -> None:
-    if store.KEYS.change(connection, key, expires_us=expires_us) is None:
-        store.KEYS.insert(connection, evolve(key, expires_us=expires_us))

@@ -22,6 +22,8 @@ OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")
 CODES: Final = Rows(SignInCodeRecord, "digest")
 
+_EVERY_KEY: Final = select(api_keys).order_by(api_keys.c.seq)
+_EVERY_CODE: Final = select(sign_in_codes)
 _FIRST_OPERATOR: Final = (
     select(api_keys.c.operator_id).where(api_keys.c.account_id.is_(None)).order_by(api_keys.c.seq).limit(1)
 )
@@ -63,6 +65,16 @@ AGENT_KEYS: Final = KEYS.pages("operator_id", _IS_AGENTS, is_alive(_NOW))
 
 OPERATOR_KEYS: Final = KEYS.pages("operator_id", _IS_OPERATORS, is_alive(_NOW))
 """Live keys of an operator; requires `now_us`."""
+
+
+def every_key(connection: Connection) -> list[KeyRecord]:
+    """Return the keys of all operators, revoked ones too, oldest first."""
+    return KEYS.all(connection, _EVERY_KEY)
+
+
+def every_code(connection: Connection) -> list[SignInCodeRecord]:
+    """Return the unused codes of all operators."""
+    return CODES.all(connection, _EVERY_CODE)
 
 
 def first_operator(connection: Connection) -> str | None:

@@ -180,7 +180,6 @@ class PaymentIntent(TransferIntent):
 
     operation = Operation.PAYMENT
 
-    _principal: Principal
     _purchase: Purchase
     _signature: PaymentRow | None = None
 
@@ -381,7 +380,7 @@ class ApprovedPayment(PaymentIntent):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:
         """Return the key that first requested the payment, if its total is limited."""
-        return key_totals.of_key(connection, self._approved.key_id)
+        return key_totals.of_waiting(connection, self._approved)
 
     def claim(self, connection: Connection, now_us: int) -> bool:  # noqa: ARG002
         """Check that the payment is still approved and unsigned, and that the pin is as it was read."""

@@ -111,9 +111,9 @@ class Settings:
             (interface AP4).
         rate_limit_per_minute: requests per minute and key (interface R18). None means 600 on mainnet, devnet
             and testnet, and no limit elsewhere; infinity means no limit.
-        fee_budget_sol: how much SOL each account may cost the treasury in 24 hours without paying anybody
-            (interface F1). None means 0.01 on mainnet, devnet and testnet, and no limit elsewhere; infinity
-            means no limit.
+        fee_budget_sol: how much SOL each account may cost the treasury in 24 hours without paying anybody, by
+            work of agent keys, and as much by work that operator keys request or approve (interface F1). None
+            means 0.01 on mainnet, devnet and testnet, and no limit elsewhere; infinity means no limit.
         max_accounts_per_day: how many accounts each operator may create in 24 hours, at least 1 (interface
             F4). None means 10,000 on mainnet, devnet and testnet, and no limit elsewhere; infinity means no
             limit.

@@ -1,9 +1,8 @@
 """The sandbox: an extension with test features that need a test chain (interface SB1 to SB14)."""
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
@@ -67,8 +66,6 @@ from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
 
-_Key = TypeVar("_Key")
-
 
 class NewTenant(Protocol):
     """A new operator, with its first key."""
@@ -92,20 +89,16 @@ class CreateTenant(Protocol):
         ...
 
 
-class ConsoleKeys(Protocol[_Key]):
-    """Keeps a browser signed in that advances the clock or restores a snapshot."""
+class ConsoleKeys(Protocol):
+    """Keeps a browser signed in that advances the clock."""
 
     async def postpone(self, principal: Principal, by_us: int) -> None:
         """Postpone the expiry of a request's console key."""
         ...
 
-    async def current_key(self, principal: Principal) -> _Key | None:
-        """Return the console key of a request; None for other keys."""
-        ...
 
-    async def restore_key(self, key: _Key | None, *, at_us: int) -> None:
-        """Store the key again, with the time that it had left at `at_us`."""
-        ...
+Disconnected = Callable[[], Coroutine[Any, Any, None]]
+"""Returns once the caller of a request has disconnected."""
 
 
 class SceneBuilder(Protocol):
@@ -115,8 +108,8 @@ class SceneBuilder(Protocol):
         """Return the scenes that can be built by name, in order of their names."""
         ...
 
-    async def build(self, request: CreateScene, *, key: str) -> CreatedScene:
-        """Build a scene with the caller's key."""
+    async def build(self, request: CreateScene, *, key: str, disconnected: Disconnected) -> CreatedScene:
+        """Build a scene with the caller's key, until the caller has disconnected."""
         ...
 
 
@@ -137,7 +130,7 @@ class Sandbox:
         schedule: Scheduler,
         faults: Faults | None,
         snapshots: Snapshots,
-        console_keys: ConsoleKeys[Any],
+        console_keys: ConsoleKeys,
         scenes: Callable[[], SceneBuilder | None],
     ) -> None:
         self._context = context
@@ -374,8 +367,7 @@ class Sandbox:
             Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        async with self._signed_in(principal):
-            return _snapshot(await self._snapshots.restore(principal, snapshot_id))
+        return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
         """Restore the server's state at its start, for all tenants.
@@ -384,11 +376,17 @@ class Sandbox:
             Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        async with self._signed_in(principal):
-            await self._snapshots.reset(principal)
+        await self._snapshots.reset(principal)
 
-    async def create_scene(self, principal: Principal, request: CreateScene, *, key: str) -> CreatedScene:
-        """Build a scene by requests with the caller's key.
+    async def create_scene(
+        self,
+        principal: Principal,
+        request: CreateScene,
+        *,
+        key: str,
+        disconnected: Disconnected,
+    ) -> CreatedScene:
+        """Build a scene by requests with the caller's key, until the caller has disconnected.
 
         Raises:
             Problem: `invalid_request` if it cannot be built, and nothing is stored; `scene_incomplete` if the
@@ -398,7 +396,7 @@ class Sandbox:
         builder = self._require_scenes()
         if (request.name is UNSET) == (request.document is UNSET):
             raise invalid(FieldError(field="name", message="is required, or document instead of it"))
-        created = await builder.build(request, key=key)
+        created = await builder.build(request, key=key, disconnected=disconnected)
         subject = "document" if request.name is UNSET else request.name
         after = {"accounts": len(created.accounts)}
         await self._record(principal, CREATE_SCENE, subject, None, after, has_happened=True)
@@ -426,14 +424,6 @@ class Sandbox:
         if builder is None:
             raise Problem(ErrorCode.FORBIDDEN, "This server builds no scenes.")
         return builder
-
-    @contextlib.asynccontextmanager
-    async def _signed_in(self, principal: Principal) -> AsyncIterator[None]:
-        """Keep a console key across the restore that it requests."""
-        key, at_us = await self._console_keys.current_key(principal), self._context.clock.now_us()
-        yield
-        # In memory this does not wait, so the browser's next request finds its key.
-        await self._console_keys.restore_key(key, at_us=at_us)
 
     async def _record(
         self,

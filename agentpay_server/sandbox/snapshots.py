@@ -3,7 +3,7 @@
 A snapshot contains all state that a restart would find or a caller could notice: the database with its
 queues, the chain, the clock, the randomness, armed faults, receivers within the process. Each part captures
 itself. Services are created again, as after a restart. Capturing and restoring happen without an await, so
-that no task sees an intermediate state. Metrics continue to count.
+that no task sees an intermediate state. Metrics continue to count, and revoked keys stay revoked.
 
 A server with external state cannot do this: a directory or a PostgreSQL database has its own backup tools,
 and an external chain cannot be reverted.
@@ -22,11 +22,11 @@ from agentpay.contract.fields import format_timestamp
 from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
+from agentpay_server.operators import lasting_keys
 from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem, not_found
 from agentpay_server.platform.principals import Principal
-from agentpay_server.platform.randomness import Identifiers
 
 KEPT: Final = 64
 """Snapshots that a server keeps; the least recently used one is dropped."""
@@ -54,22 +54,19 @@ class StoredSnapshot:
 class Snapshots:
     """Takes and restores snapshots.
 
-    `names` is not restored with the rest, so that identifiers stay unique. `parts` is None if the server
-    cannot take snapshots. `restarted` starts the server's services after a restore, without waiting. Code
-    that awaits compares `restores`, because a restore invalidates earlier results, such as the holder of a
-    key.
+    `parts` is None if the server cannot take snapshots. `restarted` starts the server's services after a
+    restore, without waiting. Code that awaits compares `restores`, because a restore invalidates earlier
+    results, such as the holder of a key.
     """
 
     def __init__(
         self,
         context: Context,
-        names: Identifiers,
         parts: Sequence[Part] | None,
         restarted: Callable[[], None],
     ) -> None:
         self.restores: int = 0
         self._context = context
-        self._names = names
         self._restarted = restarted
         self._parts = None if parts is None else list(parts)
         self._start: list[Restore] = []
@@ -100,7 +97,7 @@ class Snapshots:
                 f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken.",
             )
         # In memory nothing below waits, so the server stays idle.
-        snapshot_id = self._names.new(identifiers.SNAPSHOT)
+        snapshot_id = self._context.lasting_identifiers.new(identifiers.SNAPSHOT)
         await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
         self._taken += 1
         snapshot = self._kept[snapshot_id] = StoredSnapshot(
@@ -143,9 +140,12 @@ class Snapshots:
                 ErrorCode.NOT_AT_REST,
                 f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored.",
             )
-        # Nothing below waits.
+        # In memory nothing below waits.
+        database, at_us = self._context.database, self._context.clock.now_us()
+        issued = await database.read(lasting_keys.issued)
         for restore in restorers:
             restore()
+        await database.run(lasting_keys.keep, issued, at_us=at_us, now_us=self._context.clock.now_us())
         self.restores += 1
         self._restarted()
 

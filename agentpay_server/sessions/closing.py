@@ -247,6 +247,7 @@ class Closing:
             credits_account_id=session.recipient_account_id,
             detail=found.detail,
             rent=found.rent,
+            by_operator=session.by_operator,
             now_us=unit.now_us,
         )
         signed = found.change.write(connection)

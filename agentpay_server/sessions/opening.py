@@ -195,6 +195,7 @@ class NewSession(Intent[SessionRecord]):
             payee_created_us=None,
             opening_fee=signed.fee_lamports,
             closing_fee=escrow.settlement_fee(preflight.blockhash),
+            by_operator=unit.by_operator,
         )
         store.SESSIONS.insert(connection, record)
         tx = pending_transaction(

@@ -8,7 +8,8 @@
     pending_approval ── no decision in time ────────────────────► rejected, escalation_expired
 
 Each decision checks and changes the transfer in one unit of work, so only one decision takes effect: the
-others find that the transfer is no longer pending. A pending transfer reserves nothing.
+others find that the transfer is no longer pending. A pending transfer reserves nothing of the account, and
+counts toward the total of its key.
 """
 
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ class ApprovedTransfer(TransferIntent):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:
         """Return the key that requested the transfer, if its total is limited."""
-        return key_totals.of_key(connection, self._pending.key_id)
+        return key_totals.of_waiting(connection, self._pending)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the transfer is still pending."""

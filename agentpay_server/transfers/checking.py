@@ -23,6 +23,7 @@ from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.platform.principals import Principal
+from agentpay_server.transfers.creation import require_room_to_wait
 from agentpay_server.transfers.intents import cost_of_transfer, spend_of
 from agentpay_server.transfers.rules import TransferTerms
 
@@ -38,7 +39,8 @@ class Checks:
         """Return the outcome that `POST /v1/transfers` would have now.
 
         Raises:
-            Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `chain_unavailable`.
+            Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `rate_limited`,
+                `chain_unavailable`.
         """
         principal.require_account(request.from_, CHECK_TRANSFER.operation)
         terms = TransferTerms(
@@ -66,28 +68,44 @@ class Checks:
         refusal = rules.paused_refusal(policy)
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
-            unit = SpendUnit(connection, self._context, now_us, source=source, preflight=preflight)
+            unit = SpendUnit(
+                connection,
+                self._context,
+                now_us,
+                source=source,
+                preflight=preflight,
+                by_operator=not principal.is_agent,
+            )
             refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_try=True)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
         elif rules.needs_approval(policy, terms.amount_micro):
+            require_room_to_wait(connection, principal)
             decision, message = PredictedOutcome.ESCALATE, _escalated(policy, terms)
         else:
             assert preflight is not None  # noqa: S101 - as above
-            fees.require_room(self._context, connection, source, cost_of_transfer(preflight), now_us)
+            cost = cost_of_transfer(preflight)
+            fees.require_room(
+                self._context, connection, source, cost, now_us, by_operator=not principal.is_agent
+            )
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
-        # A rejected transfer or one pending approval counts toward no limit.
-        moved = terms.amount_micro if decision is PredictedOutcome.SETTLE else 0
-        left = key_totals.least(
-            remaining(limit_micro=limit, spent_micro=spent), key_totals.remaining_micro(connection, key)
+        left, of_key = (
+            remaining(limit_micro=limit, spent_micro=spent),
+            key_totals.remaining_micro(connection, key),
         )
+        # One that is pending approval counts toward the key's total, and not toward the daily limit.
+        if left is not None and decision is PredictedOutcome.SETTLE:
+            left = max(left - terms.amount_micro, 0)
+        if of_key is not None and decision is not PredictedOutcome.REJECT:
+            of_key = max(of_key - terms.amount_micro, 0)
+        least = key_totals.least(left, of_key)
         return TransferCheck(
             decision=decision.value,
             error=error,
             message=message,
-            remaining_usdc=None if left is None else from_micro(max(left - moved, 0)),
+            remaining_usdc=None if least is None else from_micro(least),
         )
 
 

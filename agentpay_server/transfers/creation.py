@@ -1,23 +1,33 @@
 """New transfers: claimed and stored under their idempotency key (interface T4, I1 to I9)."""
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
+from agentpay_server.engine.authorization import Decided, SpendUnit
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KeyHolder
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
+from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.outcomes import audited
 from agentpay_server.transfers.rules import TransferTerms, check_transition, verdict_if_equal
+
+_MAX_PENDING: Final = 20
+"""Transfers of an agent's key that may be pending approval."""
+
+_PENDING_SECONDS: Final = 60
+"""`Retry-After` beyond it: an operator may decide at any time."""
 
 
 class NewSpend(TransferIntent):
@@ -54,6 +64,11 @@ class NewSpend(TransferIntent):
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
+
+    def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
+        """Store the transfer as pending approval, unless too many of an agent's key are."""
+        require_room_to_wait(unit.connection, self._principal)
+        return super().escalated(unit, policy)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
@@ -96,6 +111,21 @@ class NewTransfer(NewSpend):
     """A new transfer, requested by `POST /v1/transfers`."""
 
     action: ClassVar[str] = CREATE_TRANSFER.name
+
+
+def require_room_to_wait(connection: Connection, principal: Principal) -> None:
+    """Require that another transfer of a key may wait for approval. The key's account must be locked.
+
+    Raises:
+        Problem: `rate_limited`.
+    """
+    if principal.is_agent and store.pending_of_key(connection, principal.key_id) >= _MAX_PENDING:
+        raise Problem(
+            ErrorCode.RATE_LIMITED,
+            f"{_MAX_PENDING} transfers of this agent key are pending approval, and no more may be. Wait "
+            "until an operator has decided about one.",
+            retry_after_seconds=_PENDING_SECONDS,
+        )
 
 
 def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey:

@@ -26,6 +26,8 @@ IS_WAITING: Final = or_(_IS_PENDING, _IS_APPROVED)
 IS_SUBMITTED: Final = transfers.c.status == literal_column(f"'{TransferStatus.SUBMITTED}'")
 WAS: Final = transfers.c.status == bindparam("old_status")
 
+_PENDING_OF_KEY: Final = select(func.count()).where(transfers.c.key_id == bindparam("key_id"), _IS_PENDING)
+
 PENDING: Final = TRANSFERS.pages("operator_id", _IS_PENDING)
 """An operator's transfers that are pending approval."""
 
@@ -81,6 +83,11 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     account, while approving locks the account first.
     """
     return TRANSFERS.get(connection, transfer_id, _IS_PENDING, lock=True)
+
+
+def pending_of_key(connection: Connection, key_id: str) -> int:
+    """Return how many transfers that a key has requested are pending approval."""
+    return int(connection.execute(_PENDING_OF_KEY, {"key_id": key_id}).scalar_one())
 
 
 def approved(connection: Connection, transfer_id: str) -> TransferRecord | None:

@@ -8,6 +8,7 @@ event loop's own threads.
 import asyncio
 import contextlib
 import ipaddress
+import os
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -48,7 +49,7 @@ class HttpPoster:
     """Posts over HTTP.
 
     With `public_only`, only https to public addresses. `mounts` are transports for receivers within the
-    process, by URL prefix.
+    process, by URL prefix. `authority` is the file of a certificate authority to trust in addition.
     """
 
     def __init__(
@@ -56,10 +57,12 @@ class HttpPoster:
         *,
         public_only: bool,
         mounts: Mapping[str, httpx.AsyncBaseTransport] | None = None,
+        authority: str | None = None,
         look_ups: LookUps | None = None,
     ) -> None:
         self._public_only = public_only
         self._mounts = dict(mounts or {})
+        self._authority = authority
         self._within = frozenset(httpx.URL(prefix).raw_host for prefix in self._mounts)
         self._look_ups = look_ups or LookUps()
         self._clients: dict[str, httpx.AsyncClient] = {}
@@ -113,7 +116,12 @@ class HttpPoster:
             raise _ForbiddenAddressError("refused: the endpoint is not https")
         client = self._clients.get(target.scheme)
         if client is None:
-            client = self._clients[target.scheme] = self._make_client(target.scheme)
+            try:
+                client = self._clients[target.scheme] = self._make_client(target.scheme)
+            except OSError:
+                raise _ForbiddenAddressError(
+                    "refused: the file that SSL_CERT_FILE or --webhook-ca names cannot be read"
+                ) from None
         request = client.build_request("POST", target, headers=headers, content=body)
         if target.raw_host in self._within and not self._public_only:
             return await client.send(request, stream=True)
@@ -141,7 +149,7 @@ class HttpPoster:
 
     def _make_client(self, scheme: str) -> httpx.AsyncClient:
         return httpx.AsyncClient(
-            verify=_ssl_context(),
+            verify=_ssl_context(self._authority, os.environ.get("SSL_CERT_FILE")),
             follow_redirects=False,
             trust_env=False,
             timeout=TIMEOUT_SECONDS,
@@ -157,9 +165,23 @@ class HttpPoster:
 
 
 @cache
-def _ssl_context() -> ssl.SSLContext:
-    """Shared in this process: loading the CA file takes 20 ms or more."""
-    return httpx.create_ssl_context(trust_env=False)
+def _ssl_context(authority: str | None, trusted: str | None) -> ssl.SSLContext:
+    """Shared in this process: loading the CA file takes 20 ms or more.
+
+    Args:
+        authority: the file of an authority to trust in addition.
+        trusted: the file of those to trust instead of the usual ones; None or empty for them.
+
+    Raises:
+        OSError: a file cannot be read, or is not PEM.
+    """
+    if trusted:
+        context = ssl.create_default_context(cafile=trusted)
+    else:
+        context = httpx.create_ssl_context(trust_env=False)
+    if authority is not None:
+        context.load_verify_locations(cafile=authority)
+    return context
 
 
 async def _drained(response: httpx.Response) -> bytes:
@@ -204,5 +226,16 @@ def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: 
 
 
 def no_response(failure: BaseException) -> str:
-    """Name only the type: the text may contain addresses of the operator's network."""
+    """Name only the type: the text may contain addresses of the operator's network.
+
+    A fault of TLS is named in OpenSSL's words, which name no more than the endpoint's host.
+    """
+    cause: BaseException | None = failure if isinstance(failure, httpx.ConnectError) else None
+    while cause is not None and not isinstance(cause, ssl.SSLError):
+        cause = cause.__cause__ or cause.__context__
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return f"no answer: TLS certificate not accepted: {cause.verify_message.rstrip('.')}"
+    if cause is not None:
+        reason = (cause.reason or "connection closed").replace("_", " ").lower()
+        return f"no answer: TLS handshake failed ({reason}), perhaps because the port does not speak TLS"
     return f"no answer: {type(failure).__name__}"

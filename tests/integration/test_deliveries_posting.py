@@ -8,15 +8,20 @@ import datetime as dt
 import os
 import ssl
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import httpcore
 import pytest
+from click.testing import CliRunner
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from receivers import Receiver, answer, closed_port, drop, hang, without_end
 
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
 from agentpay_server.webhooks import http as posting
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.look_ups import LookUps
@@ -412,11 +417,10 @@ async def test_a_refusal_does_not_show_the_address(monkeypatch: pytest.MonkeyPat
     assert PRIVATE not in (await post_once("https://hooks.example/", public_only=True)).error
 
 
-@pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory):
-    """The file of a certificate of `hooks.example` and `other.example`, and of its key."""
+def certified(path: Path, *, expires_in_days: int = 1) -> Path:
+    """Write a certificate of `hooks.example` and `other.example`, which signs itself, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "a test")])
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, path.stem)])
     now = dt.datetime.now(dt.UTC)
     names = x509.SubjectAlternativeName([x509.DNSName("hooks.example"), x509.DNSName("other.example")])
     certificate = (
@@ -425,13 +429,12 @@ def authority(tmp_path_factory: pytest.TempPathFactory):
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(1)
-        .not_valid_before(now - dt.timedelta(days=1))
-        .not_valid_after(now + dt.timedelta(days=1))
+        .not_valid_before(now - dt.timedelta(days=9))
+        .not_valid_after(now + dt.timedelta(days=expires_in_days))
         .add_extension(names, critical=False)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
-    path = tmp_path_factory.mktemp("tls") / "receiver.pem"
     path.write_bytes(
         certificate.public_bytes(serialization.Encoding.PEM)
         + key.private_bytes(
@@ -443,9 +446,107 @@ def authority(tmp_path_factory: pytest.TempPathFactory):
     return path
 
 
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory):
+    return certified(tmp_path_factory.mktemp("tls") / "receiver.pem")
+
+
+def with_tls(certificate: Path) -> Receiver:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    return Receiver(tls=context)
+
+
+async def posted(port: int, host: str = "hooks.example", **options: Any) -> str | None:
+    """Post to a receiver with TLS by a poster of its own; return the error."""
+    made = HttpPoster(public_only=False, **options)
+    try:
+        return (await made.post(f"https://{host}:{port}/", HEADERS, BODY)).error
+    finally:
+        await made.close()
+
+
+async def plain_port() -> asyncio.Server:
+    """A server without TLS, which refuses whatever comes, as web servers do."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    return await asyncio.start_server(refuse, "127.0.0.1", 0)
+
+
+async def test_faults_of_tls_are_named_and_differ_from_a_closed_port(
+    tmp_path: Path, authority: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    Resolver(monkeypatch, ["127.0.0.1"])
+    old = certified(tmp_path / "old.pem", expires_in_days=-1)
+    errors: dict[str, str | None] = {"closed": await posted(closed_port())}
+    with with_tls(authority) as receiver, with_tls(old) as expired:
+        errors["self-signed"] = await posted(receiver.port)
+        errors["wrong host"] = await posted(receiver.port, "third.example", authority=str(authority))
+        errors["expired"] = await posted(expired.port, authority=str(old))
+        assert (receiver.posts, expired.posts) == ([], [])
+    async with await plain_port() as plain:
+        errors["not TLS"] = await posted(plain.sockets[0].getsockname()[1])
+    assert errors["closed"] == "no answer: ConnectError"
+    refused = "no answer: TLS certificate not accepted: "
+    assert errors["self-signed"] in (refused + "self-signed certificate", refused + "self signed certificate")
+    assert errors["expired"] == refused + "certificate has expired"
+    assert str(errors["wrong host"]).startswith(refused + "Hostname mismatch")
+    assert "port does not speak TLS" in str(errors["not TLS"])
+
+
+async def test_a_private_authority_is_trusted_in_addition_and_ssl_cert_file_instead(
+    tmp_path: Path, authority: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    Resolver(monkeypatch, ["127.0.0.1"])
+    other = certified(tmp_path / "other.pem")
+    with with_tls(authority) as receiver, with_tls(other) as second:
+        assert await posted(receiver.port, authority=str(authority)) is None
+        monkeypatch.setenv("SSL_CERT_FILE", str(other))
+        assert await posted(second.port) is None
+        assert "TLS certificate" in str(await posted(receiver.port))
+        assert await posted(receiver.port, authority=str(authority)) is None
+        assert await posted(second.port, authority=str(authority)) is None
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing.pem"))
+        assert "SSL_CERT_FILE" in str(await posted(second.port))
+
+
+@pytest.mark.parametrize("kept", [None, "not PEM"])
+def test_a_file_that_is_no_authority_is_refused_before_the_start(tmp_path: Path, kept: str | None):
+    path = tmp_path / "ca.pem"
+    if kept is not None:
+        path.write_text(kept)
+    with pytest.raises(ValueError, match=r"webhook_ca: cannot read .*ca\.pem: "):
+        AgentPayServer(webhook_ca=path)
+    done = CliRunner().invoke(main, ["serve", "--webhook-ca", str(path)])
+    assert (done.exit_code, "--webhook-ca" in done.stderr) == (2, True)
+
+
+def test_a_server_delivers_to_a_receiver_of_its_private_authority(
+    authority: Path, monkeypatch: pytest.MonkeyPatch
+):
+    Resolver(monkeypatch, ["127.0.0.1"])
+    with with_tls(authority) as receiver, AgentPayServer(webhook_ca=authority) as server:
+        client = server.client()
+        client.webhooks.create(url=f"https://hooks.example:{receiver.port}/", events=["transfer.settled"])
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 2)
+        client.transfers.create(from_=payer, to=payee, amount=1)
+        server.sandbox.clock.advance(0)
+        (delivery,) = server.deliveries.list()
+        assert (delivery.status, len(receiver.posts)) == ("delivered", 1)
+
+
 @pytest.fixture
 def named(authority, monkeypatch: pytest.MonkeyPatch):
     """A receiver with TLS on an address that passes for public, and the names that it was called by."""
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
     # httpx trusts whom certifi trusts, and its successor whom the system trusts.
     monkeypatch.setattr("certifi.where", lambda: str(authority))
     if hasattr(httpcore, "default_ssl_context"):
@@ -515,7 +616,8 @@ async def test_a_certificate_for_another_name_is_a_failed_attempt(named, monkeyp
 
     answered = await post_once(f"https://third.example:{receiver.port}/", public_only=True)
 
-    assert (answered.status_code, answered.error) == (None, "no answer: ConnectError")
+    assert answered.status_code is None
+    assert answered.error.startswith("no answer: TLS certificate not accepted: Hostname mismatch")
     assert receiver.posts == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import chain_facts
 import fee_books
+import httpx
 import money
 import pytest
 import validators
@@ -17,6 +18,7 @@ from payees import RENT, Payee
 from sellers import ORIGIN, Seller
 from server_world import START, raw_client
 from session_desk import Desk
+from session_sellers import GRACE_SECONDS, SessionSeller
 
 import agentpay
 from agentpay_server import AgentPayServer, Settings
@@ -47,10 +49,22 @@ def desk() -> Iterator[Desk]:
         yield desk_with(server, http)
 
 
-def counted(desk: Desk) -> tuple[int, int]:
+def counted(desk: Desk, *, by_operator: bool = True) -> tuple[int, int]:
     """Return the lamports of the payer that are burned, and those that unfinished work may burn."""
     account_id = desk.payer.account_id
-    return money.on_owner(desk.server, lambda context: fee_books.counted(context, account_id))
+    return money.on_owner(
+        desk.server, lambda context: fee_books.counted(context, account_id, by_operator=by_operator)
+    )
+
+
+def agent_of(desk: Desk) -> httpx.Client:
+    """Return an HTTP client with an agent's key of the payer."""
+    return raw_client(desk.server, desk.server.agent_keys.create(desk.payer.account_id).key)
+
+
+def order(desk: Desk, key: str, amount: str = "1") -> dict[str, str]:
+    body = {"from": desk.payer.account_id, "to": desk.payee.account_id, "amount": amount}
+    return {**body, "idempotency_key": key}
 
 
 def cycle(desk: Desk, key: str) -> int:
@@ -78,8 +92,7 @@ def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Des
     other = client.accounts.create(name="Other")
     server.sandbox.fund(other.account_id, 10)
     before = money.lamports(server, money.treasury(server))
-    key = client.agent_keys.create(account_id=desk.payer.account_id).key
-    with raw_client(server, key) as http:
+    with agent_of(desk) as http:
         agent = Desk(server, http, desk.payer, desk.payee)
         answers = [cycle(agent, f"attack {number}") for number in range(10)]
         assert answers == [200] * 4 + [429] * 6
@@ -89,6 +102,70 @@ def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Des
     assert len(money.rows(server, "sessions")) == 4
     paid = client.transfers.create(from_=other.account_id, to=desk.payee.account_id, amount=1)
     assert paid.status == "settled"
+
+
+def test_agents_do_not_use_up_what_operators_request_or_approve_nor_the_reverse(desk: Desk) -> None:
+    """An agent's forced closes stopped the operator's transfers for a day, with the money in the account."""
+    desk.server.client().policies.update(desk.payer.account_id, escalation_threshold=5)
+    with agent_of(desk) as http:
+        agent = Desk(desk.server, http, desk.payer, desk.payee)
+        waiting = http.post("/v1/transfers", json=order(desk, "waits", "5")).json()["transfer_id"]
+        assert [cycle(agent, f"agent's {number}") for number in range(5)] == [200] * 4 + [429]
+        refused(http.post("/v1/transfers", json=order(desk, "agent's")))
+        terms = {name: value for name, value in order(desk, "").items() if name != "idempotency_key"}
+        refused(http.post("/ext/v1/transfers/check", json=terms))
+        assert (counted(desk, by_operator=False), counted(desk)) == ((4 * CYCLE, 0), (0, 0))
+        # What an operator approves of an agent's is the operator's.
+        approved = desk.http.post(f"/ext/v1/console/approvals/{waiting}/approve").json()
+        assert approved["status"] == "settled"
+        assert desk.http.post("/v1/transfers", json=order(desk, "operator's")).json()["status"] == "settled"
+        assert [cycle(desk, f"operator's {number}") for number in range(5)] == [200] * 4 + [429]
+        message = desk.http.post("/v1/transfers", json=order(desk, "too much")).json()["message"]
+        assert f"of {desk.payer.account_id} for operator keys is 0.0001 SOL in 24 hours" in message
+        assert (counted(desk, by_operator=False), counted(desk)) == ((4 * CYCLE, 0), (4 * CYCLE, 0))
+        desk.server.sandbox.clock.advance(DAY_SECONDS)
+        assert [cycle(agent, "agent's again"), cycle(desk, "operator's again")] == [200, 200]
+
+
+@pytest.mark.parametrize("who", ["agent", "operator"])
+def test_forced_closes_of_channels_count_for_who_has_opened_them(who: str) -> None:
+    validators.embedded_only("the program of channels is on its chain")
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+        desk, seller = desk_with(server, http), SessionSeller.at(server).open()
+        with agent_of(desk) as agent:
+            asking = agent if who == "agent" else http
+            terms = {"account_id": desk.payer.account_id, "origin": ORIGIN, "session_cap": "1"}
+            body = {**terms, "idempotency_key": "call", **seller.ask_session()}
+            opening = asking.post("/ext/v1/payments", json=body).json()
+            assert seller.accept_opening(opening["header"]).failure is None  # type: ignore[union-attr]
+            reserved = counted(desk, by_operator=who == "operator")[1]
+            # The other closes it.
+            closing = agent if who == "operator" else http
+            assert closing.post(f"/ext/v1/sessions/{opening['session_id']}/close").is_success
+        server.sandbox.clock.advance(GRACE_SECONDS + 5)
+        server.sandbox.clock.advance(60)
+        assert counted(desk, by_operator=who == "operator") == (reserved, 0)
+        assert counted(desk, by_operator=who != "operator") == (0, 0)
+
+
+def test_a_payment_that_an_operator_has_approved_is_the_operators_when_its_agent_gets_it() -> None:
+    with budgeted(CYCLE) as server, raw_client(server) as http:
+        desk, seller = desk_with(server, http), Seller.at(server).open()
+        server.client().policies.update(desk.payer.account_id, escalation_threshold="0.001")
+        with agent_of(desk) as agent:
+
+            def pay() -> Any:
+                terms = {"account_id": desk.payer.account_id, "origin": ORIGIN, "idempotency_key": "p"}
+                challenge = seller.ask("mpp", 1_000, is_sponsored=False)
+                return agent.post("/ext/v1/payments", json={**terms, **challenge})
+
+            waiting = pay().json()
+            server.client().policies.update(desk.payer.account_id, escalation_threshold=5)
+            assert cycle(Desk(server, agent, desk.payer, desk.payee), "burns it") == 200
+            assert http.post(f"/ext/v1/console/approvals/{waiting['transfer_id']}/approve").is_success
+            assert pay().status_code == 201
+            assert counted(desk) == (0, TRANSFER + 1)
+            assert counted(desk, by_operator=False) == (CYCLE, 0)
 
 
 def test_the_budget_is_free_again_when_retry_after_has_passed(desk: Desk) -> None:

@@ -15,9 +15,11 @@ from agentpay import (
     ChainUnavailableError,
     InvalidRequestError,
     PolicyViolationError,
+    RateLimitError,
     TransferOutcomeUnknownError,
 )
 from agentpay.contract.console import NewAgentKey
+from agentpay.contract.transfers import Transfer
 from agentpay_server import AgentPayServer, Settings
 
 UNIT = Decimal("0.000001")
@@ -207,18 +209,78 @@ def test_an_approved_transfer_counts_to_the_key_that_asked(
     server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, escalation_threshold=4)
-    agent = server.client(api_key=new_key(max_total_usdc=5).key)
-    waiting = agent.transfers.create(from_=payer, to=payee, amount=4)
-    assert agent.whoami().spent_total_usdc == 0
-    pay(agent, payer, payee, 2)
-    # The operator's approval does not lift the key's total.
+    agent = server.client(api_key=new_key(max_total_usdc=9).key)
+    check = agent.transfers.check(from_=payer, to=payee, amount=4)
+    assert (check.decision, check.remaining_usdc) == ("escalate", 5)
+    first, second = (agent.transfers.create(from_=payer, to=payee, amount=4) for _ in range(2))
+    assert agent.whoami().spent_total_usdc == 8
+    # Nor may it ask for more than its total.
+    with pytest.raises(PolicyViolationError, match=r"of which 8\.000000 USDC is spent or reserved"):
+        agent.transfers.create(from_=payer, to=payee, amount=4)
     with pytest.raises(PolicyViolationError, match="max_total_usdc"):
-        server.approvals.approve(waiting.transfer_id)
-    again = server.client(api_key=new_key(max_total_usdc=5).key)
-    waiting = again.transfers.create(from_=payer, to=payee, amount=4)
-    assert server.approvals.approve(waiting.transfer_id).status == "settled"
-    assert again.whoami().spent_total_usdc == 4
-    assert agent.whoami().spent_total_usdc == 2
+        pay(agent, payer, payee, "1.000001")
+    pay(agent, payer, payee, 1)
+    # A waiting transfer does not count against itself when it is judged again.
+    assert server.approvals.approve(first.transfer_id).status == "settled"
+    assert agent.whoami().spent_total_usdc == 9
+    server.approvals.reject(second.transfer_id)
+    assert agent.whoami().spent_total_usdc == 5
+    expiring = agent.transfers.create(from_=payer, to=payee, amount=4)
+    server.sandbox.clock.advance(hours=24)
+    assert client.transfers.get(expiring.transfer_id).status == "rejected"
+    assert agent.whoami().spent_total_usdc == 5
+
+
+def test_an_approved_payment_counts_until_it_is_signed_or_ends(
+    server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, escalation_threshold="0.001")
+    seller = Seller.at(server).open()
+    key = new_key(max_total_usdc="0.0015").key
+    agent = server.client(api_key=key)
+
+    def authorize(purchase: str) -> httpx.Response:
+        body = {"account_id": payer, "idempotency_key": purchase, "origin": ORIGIN, **seller.ask()}
+        with raw_client(server, key) as http:
+            return http.post("/ext/v1/payments", json=body)
+
+    waiting = authorize("first").json()
+    refused(authorize("second"), "policy_violation")
+    assert server.approvals.approve(waiting["transfer_id"]).status == "approved"
+    assert agent.whoami().spent_total_usdc == Decimal("0.001")
+    with pytest.raises(PolicyViolationError, match="max_total_usdc"):
+        pay(agent, payer, payee, "0.0006")
+    signed = authorize("first")
+    assert (signed.status_code, signed.json()["transfer_id"]) == (201, waiting["transfer_id"])
+    assert agent.whoami().spent_total_usdc == Decimal("0.001")
+
+
+def test_at_most_20_transfers_of_an_agents_key_are_pending(
+    server: AgentPayServer, client: AgentPay, new_key: NewKey, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, escalation_threshold=1)
+    key = new_key().key
+    agent = server.client(api_key=key)
+
+    def ask(by: AgentPay, purchase: str) -> Transfer:
+        return by.transfers.create(from_=payer, to=payee, amount=1, idempotency_key=purchase)
+
+    waiting = [ask(agent, f"{number}") for number in range(20)]
+    with pytest.raises(RateLimitError, match="20 transfers of this agent key are pending approval") as raised:
+        ask(agent, "one more")
+    assert (raised.value.code, raised.value.retry_after) == ("rate_limited", 60)
+    with pytest.raises(RateLimitError):
+        agent.transfers.check(from_=payer, to=payee, amount=1)
+    # A retry finds its transfer, and what needs no approval, or another key requests, goes on.
+    assert ask(agent, "7").transfer_id == waiting[7].transfer_id
+    pay(agent, payer, payee, "0.5")
+    assert ask(client, "operator's").status == "pending_approval"
+    assert ask(server.client(api_key=new_key().key), "another's").status == "pending_approval"
+    # The refused key is free: nothing was stored.
+    server.approvals.reject(waiting[0].transfer_id)
+    assert ask(agent, "one more").status == "pending_approval"
+    with pytest.raises(RateLimitError):
+        ask(agent, "yet another")
 
 
 def test_a_replay_counts_once(server: AgentPayServer, new_key: NewKey, payer: str, payee: str) -> None:

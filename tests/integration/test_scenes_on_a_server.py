@@ -290,6 +290,40 @@ def test_a_restore_ends_a_build_and_nothing_of_it_appears_later(server: AgentPay
     assert len(server.client().accounts.list().data) == 2
 
 
+def test_a_build_whose_caller_has_gone_stops_and_leaves_no_keys_and_webhooks(server: AgentPayServer) -> None:
+    delivering, go_on = threading.Event(), threading.Event()
+
+    async def wait() -> None:
+        delivering.set()
+        await asyncio.to_thread(go_on.wait, 60)
+
+    during(server, wait)
+    hooks = {each.webhook_id for each in server.client().webhooks.list()}
+    base_url, document = server.listen(), TWO + HOOK + PAYS % "shop" + TIME + PAYS % "shop"
+    with raw_client(server) as operator:
+        headers = {"Authorization": operator.headers["Authorization"]}
+    with httpx.Client(base_url=base_url, headers=headers) as caller:
+        with ThreadPoolExecutor(1) as pool:
+
+            async def gone() -> None:
+                async with httpx.AsyncClient(base_url=base_url, headers=headers, timeout=60) as client:
+                    asked = asyncio.ensure_future(client.post(SCENES, json={"document": document}))
+                    assert await asyncio.to_thread(delivering.wait, 60)
+                    asked.cancel()
+
+            pool.submit(asyncio.run, gone()).result(60)
+        # The server has read that the connection is closed before it responds to a later one.
+        for _ in range(2):
+            assert caller.get("/healthz").is_success
+        go_on.set()
+        # One scene is built at a time, so this one waits for the end of the other.
+        created = caller.post(SCENES, json={"name": "paused_account"}).json()
+    client = server.client()
+    assert len([each for each in client.transfers.list() if each.status == "settled"]) == 1
+    assert {each.webhook_id for each in client.webhooks.list()} == hooks
+    assert {each.account_id for each in client.agent_keys.list()} <= set(created["accounts"].values())
+
+
 def test_a_server_that_is_killed_in_a_build_continues_with_what_is_stored(tmp_path: Path) -> None:
     arguments = ["serve", "--port", "0", "--data-dir", str(tmp_path / "data"), "--clock", "manual"]
     with processing(*arguments) as process:

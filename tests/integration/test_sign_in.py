@@ -215,11 +215,15 @@ def test_a_link_needs_a_port_and_the_console(server: AgentPayServer) -> None:
             assert without.console_url
 
 
-def test_requests_without_a_key_are_rate_limited_by_address() -> None:
-    with AgentPayServer(settings=Settings(rate_limit_per_minute=3)) as server:
+def test_wrong_codes_are_rate_limited_by_address_and_refuse_no_valid_one() -> None:
+    with AgentPayServer(settings=Settings(rate_limit_per_minute=30)) as server:
         with httpx.Client(base_url=server.listen()) as browser:
-            statuses = [browser.post(SIGN_IN, json={"code": "x"}).status_code for _ in range(5)]
-        assert statuses == [401, 401, 401, 429, 429]
+            codes = ["x", made_code()] * 20
+            statuses = [browser.post(SIGN_IN, json={"code": code}).status_code for code in codes]
+            assert statuses == [401] * 30 + [429] * 10
+            valid = browser.post(SIGN_IN, json={"code": code_of(server.console_url)})
+            assert valid.status_code == 201
+            assert browser.post(SIGN_IN, json={"code": "x"}).status_code == 429
         assert server.client().whoami()
 
 

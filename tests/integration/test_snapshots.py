@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
         pay(server, payer, outside.usdc_token_account, "after-2"),
         client.accounts.create(name="Third"),
         server.sandbox.fund(payee.account_id, 3),
-        server.agent_keys.create(payer.account_id).key,
+        server.agent_keys.create(payer.account_id, name="Laptop").name,
         client.policies.update(payer.account_id, max_single_transfer=50),
         server.sandbox.clock.advance(hours=1),
         pay(server, payer, payee.account_id, "after-3"),
@@ -65,8 +65,8 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
 
 
 def kept(server: AgentPayServer) -> tuple[Any, ...]:
-    """Return everything that a restore brings back, except the audit trail, which contains the restore."""
-    rows = {name: money.rows(server, name) for name in books.NAMES if name != "audit"}
+    """Return what a restore brings back: not keys, and not the audit trail, which contains the restore."""
+    rows = {name: money.rows(server, name) for name in books.NAMES if name not in ("audit", "api_keys")}
     return rows, chain_facts.everything(server), server.sandbox.clock.now()
 
 
@@ -270,20 +270,82 @@ def test_a_snapshot_survives_a_reset(server: AgentPayServer):
 # --- What vanishes ----------------------------------------------------------------------------------------
 
 
-def test_keys_created_after_the_snapshot_stop_working(server: AgentPayServer):
-    payer, _ = prepared(server)
-    old = server.agent_client(payer.account_id)
+def works(server: AgentPayServer, key: str) -> bool:
+    with raw_client(server, key) as http:
+        status = http.get("/ext/v1/whoami").status_code
+    assert status in (200, 401)
+    return status == 200
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_restore_revives_no_revoked_key_of_any_operator(seed: int | None):
+    with AgentPayServer(clock=START, seed=seed) as server:
+        mine, tenant = server.client(), server.client(api_key=server.sandbox.create_operator("Second").key)
+        revoked: list[str] = []
+
+        def revoke(client: Any) -> None:
+            account = client.accounts.create(name="Agent").account_id
+            for keys, made in (
+                (client.agent_keys, client.agent_keys.create(account)),
+                (client.operator_keys, client.operator_keys.create(name="spare")),
+            ):
+                if snapshots:
+                    snapshots.append(server.sandbox.snapshot())
+                keys.revoke(made.key_id)
+                revoked.append(made.key)
+
+        snapshots: list[Any] = []
+        revoke(mine)
+        snapshots.append(server.sandbox.snapshot())
+        for client in (mine, tenant):
+            revoke(client)
+        # Each was alive in one of the snapshots, or is unknown to it.
+        for snapshot in (*snapshots, *reversed(snapshots)):
+            server.sandbox.restore(snapshot)
+            assert [works(server, key) for key in revoked] == [False] * 6
+            assert mine.whoami()
+            assert tenant.whoami()
+        server.sandbox.reset()
+        assert [works(server, key) for key in revoked] == [False] * 6
+        # The same key is not created again either.
+        account = mine.accounts.create(name="Agent").account_id
+        assert mine.agent_keys.create(account).key not in revoked
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_a_newer_key_stays_if_its_account_is_in_the_snapshot_and_is_revoked_if_not(seed: int | None):
+    with AgentPayServer(clock=START, seed=seed) as server:
+        payer, _ = prepared(server)
+        snapshot = server.sandbox.snapshot()
+        client = server.client()
+        server.sandbox.clock.advance(hours=1)
+        newer = client.agent_keys.create(payer.account_id, name="newer", expires_in=600, max_total_usdc=5)
+        operators = client.operator_keys.create(name="spare").key
+        account = client.accounts.create(name="Since")
+        gone = [client.agent_keys.create(account.account_id).key, server.sandbox.create_operator("Since").key]
+        later = server.sandbox.snapshot()
+        server.sandbox.clock.advance(100)
+
+        server.sandbox.restore(snapshot)
+
+        assert [works(server, key) for key in (newer.key, operators, *gone)] == [True, True, False, False]
+        (listed,) = client.agent_keys.list()
+        assert (listed.key_id, listed.name, listed.max_total_usdc) == (newer.key_id, "newer", 5)
+        assert listed.expires_at == START + timedelta(seconds=500), "the time that it had left"
+        # Their accounts come back, and they do not.
+        server.sandbox.restore(later)
+        assert client.accounts.get(account.account_id).name == "Since"
+        assert [works(server, key) for key in (newer.key, operators, *gone)] == [True, True, False, False]
+
+
+def test_a_sign_in_code_that_was_used_is_not_valid_after_a_restore(server: AgentPayServer):
+    server.listen()
+    code = httpx.URL(server.console_url).fragment.removeprefix("code=")
     snapshot = server.sandbox.snapshot()
-    agent = server.agent_client(payer.account_id)
-    tenant = server.client(api_key=server.sandbox.create_operator("Second").key)
-    assert list(tenant.accounts.list()) == []
-
+    server.operator_keys.sign_in(code)
     server.sandbox.restore(snapshot)
-
-    assert old.accounts.get(payer.account_id).name == "Payer"
-    for client in (agent, tenant):
-        with pytest.raises(AuthenticationError):
-            client.accounts.get(payer.account_id)
+    with pytest.raises(AuthenticationError):
+        server.operator_keys.sign_in(code)
 
 
 def test_inboxes_are_restored_and_later_ones_get_nothing(server: AgentPayServer):

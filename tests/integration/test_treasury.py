@@ -6,6 +6,7 @@ See interface O1.
 import logging
 from collections.abc import Iterator
 
+import bounds
 import httpx
 import money
 import pytest
@@ -20,6 +21,12 @@ RESERVE = 20_000_000
 
 FEE = 2 * 5_000
 """Lamports that a transfer costs."""
+
+
+@pytest.fixture(autouse=True)
+def probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each request read the chain, not the first one of a second for all."""
+    bounds.shorten(monkeypatch, probed_every_seconds=0)
 
 
 class Watched:

@@ -338,3 +338,38 @@ async def test_two_servers_on_one_database_expire_once(seed: int, monkeypatch: p
         source, to, transfer_id = await waiting(one)
         await asyncio.gather(one.advance(DAY_SECONDS), other.advance(DAY_SECONDS))
         assert await assert_one_end(one, source, to, transfer_id) == "escalation_expired"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("limits", "most", "beyond"),
+    [({"max_total_usdc": "7"}, 7, (402, "policy_violation")), ({}, 20, (429, "rate_limited"))],
+    ids=["total", "pending"],
+)
+async def test_an_agents_key_asks_two_servers_for_no_more_than_its_limits(
+    seed: int,
+    limits: dict[str, str],
+    most: int,
+    beyond: tuple[int, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One key made 400 approvals within seconds."""
+    async with two_servers(seed, monkeypatch) as servers:
+        source, to = await servers[0].account("100"), await servers[0].account()
+        await servers[0].policy(source, escalation_threshold=1)
+        agent = await servers[0].agent_of(source, **limits)
+        body = {"from": source.account_id, "to": to.account_id, "amount": "1"}
+        answers = await asyncio.gather(
+            *(
+                servers[number % 2].request(
+                    "POST", "/v1/transfers", {**body, "idempotency_key": f"{number}"}, agent
+                )
+                for number in range(30)
+            )
+        )
+        counted = Counter((answer.status, answer.error) for answer in answers)
+        assert counted == {(202, None): most, beyond: 30 - most}
+        rows = await servers[1].rows("transfers", status="pending_approval")
+        assert len(rows) == most
+        # A refusal by the policy is stored, one by the limit of approvals is not.
+        assert len(await servers[1].rows("transfers")) == (30 if limits else 20)

@@ -133,21 +133,29 @@ async def test_200_openings_at_both_servers_stop_at_exactly_the_fee_budget(
     first, second = servers
     source, to = await first.account("100"), await first.account()
     before = await treasury(first)
-    answers = await asyncio.gather(
-        *(servers[number % 2].open_session(f"s{number}", source, to, "0.1") for number in range(CALLS))
-    )
-    # An opening and its close cost 25,000 lamports.
-    assert Counter((answer.status, answer.error) for answer in answers) == {
-        (201, None): 10,
-        (429, "fee_budget_exceeded"): 190,
-    }
+    agent = await first.agent_of(source)
+
+    def opening(number: int) -> Any:
+        body = {"account_id": source.account_id, "to": to.account_id, "cap_usdc": "0.1"}
+        headers = agent if number // 2 % 2 else None
+        body["idempotency_key"] = f"s{number}"
+        return servers[number % 2].request("POST", "/ext/v1/sessions", body, headers)
+
+    answers = await asyncio.gather(*(opening(number) for number in range(CALLS)))
+    # An opening and its close cost 25,000 lamports. An operator's and an agent's are counted apart.
+    for asked in (0, 1):
+        asked_by = [answer for number, answer in enumerate(answers) if number // 2 % 2 == asked]
+        assert Counter((answer.status, answer.error) for answer in asked_by) == {
+            (201, None): 10,
+            (429, "fee_budget_exceeded"): 90,
+        }
     opened = [answer.body["session_id"] for answer in answers if answer.status == 201]
     closed = await asyncio.gather(
         *(servers[number % 2].close_session(session_id) for number, session_id in enumerate(opened)),
         *(servers[number % 2].open_session(f"t{number}", source, to, "0.1") for number in range(20)),
     )
-    assert [answer.status for answer in closed] == [200] * 10 + [429] * 20
-    assert before - await treasury(second) == 250_000
+    assert [answer.status for answer in closed] == [200] * 20 + [429] * 20
+    assert before - await treasury(second) == 500_000
 
 
 async def test_openings_at_both_servers_leave_the_reserve_of_a_treasury_that_runs_empty(

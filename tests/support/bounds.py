@@ -35,6 +35,7 @@ _PLACES = {
     "newest_deposits_read": "agentpay_server.accounts.deposits:_NEWEST",
     "posted_batches_of_deposits": "agentpay_server.accounts.deposits:_BATCHES_AT_ONCE",
     "probe_seconds": "agentpay_server.http.operations:PROBE_SECONDS",
+    "probed_every_seconds": "agentpay_server.http.operations:PROBED_EVERY_SECONDS",
     "provisioning_seconds": "agentpay_server.accounts.provisioning:COLLECTING_SECONDS",
     "recorded_bytes": "agentpay_server.testkit.embedded.recorder:_BODIES_MAX_BYTES",
     "recorded_requests": "agentpay_server.testkit.embedded.recorder:RECORDS_MAX",

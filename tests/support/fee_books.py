@@ -6,13 +6,16 @@ from agentpay_server.ledger import accounts
 from agentpay_server.ledger.context import Context
 
 
-async def counted(context: Context, account_id: str) -> tuple[int, int]:
-    """Return the lamports that an account has burned, and those that its unfinished work may burn."""
+async def counted(context: Context, account_id: str, *, by_operator: bool = True) -> tuple[int, int]:
+    """Return the lamports that operators' or agents' work has burned, and that unfinished work may burn."""
     now_us = context.clock.now_us()
 
     def unit(connection: Connection) -> tuple[int, int]:
         record = accounts.ACCOUNTS.existing(connection, account_id)
-        return fees.burned(connection, record, now_us), fees.holds(connection, account_id)
+        return (
+            fees.burned(connection, record, now_us, by_operator=by_operator),
+            fees.holds(connection, account_id, by_operator=by_operator),
+        )
 
     return await context.database.run(unit)
 

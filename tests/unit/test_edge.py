@@ -83,4 +83,4 @@ async def test_without_a_seed_all_randomness_comes_from_the_entropy_of_the_edge(
 def test_all_posters_share_one_tls_context() -> None:
     clients = [posting.HttpPoster(public_only=True)._make_client("https") for _ in range(2)]
     contexts = {id(client._transport._pool._ssl_context) for client in clients}
-    assert contexts == {id(posting._ssl_context())}
+    assert len(contexts) == 1

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import certifi
 import click
 import pytest
 import rpc_world
@@ -67,6 +68,8 @@ def case_of(declared: Declared, directory: Path) -> tuple[str, object]:
     if declared.field.name == "operator_key":
         key = new_key(KeyKind.OPERATOR, bytes(range(32)))
         return key, key
+    if declared.field.name == "webhook_ca":
+        return certifi.where(), certifi.where()
     return VALUES.get(declared.option.name, ("7", Decimal(7)))
 
 

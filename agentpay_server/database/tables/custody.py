@@ -60,9 +60,11 @@ class AccountRecord:
     unjudged_spend: Annotated[int, ZERO] = 0
     # Since when signing is suspended, because a transaction landed that had been considered expired.
     suspended_us: int | None = None
-    # Running total of the lamports that brought no payment, and the newest time of any (engine/fees.py).
+    # Running totals of the lamports that brought no payment, of agents and of operators, and the newest time
+    # of any (engine/fees.py).
     burned_total: Annotated[int, ZERO] = 0
     last_burned_us: Annotated[int, ZERO] = 0
+    operator_burned_total: Annotated[int, ZERO] = 0
 
 
 @row("policy_records", Index("ix_policy_records_due", "due_us"))

@@ -3,7 +3,7 @@
 from typing import Annotated, Final
 
 from attrs import frozen
-from sqlalchemy import Index, UniqueConstraint
+from sqlalchemy import Index, UniqueConstraint, false
 
 from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, index_where, row, table_of
 
@@ -94,6 +94,8 @@ class SessionRecord:
     channel: Annotated[str | None, UNIQUE] = None
     # What the channel's payout took of the cap, by the chain; NULL for other sessions and before.
     settled: int | None = None
+    # Whether an operator key requested or approved it, for the fee budget.
+    by_operator: Annotated[bool, {"server_default": false()}] = False
 
     @property
     def closing_reason(self) -> str | None:

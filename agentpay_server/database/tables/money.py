@@ -197,7 +197,12 @@ _IS_WATCHED: Final = "state IN ('expired', 'rejected')"
         "released_us IS NOT NULL", "ix_chain_transactions_released", "account_id", "released_us", "hold"
     ),
     index_where(
-        "burned_us IS NOT NULL", "ix_chain_transactions_burned", "account_id", "burned_us", "burned_total"
+        "burned_us IS NOT NULL",
+        "ix_chain_transactions_burned",
+        "account_id",
+        "by_operator",
+        "burned_us",
+        "burned_total",
     ),
 )
 @frozen(kw_only=True)
@@ -244,9 +249,11 @@ class ChainTransactionRecord:
     fee: Annotated[int, ZERO] = 0
     rent: Annotated[int, ZERO] = 0
     # Set if it ended and cost lamports without a payment (engine/fees.py): when, and the account's running
-    # total of such lamports including these.
+    # total of such lamports including these, of agents' or of operators' work.
     burned_us: int | None = None
     burned_total: int | None = None
+    # Whether an operator key requested or approved its work.
+    by_operator: Annotated[bool, {"server_default": false()}] = False
 
 
 @row(

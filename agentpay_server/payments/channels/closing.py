@@ -219,6 +219,7 @@ class ChannelClosing:
             subject_id=session_id,
             account_id=account.account_id,
             detail=json.dumps({"act": due.act.value}),
+            by_operator=channel.session.by_operator,
             now_us=unit.now_us,
         )
         chain_transactions.insert_following(connection, tx)

@@ -106,6 +106,7 @@ def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_
         last_valid_block_height=0,
         created_us=now_us,
         ended_us=now_us,
+        by_operator=session.by_operator,
     )
     chain_transactions.insert_transaction(connection, tx)
     return tx

@@ -235,5 +235,6 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         protocol=deposit.protocol,
         origin=deposit.origin,
         url=deposit.url,
+        by_operator=unit.by_operator,
     )
     return Channel(session=session, record=record)

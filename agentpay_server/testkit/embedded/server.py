@@ -84,6 +84,7 @@ class AgentPayServer(Homes):
         database_schema: str = DATABASE_SCHEMA,
         rpc: RpcSettings | None = None,
         seeded_port_keys: bool = True,
+        webhook_ca: Path | str | None = None,
         scene: Path | str | None = None,
     ) -> None:
         """Configure a server; `with` or `start` starts it.
@@ -106,6 +107,8 @@ class AgentPayServer(Homes):
                 person chose the seed: `listen` then replaces `operator_key` by a random key, the only key of
                 the first operator that its port accepts, and all other keys are random from the start. False
                 requires a server in memory.
+            webhook_ca: PEM file of a certificate authority that webhook receivers may have their certificate
+                from, in addition to the usual ones, or to those in SSL_CERT_FILE.
             scene: file of a scene to build at the start: accounts, policies, keys, webhooks, history, and
                 sellers that listen on a port each. Needs empty data, and no `rpc`. The property `scene` has
                 what was created.
@@ -113,7 +116,7 @@ class AgentPayServer(Homes):
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; an empty data_dir;
                 both a data_dir and a database_url; one of them with `seeded_port_keys=False`; an invalid
-                database_schema; or an invalid scene.
+                database_schema; a `webhook_ca` that cannot be read; or an invalid scene.
             TypeError: `settings` are no `Settings`.
         """
         if settings is not None and not isinstance(settings, Settings):
@@ -139,6 +142,7 @@ class AgentPayServer(Homes):
             seed=seed,
             seeded_port_keys=seeded_port_keys,
             operator_key=operator_key,
+            webhook_ca=None if webhook_ca is None else str(webhook_ca),
             temporary_key=True,
             mounts={INBOX_URL: self._inboxes},
             wrap_chain=self._recorder.watch,

@@ -194,9 +194,14 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     status = 0
     headers: list[tuple[bytes, bytes]] = []
     chunks: list[bytes] = []
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    ended = asyncio.Event()
 
     async def receive() -> Message:
-        return {"type": "http.request", "body": body, "more_body": False}
+        if messages:
+            return messages.pop()
+        await ended.wait()
+        return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
         nonlocal status
@@ -206,7 +211,10 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
         else:
             chunks.append(message.get("body", b""))
 
-    await app(scope, receive, send)
+    try:
+        await app(scope, receive, send)
+    finally:
+        ended.set()
     if not status:
         raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
     return status, headers, b"".join(chunks)

@@ -316,7 +316,7 @@ class _Builder:
         """Set the policies for the step at `place`, or for the end.
 
         An account of which a later step must wait for approval gets its daily limit and its pause after that
-        step: what waits counts toward no limit.
+        step: what waits does not count toward the limit.
         """
         history = self._scene.history[place:]
         waiting = {each.from_ for each in history if each.status is StepStatus.PENDING_APPROVAL}

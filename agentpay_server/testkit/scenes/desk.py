@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,11 +14,12 @@ from agentpay.contract.transfers import Transfer
 from agentpay_server.assembly.server import Server
 from agentpay_server.contract.sandbox import BundledScene, CreatedScene, CreateScene
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, invalid
+from agentpay_server.sandbox.service import Disconnected
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 if TYPE_CHECKING:
-    from agentpay_server.testkit.scenes.building import BuiltScene
+    from agentpay_server.testkit.scenes.building import BuiltScene, GoOn
     from agentpay_server.testkit.scenes.document import Scene, SceneError
 
 _RETRIED: Final = (429, 503)
@@ -45,8 +45,10 @@ class SceneDesk:
 
         return bundled_scenes()
 
-    async def build(self, request: CreateScene, *, key: str) -> CreatedScene:
+    async def build(self, request: CreateScene, *, key: str, disconnected: Disconnected) -> CreatedScene:
         """Build a scene by requests with the caller's key.
+
+        When the caller has disconnected, the build ends at its next step, as if that had failed.
 
         Raises:
             Problem: `invalid_request`: it cannot be built, and nothing is stored; `scene_incomplete`: the
@@ -55,26 +57,37 @@ class SceneDesk:
         """
         from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - see the class
 
-        cancelled = threading.Event()
-        async with self._turn:
-            try:
+        cancelled, left = threading.Event(), threading.Event()
+        leaving = asyncio.ensure_future(disconnected())
+        leaving.add_done_callback(lambda _: left.set())
+
+        def go_on() -> None:
+            if cancelled.is_set():
+                raise NotBegunError(_CANCELLED)
+            if left.is_set():
+                raise SceneError("the caller has disconnected")
+
+        try:
+            async with self._turn:
                 try:
-                    scene = await asyncio.to_thread(self._rehearsed, request, cancelled)
+                    scene = await asyncio.to_thread(self._rehearsed, request, go_on)
                 except SceneError as error:
                     raise invalid(*(_placed(request, fault) for fault in error.faults)) from None
                 try:
-                    built = await asyncio.to_thread(self._built, scene, key, cancelled)
+                    built = await asyncio.to_thread(self._built, scene, key, cancelled, go_on)
                 except SceneError as error:
                     raise _incomplete(request, error) from None
-            finally:
-                # Threads cannot be cancelled, so this one ends at its next step.
-                cancelled.set()
+        finally:
+            # Threads cannot be cancelled, so this one ends at its next step.
+            cancelled.set()
+            leaving.cancel()
         return _created(built)
 
-    def _rehearsed(self, request: CreateScene, cancelled: threading.Event) -> "Scene":
+    def _rehearsed(self, request: CreateScene, go_on: "GoOn") -> "Scene":
         from agentpay_server.testkit.scenes.document import parse_scene  # noqa: PLC0415 - see the class
         from agentpay_server.testkit.scenes.rehearsal import rehearse  # noqa: PLC0415 - see the class
 
+        go_on()
         context = self._server.context
         scene = parse_scene(self._document(request), name="the document")
         _require_known_payees(scene)
@@ -84,7 +97,7 @@ class SceneDesk:
             has_manual_clock=context.clock.is_manual,
             has_inboxes=False,
             has_sellers=False,
-            go_on=partial(_go_on, cancelled),
+            go_on=go_on,
         )
         return scene
 
@@ -97,7 +110,7 @@ class SceneDesk:
             raise invalid(FieldError(field="name", message=message))
         return known[request.name]
 
-    def _built(self, scene: "Scene", key: str, cancelled: threading.Event) -> "BuiltScene":
+    def _built(self, scene: "Scene", key: str, cancelled: threading.Event, go_on: "GoOn") -> "BuiltScene":
         from agentpay._sync.client import AgentPay  # noqa: PLC0415 - see the class
         from agentpay_server.testkit.embedded.world import IN_PROCESS_URL  # noqa: PLC0415 - see the class
         from agentpay_server.testkit.scenes.building import build  # noqa: PLC0415 - see the class
@@ -110,12 +123,7 @@ class SceneDesk:
 
         transport = EmbeddedTransport(guarded, self._owner)
         with AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=transport) as client:
-            return build(client, scene, go_on=partial(_go_on, cancelled))
-
-
-def _go_on(cancelled: threading.Event) -> None:
-    if cancelled.is_set():
-        raise NotBegunError(_CANCELLED)
+            return build(client, scene, go_on=go_on)
 
 
 def _require_known_payees(scene: "Scene") -> None:

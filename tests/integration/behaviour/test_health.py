@@ -1,6 +1,9 @@
 """`/healthz` and `/readyz`."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import bounds
 import pytest
@@ -11,6 +14,12 @@ from agentpay_server import AgentPayServer, Settings
 
 SECRET = "password=hunter2"
 PATHS = ("/healthz", "/readyz", "/metrics")
+
+
+@pytest.fixture(autouse=True)
+def probed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each request read the chain, not the first one of a second for all."""
+    bounds.shorten(monkeypatch, probed_every_seconds=0)
 
 
 @pytest.fixture
@@ -81,6 +90,28 @@ def test_an_unavailable_chain_is_named(running: AgentPayServer) -> None:
         assert not_ready(running) == ["chain"]
         assert_healthy(running)
     assert not_ready(running) == []
+
+
+def test_any_number_of_callers_read_the_chain_once_a_second(
+    monkeypatch: pytest.MonkeyPatch, server: AgentPayServer
+) -> None:
+    """Each request to these paths, which need no key, cost a call of the RPC endpoint."""
+    bounds.shorten(monkeypatch, probed_every_seconds=3600)
+    runtime, calls = server._running.server, []
+    for chain, name in ((runtime.context.chain, "block_height"), (runtime.chain, "account_size")):
+
+        async def counted(read: Any, *given: Any, name: str = name) -> object:
+            calls.append(name)
+            return await read(*given)
+
+        monkeypatch.setattr(chain, name, partial(counted, getattr(chain, name)))
+    with raw_client(server, "") as http, ThreadPoolExecutor(8) as callers:
+        answers = callers.map(lambda number: http.get(PATHS[1 + number % 2]).status_code, range(40))
+        assert set(answers) == {200}
+        assert sorted(calls) == ["account_size", "block_height"]
+        bounds.shorten(monkeypatch, probed_every_seconds=0)
+        assert http.get("/readyz").status_code == 200
+        assert sorted(calls) == ["account_size"] * 2 + ["block_height"] * 2
 
 
 def test_an_unavailable_database_is_named(running: AgentPayServer) -> None:

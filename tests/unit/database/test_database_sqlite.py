@@ -207,6 +207,8 @@ def test_claiming_due_deliveries_skips_locked_rows_on_postgresql(name):
 MAY_SCAN = {
     "ledger.deliveries._FREE_ALL": "runs once, at the start, before anything is served",
     "ledger.deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
+    "operators.store._EVERY_CODE": "reads the unused codes of ten minutes, at a restore in memory",
+    "operators.store._EVERY_KEY": "reads the keys of a server in memory, at a restore",
     "operators.store._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
     "operators.store._VOID_CODES": "reads the unused codes of ten minutes, at the revocation of a key",
     "chain.embedded.store._ACCOUNTS": "runs once, at the start: the chain is made from it",

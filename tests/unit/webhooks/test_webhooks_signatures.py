@@ -175,6 +175,13 @@ def test_an_invalid_signature_is_refused(payload, signature, reason):
             {},
         ),
         *(SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
+        *(
+            given
+            for wrong in ("{}\n", "{}\r\n", "\ufeff{}", "{}\u200b", "\u00a0{}", '"{}"', "'{}'", "“{}”")
+            for text in (wrong.format(SECRET),)
+            for given in (text, text.encode(), [SECRET, text.encode()], SecretBytes(text.encode()))
+        ),
+        b"\xff\xfe" + SECRET.encode("utf-16-le"),
     ],
 )
 def test_a_missing_secret_is_a_configuration_error(secret):
