@@ -19,7 +19,7 @@ from solders.message import Message, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.token.state import TokenAccount, TokenAccountState
 from solders.transaction import Transaction, VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
 from agentpay_lab.simulation.chance import Chance
@@ -93,7 +93,7 @@ class LandedTransaction:
     keys: Sequence[str]
     before: Mapping[str, int]
     after: Mapping[str, int]
-    logs: Sequence[str]
+    meta: TransactionMetadata
     undo: Mapping[str, bytes | None]
 
 
@@ -349,11 +349,11 @@ class SimulatedCluster:
         now_us = self._wall_us + int(self._loop.time() * 1_000_000)
         machine.set_clock(self._machine, slot, now_us)
         result = self._machine.send_transaction(transaction)
-        error, logs = None, []
+        error, meta = None, result
         if isinstance(result, FailedTransactionMetadata):
             if self._machine.get_transaction(transaction.signatures[0]) is None:
                 return  # Its fee payer has no SOL, or similar: no block accepts it.
-            error, logs = _json_error(result), list(result.meta().logs())
+            error, meta = _json_error(result), result.meta()
         landing = LandedTransaction(
             about=about,
             slot=slot,
@@ -362,7 +362,7 @@ class SimulatedCluster:
             keys=keys,
             before=before,
             after=self.held_by(keys),
-            logs=logs,
+            meta=meta,
             undo=undo,
         )
         self.executed += 1
