@@ -17,7 +17,7 @@ from attrs import evolve, frozen
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from server_world import raw_client
-from session_sellers import ORIGIN, SessionSeller, UptoSeller, let_call
+from session_sellers import SessionSeller, UptoSeller, let_call
 from solders.instruction import Instruction
 from solders.pubkey import Pubkey
 
@@ -87,7 +87,8 @@ class Shop:
 
     def opened(self, account: Account, key: str, *, is_upto: bool) -> tuple[OnchainTerms, dict[int, Any]]:
         """Open a channel; return its terms, and instructions that have its vouchers verified, by total."""
-        body = {"account_id": account.account_id, "origin": ORIGIN}
+        # One origin would have one channel.
+        body = {"account_id": account.account_id, "origin": f"https://shop-{key}.example.com"}
         name = f"{account.account_id}-{key}"
         if is_upto:
             asked = {"idempotency_key": name, "headers": self.upto.ask_upto(CAP)}
@@ -98,10 +99,8 @@ class Shop:
             return terms, {total: self._verified_upto(terms, total) for total in (LOW, HIGH)}
         seller, vouchers = self.session, {}
         cap = {"session_cap": f"0.{CAP:06}"}
-        # Equal terms would be one channel.
-        grace = 900 + int(key)
         for price in (LOW, LOW, HIGH - LOW):
-            offer = seller.ask_session(price, gracePeriodSeconds=grace)
+            offer = seller.ask_session(price)
             asked = {"idempotency_key": f"{name}-{price}", **offer, **cap}
             answer = self.http.post("/ext/v1/payments", json=body | asked)
             assert answer.status_code == 201, answer.json()
@@ -183,7 +182,7 @@ SALES = st.builds(
 )
 PAYOUTS = st.builds(
     Payout,
-    sales=st.lists(SALES, min_size=1, max_size=3).map(tuple),
+    sales=st.lists(SALES, min_size=1, max_size=2).map(tuple),
     credit=st.sampled_from((0, 1, LOW, 3 * CAP)),
     closes=st.booleans(),
     reopens=st.booleans(),
@@ -238,7 +237,8 @@ def ended(shop: Shop, account: Account, sale: Sale, number: int, part: int | Non
 @example(Payout(sales=(PLAIN, Sale(settled=HIGH, when="sealed", is_upto=True)), is_frozen=True))
 @example(Payout(sales=(Sale(settled=LOW, is_upto=True),), reopens=True))
 @example(Payout(sales=(Sale(settled=HIGH, when="before"),), credit=LOW, stays_open=True))
-@settings(max_examples=40)
+@example(Payout(sales=(Sale(settled=LOW, when="sealed", is_upto=True),) * 3, credit=LOW))
+@settings(max_examples=20)
 @given(PAYOUTS)
 def test_the_books_of_a_payout_are_what_the_program_settled(shop: Shop, payout: Payout) -> None:
     server, client = shop.server, shop.server.client()
@@ -257,7 +257,7 @@ def test_the_books_of_a_payout_are_what_the_program_settled(shop: Shop, payout: 
     if payout.reopens and len(payout.sales) == 1 and first is not None:
         steps.append(shop.reopens(first))
     steps += shop.credit(account, credit)
-    if payout.closes:
+    if payout.closes and len(payout.sales) == 1:  # More do not fit into a transaction.
         steps.append(shop.closes(account.account_id[-20:]))
     if payout.is_frozen:
         money.freeze(server, account.usdc_token_account)
