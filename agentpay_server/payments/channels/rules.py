@@ -4,7 +4,7 @@
     open ── idle, too old, two refusals, or the seller has ended it on chain ───────────► closing
     closing ── not sealed in time: the service requests the close, on chain ────────────► closing
     closing ── the grace period is over: the service seals it and pays it out ──────────► closing
-    closing ── its escrow is closed ────────────────────────────────────────────────────► settled
+    closing ── it is paid out ──────────────────────────────────────────────────────────► settled
 
 Only the chain decides: what a seller says, or what a receipt says, changes nothing here. All times are
 microseconds since 1970.
@@ -50,7 +50,7 @@ class Act(Enum):
     """Pay out a channel that is sealed already."""
 
     POST = "post"
-    """Its escrow is closed: post what the account got back."""
+    """It is paid out: post what the account got back."""
 
 
 @frozen(kw_only=True)
