@@ -358,11 +358,11 @@ class SimulatedCluster:
         now_us = self._wall_us + int(self._loop.time() * 1_000_000)
         machine.set_clock(self._machine, slot, now_us)
         result = self._machine.send_transaction(transaction)
-        error, meta = None, result
+        error = None
         if isinstance(result, FailedTransactionMetadata):
             if self._machine.get_transaction(transaction.signatures[0]) is None:
                 return  # Its fee payer has no SOL, or similar: no block accepts it.
-            error, meta = _json_error(result), result.meta()
+            error = _json_error(result)
         landing = LandedTransaction(
             about=about,
             slot=slot,
@@ -371,7 +371,7 @@ class SimulatedCluster:
             keys=keys,
             before=before,
             after=self.held_by(keys),
-            meta=meta,
+            meta=result.meta() if isinstance(result, FailedTransactionMetadata) else result,
             undo=undo,
             paid_out=[] if error is not None else list(self._paid_out(signature, undo)),
         )
