@@ -75,7 +75,7 @@ class ChannelsOnChain:
         for each in await self._database.read(channel_store.at, session.account_id, payout.channels):
             history = await self._history(each)
             if history.payout == payout:
-                owed[each.session.session_id] = each.session.cap - history.proven_micro
+                owed[each.session.session_id] = max(each.session.cap - history.proven_micro, 0)
         return payout_of(payout, session.session_id, cap_micro=session.cap, owed=owed)
 
     async def _history(self, channel: Channel) -> ChannelHistory:
