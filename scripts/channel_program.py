@@ -1,4 +1,4 @@
-"""Build the payment-channel program that embedded chains run, from its source in C.
+"""Build the programs in C: of payment channels, for test chains, and of inner calls, for the simulator.
 
     python scripts/channel_program.py [--check]
 
@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = ROOT / "agentpay_server" / "chain" / "channels" / "channels.c"
-BUILT = SOURCE.with_suffix(".so")
+SOURCES = (
+    ROOT / "agentpay_server" / "chain" / "channels" / "channels.c",
+    ROOT / "agentpay_lab" / "src" / "agentpay_lab" / "simulation" / "inner_call.c",
+)
 COMPILER = "clang version 14.0.6"
 FLAGS = (
     *("-target", "bpf", "-mcpu=v2", "-Os", "-std=c11"),
@@ -57,10 +59,10 @@ def compiler() -> str | None:
     return None
 
 
-def compiled(clang: str) -> Compiled:
-    """Compile the source."""
-    command = [clang, *FLAGS, "-c", SOURCE.name, "-o", "-"]
-    run = subprocess.run(command, cwd=SOURCE.parent, capture_output=True, check=False)
+def compiled(clang: str, source: Path) -> Compiled:
+    """Compile a source."""
+    command = [clang, *FLAGS, "-c", source.name, "-o", "-"]
+    run = subprocess.run(command, cwd=source.parent, capture_output=True, check=False)
     if run.returncode != 0:
         raise SystemExit(run.stderr.decode())
     return parsed(run.stdout)
@@ -157,7 +159,7 @@ def linked(program: Compiled) -> bytes:
 
 
 def main(arguments: list[str]) -> int:
-    """Build the program; with `--check`, report whether the file in the tree is current."""
+    """Build the programs; with `--check`, report whether the file in the tree is current."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
     options = parser.parse_args(arguments)
@@ -165,15 +167,16 @@ def main(arguments: list[str]) -> int:
     if clang is None:
         print(f"{COMPILER} is not installed", file=sys.stderr)
         return 2
-    built = linked(compiled(clang))
-    if options.check:
-        if BUILT.read_bytes() != built:
-            print(f"{BUILT.relative_to(ROOT)} differs from what {SOURCE.name} builds: run without --check")
-            return 1
-        return 0
-    BUILT.write_bytes(built)
-    print(f"{BUILT.relative_to(ROOT)}: {len(built)} bytes")
-    return 0
+    is_current = True
+    for source in SOURCES:
+        built, path = linked(compiled(clang, source)), source.with_suffix(".so")
+        if not options.check:
+            path.write_bytes(built)
+            print(f"{path.relative_to(ROOT)}: {len(built)} bytes")
+        elif path.read_bytes() != built:
+            print(f"{path.relative_to(ROOT)} differs from what {source.name} builds: run without --check")
+            is_current = False
+    return 0 if is_current else 1
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit, DepositBatch
@@ -328,6 +328,20 @@ class Deposits:
         if unknown_debits.missing_micro(before, held_micro, after) <= 0:
             raise ChainUnreachableError("a node reports a debit that neither a signature nor a balance shows")
 
+    async def _is_payout(self, account: AccountRecord, deposit: Deposit) -> bool:
+        """Return whether a transaction pays out a channel of the account, whose handler posts all of it.
+
+        A payment from a channel that stays open, to which its seller adds a credit, is a deposit.
+        """
+        name, escrows = account.account_id, deposit.senders
+        for channel, signer in await self._database.read(chain_transactions.unposted_channels, name, escrows):
+            found = await self._chain.channel_history(
+                channel, signer=signer, to=account.usdc_token_account, including=deposit.signature
+            )
+            if found.payout is not None and found.payout.signature == deposit.signature:
+                return True
+        return False
+
     async def _catch_up(self, token_account: str, work: _Scan) -> None:
         """Post the deposits since the account's cursor, until another watcher is faster."""
         account = await self._database.read(account_store.account_at, token_account)
@@ -345,8 +359,11 @@ class Deposits:
             failpoint(Operation.DEPOSIT, Step.BEGUN)
             for shown in batch.debits:
                 await self._check_debit(account, shown)
+            others = tuple([each for each in batch.deposits if not await self._is_payout(account, each)])
             work.batches_left -= 1
-            posted = await self._database.run(self._post, account.account_id, after, batch, work.also)
+            posted = await self._database.run(
+                self._post, account.account_id, after, evolve(batch, deposits=others), work.also
+            )
             if posted is None:
                 return
             work.also = None
@@ -386,7 +403,7 @@ class Deposits:
         posted = [
             deposit
             for deposit in batch.deposits
-            if not _is_settled_here(connection, deposit, account_id)
+            if not chain_transactions.credits_account(connection, deposit.signature, account_id)
             and not entries.is_deposit_posted(connection, account_id, deposit.signature)
         ]
         received = [
@@ -440,15 +457,3 @@ def _counterparty(connection: Connection, sender: str | None) -> str | None:
     """Return the account of a token account that has paid, if the service holds it."""
     known = None if sender is None else account_store.account_at(connection, sender)
     return sender if known is None else known.account_id
-
-
-def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
-    """Return whether a handler posts the deposit, with a transfer or settlement of the service.
-
-    Only the service signs for its accounts and escrows, and it stores transactions before sending them. A
-    settled transfer is in the history. A settlement is recognized only by its signature, because not every
-    node reports the balances of a closed account such as the escrow.
-    """
-    if chain_transactions.credits_account(connection, deposit.signature, account_id):
-        return True
-    return deposit.sender is not None and chain_transactions.is_refund(connection, deposit.sender, account_id)

@@ -107,17 +107,30 @@ class AccountData:
 
 @frozen(kw_only=True)
 class Payout:
-    """The irreversible transaction that closed a token account.
+    """The irreversible transaction that paid out a channel.
 
     Attributes:
         signature: its identity on chain.
-        gained_micro: how much USDC another token account got in it.
-        is_shared: whether it closed more token accounts, from which part of that may be.
+        gained_micro: how much USDC the payer's token account got in it.
+        channels: all channels that it distributes, of this payer and of others.
     """
 
     signature: str
     gained_micro: int
-    is_shared: bool = False
+    channels: frozenset[str]
+
+
+@frozen(kw_only=True)
+class ChannelHistory:
+    """What the irreversible transactions of a channel prove.
+
+    Attributes:
+        proven_micro: the highest total that it has settled by a voucher of its signer.
+        payout: the transaction that paid it out; None if none has.
+    """
+
+    proven_micro: int
+    payout: Payout | None
 
 
 @frozen(kw_only=True)
@@ -378,35 +391,16 @@ class Chain(Protocol):
         """Return the current slot if a transaction with a blockhash can land now, else None."""
         ...
 
-    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
-        """Return the transaction that closed a USDC token account, and what the token account `to` got.
-
-        Returns None if no irreversible transaction has closed it.
-
-        Raises:
-            ChainUnreachableError: its history cannot be read at the moment.
-        """
-        ...
-
-    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
-        """Return whether a channel has settled a voucher; one read of its account proves that on no cluster.
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
+        """Return what a channel's irreversible transactions prove; one read of its account proves nothing.
 
         Args:
             channel: the address of its account.
             signer: who signs its vouchers.
-            cumulative_micro: of the voucher.
-
-        Raises:
-            ChainUnreachableError: its history cannot be read at the moment.
-        """
-        ...
-
-    async def highest_voucher(self, channel: str, *, signer: str) -> int:
-        """Return the highest total that a channel's irreversible transactions have settled by a voucher.
-
-        Args:
-            channel: the address of its account.
-            signer: who signs its vouchers.
+            to: the payer's token account.
+            including: the signature of a transaction that must be among them.
 
         Raises:
             ChainUnreachableError: its history cannot be read at the moment.
@@ -433,13 +427,18 @@ class Deposit:
     Attributes:
         token_account: the account that received.
         amount_micro: the increase in micro-USDC, at least 1.
-        sender: the token account that was debited, if there is exactly one.
+        senders: the token accounts that were debited.
     """
 
     signature: str
     token_account: str
     amount_micro: int
-    sender: str | None
+    senders: tuple[str, ...]
+
+    @property
+    def sender(self) -> str | None:
+        """The token account that was debited, if there is exactly one."""
+        return self.senders[0] if len(self.senders) == 1 else None
 
 
 @frozen(kw_only=True)

@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, nul
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.rows import Rows, lock_of
-from agentpay_server.database.tables import ChainTransactionRecord, sessions
+from agentpay_server.database.tables import ChainTransactionRecord, channels, sessions
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
@@ -154,14 +154,11 @@ _CREDITS: Final = (
 _OF_SUBJECT: Final = select(table).where(
     table.c.signature == bindparam("signature"), table.c.subject_id == bindparam("subject_id")
 )
-_REFUNDS: Final = (
-    select(sessions.c.seq)
-    .where(
-        sessions.c.escrow_token_account == bindparam("escrow"),
-        sessions.c.account_id == bindparam("account_id"),
-        sessions.c.channel.is_not(None),
-    )
-    .limit(1)
+_UNPOSTED: Final = select(sessions.c.channel, channels.c.signer).where(
+    sessions.c.session_id == channels.c.session_id,
+    sessions.c.escrow_token_account == bindparam("escrow"),
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.settlement_tx_signature.is_(None),
 )
 
 _EXPLAINS: Final = (
@@ -281,13 +278,18 @@ def of_subject(connection: Connection, signature: str, subject_id: str) -> list[
     return TRANSACTIONS.all(connection, _OF_SUBJECT, signature=signature, subject_id=subject_id)
 
 
-def is_refund(connection: Connection, sender: str, account_id: str) -> bool:
-    """Return whether a token account is the escrow of one of an account's channels.
+def unposted_channels(
+    connection: Connection, account_id: str, escrows: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return the channels of an account, each with the signer of its vouchers, whose payout is not posted.
 
-    What it pays to the account is part of the channel's settlement, and no deposit.
+    `escrows` are their token accounts.
     """
-    values = {"escrow": sender, "account_id": account_id}
-    return connection.execute(_REFUNDS, values).scalar_one_or_none() is not None
+    return [
+        (channel, signer)
+        for escrow in escrows
+        for channel, signer in connection.execute(_UNPOSTED, {"escrow": escrow, "account_id": account_id})
+    ]
 
 
 def explains_debit(connection: Connection, signature: str, account_id: str) -> bool:

@@ -17,9 +17,9 @@ from agentpay_server.chain.protocol import (
     AccountData,
     Blockhash,
     ChainUnreachableError,
+    ChannelHistory,
     Cosigned,
     DepositBatch,
-    Payout,
     Posted,
     SignatureStatus,
     TokenAccount,
@@ -217,17 +217,11 @@ class FaultyChain:
         self._check_down()
         return await self.inner.blockhash_slot(blockhash)
 
-    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
         self._check_down()
-        return await self.inner.payout_of(closed, to=to)
-
-    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
-        self._check_down()
-        return await self.inner.is_settled(channel, signer=signer, cumulative_micro=cumulative_micro)
-
-    async def highest_voucher(self, channel: str, *, signer: str) -> int:
-        self._check_down()
-        return await self.inner.highest_voucher(channel, signer=signer)
+        return await self.inner.channel_history(channel, signer=signer, to=to, including=including)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         self._check_down()

@@ -100,7 +100,6 @@ def settled(
     *,
     paid: int | None = None,
     deposited: int | None = None,
-    is_credited: bool = False,
     shown: tuple[Entry, NewEvent] | None = None,
 ) -> Outcome[SessionRecord]:
     """Return the outcome of a session that is settled, on both sides.
@@ -111,7 +110,6 @@ def settled(
         now_us: the time.
         paid: micro-USDC of the cap that did not come back; by default what was charged.
         deposited: micro-USDC that came beyond the cap; by default as the transaction's row says.
-        is_credited: whether what came back was posted as a deposit.
         shown: the entry of what was paid, and the event, if they are not those of a session.
     """
     session = change.row
@@ -130,13 +128,13 @@ def settled(
         _settled_event(session, paid, tx.signature, now_us),
     )
     history = [spent]
-    if deposited and not is_credited:
+    if deposited:
         history.append(deposit(amount=deposited, counterparty=session.escrow_token_account))
     postings = [
         Posting(
             account_id=session.account_id,
             cap_release=session.cap,
-            credit=0 if is_credited else session.cap - paid + deposited,
+            credit=session.cap - paid + deposited,
             spent=paid,
             entries=tuple(history),
         ),

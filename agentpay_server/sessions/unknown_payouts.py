@@ -1,8 +1,9 @@
 """Payouts that the books do not explain: of an escrow, and of a channel beyond its vouchers (interface O4).
 
-A session's escrow is paid out by a settlement that the service has stored, and a channel's seller can settle
-at most the vouchers that the service has stored. If the chain shows anything else, the database is an older
-copy, or someone else has the account's key. The account is suspended, and an operator must review it.
+A session's escrow is paid out by a settlement that the service has stored, a channel's seller can settle at
+most the vouchers that the service has stored, and what it does not settle returns. If the chain shows
+anything else, the database is an older copy, someone else has the account's key, or the account could not
+receive. The account is suspended, and an operator must review it.
 
 A missing escrow proves nothing, because a node may lag; the escrow's own history does.
 """

@@ -25,9 +25,9 @@ from agentpay_server.chain.protocol import (
     AccountData,
     Blockhash,
     ChainUnreachableError,
+    ChannelHistory,
     Cosigned,
     DepositBatch,
-    Payout,
     Posted,
     SignatureStatus,
     TokenAccount,
@@ -323,20 +323,13 @@ class FaultyChain:
     async def blockhash_slot(self, blockhash: str) -> int | None:
         return await self._call("blockhash_slot", lambda: self.inner.blockhash_slot(blockhash))
 
-    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
-        return await self._call("payout_of", lambda: self.inner.payout_of(closed, to=to))
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
+        def proceed() -> Awaitable[ChannelHistory]:
+            return self.inner.channel_history(channel, signer=signer, to=to, including=including)
 
-    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
-        def proceed() -> Awaitable[bool]:
-            return self.inner.is_settled(channel, signer=signer, cumulative_micro=cumulative_micro)
-
-        return await self._call("is_settled", proceed)
-
-    async def highest_voucher(self, channel: str, *, signer: str) -> int:
-        def proceed() -> Awaitable[int]:
-            return self.inner.highest_voucher(channel, signer=signer)
-
-        return await self._call("highest_voucher", proceed)
+        return await self._call("channel_history", proceed)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         return await self._call("is_signed_by", lambda: self.inner.is_signed_by(signature, signer))

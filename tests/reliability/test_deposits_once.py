@@ -69,7 +69,7 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
         signature=signature,
         token_account=to.token_account,
         amount_micro=4_000_000,
-        sender=source.token_account,
+        senders=(source.token_account,),
     )
 
     async def tells(chain: FaultyChain, proceed: Proceed) -> list[DepositBatch]:
@@ -133,7 +133,7 @@ async def test_many_deposits_to_one_account_are_posted_in_bounded_batches(
                     signature=f"dust {number}",
                     token_account=account.token_account,
                     amount_micro=1,
-                    sender=None,
+                    senders=(),
                 ),
             ),
             cursor=str(number),

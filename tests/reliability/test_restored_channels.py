@@ -275,7 +275,9 @@ async def test_channels_of_an_account_that_one_transaction_pays_out_are_settled_
         await seller._payer.send(*steps, cosigner=seller.wallet)
         payouts.append(payout)
         await asyncio.sleep(20)
-    await seller._payer.send(*payouts)
+    # A credit of the seller's own, in the same transaction, is a deposit.
+    credit = seller.wallet._payment(payer.token_account, PRICE)
+    await seller._payer.send(*payouts, credit, cosigner=seller.wallet)
     await asyncio.sleep(60)
     sessions = await market.sessions()
     assert [(each["status"], each["settled"]) for each in sessions] == [
@@ -284,8 +286,14 @@ async def test_channels_of_an_account_that_one_transaction_pays_out_are_settled_
     ]
     (row,) = await market.world.rows("accounts", account_id=payer.account_id)
     books = (row["balance"], row["in_flight"], row["cap_holds"], row["suspended_us"])
-    assert books == (FUNDS - 3 * PRICE, 0, 0, None)
-    assert market.world.balance(payer) == FUNDS - 3 * PRICE
+    assert books == (FUNDS - 2 * PRICE, 0, 0, None)
+    assert market.world.balance(payer) == FUNDS - 2 * PRICE
+    entries = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body[
+        "data"
+    ]
+    moved = sorted((row["type"], micro(row["amount_usdc"])) for row in entries)
+    settled = [("session_settlement", PRICE), ("session_settlement", 2 * PRICE)]
+    assert moved == [("deposit", PRICE), ("deposit", FUNDS), *settled]
 
 
 @pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)

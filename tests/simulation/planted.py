@@ -439,7 +439,7 @@ def own_payments_are_deposits_too(patch: Patch) -> None:
             insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
 
     patch(entries, "insert_entries", unsigned)
-    patch(deposit_service, "_is_settled_here", lambda *_: False)
+    patch(chain_transactions, "credits_account", lambda *_: False)
     patch(entries, "is_deposit_posted", lambda *_: False)
 
 

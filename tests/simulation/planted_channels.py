@@ -2,12 +2,14 @@
 
 import attrs
 from planted import Patch, planted
+from solders.pubkey import Pubkey
 
+from agentpay_server.chain.channels import codecs, evidence
+from agentpay_server.chain.rpc import history
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
+from agentpay_server.payments.channels import on_chain, upto
 from agentpay_server.payments.channels import rules as channel_rules
-from agentpay_server.payments.channels import settling as channel_settling
-from agentpay_server.payments.channels import upto
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.sessions import unknown_payouts
@@ -57,17 +59,46 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
 
 @planted
 def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
-    outcome_of = channel_rules.outcome_of
-    patch(
-        channel_settling,
-        "outcome_of",
-        lambda cap_micro, **_: outcome_of(cap_micro=cap_micro, gained_micro=cap_micro),
-    )
+    payout_of = channel_rules.payout_of
+
+    def unsettled(*payout, cap_micro, **others):
+        return attrs.evolve(payout_of(*payout, cap_micro=cap_micro, **others), settled_micro=0)
+
+    patch(on_chain, "payout_of", unsettled)
+
+
+@planted
+def what_a_seller_has_only_verified_counts_as_settled(patch: Patch) -> None:
+    history_of = evidence.history_of
+
+    def verified(transactions, channel, *, signer):
+        read = list(transactions)
+        vouchers = [
+            codecs.verified_voucher(step.data, Pubkey.from_string(signer))
+            for each in read
+            for step, _ in each.steps
+            if step.program == str(codecs.ED25519_PROGRAM)
+        ]
+        totals = [each.cumulative_micro for each in vouchers if each and str(each.channel) == channel]
+        found = history_of(read, channel, signer=signer)
+        return attrs.evolve(found, proven_micro=max(totals, default=0))
+
+    patch(history, "history_of", verified)
+
+
+@planted
+def what_a_seller_adds_to_a_payout_has_returned(patch: Patch) -> None:
+    payout_of = channel_rules.payout_of
+
+    def returned(payout, session_id, *, cap_micro, **_):
+        return payout_of(payout, session_id, cap_micro=cap_micro, owed={session_id: cap_micro})
+
+    patch(on_chain, "payout_of", returned)
 
 
 @planted
 def a_payout_is_a_deposit_too(patch: Patch) -> None:
-    patch(transactions, "is_refund", lambda *_: False)
+    patch(transactions, "unposted_channels", lambda *_: [])
 
 
 @planted

@@ -75,6 +75,7 @@ def plan_of(seed: int) -> Plan:
                 odds={
                     "http.lost reply": 0.05,
                     **{kind: 0.02 for kind in ODDS if kind.startswith(("channel.", "upto."))},
+                    **{kind: 0.2 for kind in ODDS if kind.startswith("payout.")},
                 },
                 every_seconds={"database.copied": 30.0},
                 skew=Skew(sessions=0.0, purchases=1.0, channels=1.0, repeats=0.4),

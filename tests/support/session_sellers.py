@@ -15,6 +15,8 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from agentpay_lab.simulation import forwarder
+from agentpay_server import AgentPayServer
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
@@ -266,6 +268,16 @@ def lose_replies(patch: pytest.MonkeyPatch) -> None:
         raise RpcError(-32000, "scripted: the node does not respond")
 
     patch.setattr(ChannelChain, "_send", sent)
+
+
+def let_call(server: AgentPayServer) -> None:
+    """Let sellers call the program of channels by another one, on the chain of a server in this process."""
+    running = server._running
+
+    async def added() -> None:
+        running.node.chain.query(forwarder.add_to)
+
+    running._owner.call(added())
 
 
 def opening_in(payload: dict[str, Any]) -> OnchainTerms:

@@ -45,7 +45,6 @@ from typing import Final, Self
 
 from attrs import field, frozen
 from solders.instruction import AccountMeta, Instruction
-from solders.message import VersionedMessage
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.token.associated import get_associated_token_address
@@ -384,36 +383,20 @@ def verify_voucher(voucher: Voucher, signer: Pubkey, signature: Signature) -> In
     )
 
 
-def verified_vouchers(message: VersionedMessage) -> list[tuple[Voucher, Pubkey]]:
-    """Return the vouchers that a transaction has the chain verify, each with its signer.
+def verified_voucher(data: bytes, signer: Pubkey) -> Voucher | None:
+    """Return the voucher of a signer that an instruction of `verify_voucher` has the chain verify.
 
-    Their signatures are verified here too, so nobody but the signer can make one up.
+    The signature is verified here too, so nobody but the signer can make one up.
     """
-    keys, found = message.account_keys, []
-    for step in message.instructions:
-        data = bytes(step.data)
-        # Programs are never in a look-up table.
-        is_named = step.program_id_index < len(keys) and keys[step.program_id_index] == ED25519_PROGRAM
-        if not is_named or len(data) != _SIGNED.size + VOUCHER_BYTES:
-            continue
-        *_, signer_bytes, signature_bytes = _SIGNED.unpack_from(data)
-        signer, signature = Pubkey.from_bytes(signer_bytes), Signature.from_bytes(signature_bytes)
-        try:
-            voucher = Voucher.of(data[_SIGNED.size :])
-        except ChannelError:
-            continue
-        if voucher.is_signed_by(signer, signature):
-            found.append((voucher, signer))
-    return found
-
-
-def settled_by(message: VersionedMessage, channel: str, signer: str) -> list[int]:
-    """Return the totals of a channel's vouchers that a transaction has the chain verify, of one signer."""
-    return [
-        voucher.cumulative_micro
-        for voucher, signed_by in verified_vouchers(message)
-        if (str(voucher.channel), str(signed_by)) == (channel, signer)
-    ]
+    if len(data) != _SIGNED.size + VOUCHER_BYTES:
+        return None
+    *_, signed_by, signature = _SIGNED.unpack_from(data)
+    try:
+        voucher = Voucher.of(data[_SIGNED.size :])
+    except ChannelError:
+        return None
+    is_signed = signed_by == bytes(signer) and voucher.is_signed_by(signer, Signature.from_bytes(signature))
+    return voucher if is_signed else None
 
 
 # --- The other instructions

@@ -20,7 +20,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, SimulatedTransactionInfo
 from solders.transaction_status import TransactionErrorFieldless
 
-from agentpay_server.chain.channels.codecs import read_channel, settled_by
+from agentpay_server.chain.channels.evidence import Landed, history_of, steps_of
 from agentpay_server.chain.clusters import custom_explorer_url
 from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
@@ -32,16 +32,15 @@ from agentpay_server.chain.embedded.virtual_machine import (
     token_account_at,
     usdc_held,
 )
-from agentpay_server.chain.payouts import payout_in
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
     AccountData,
     Blockhash,
     ChainUnreachableError,
+    ChannelHistory,
     Cosigned,
     DepositBatch,
-    Payout,
     SignatureStatus,
     TokenAccount,
     reported_landing_heights,
@@ -223,40 +222,27 @@ class EmbeddedChain(LedgeredMachine):
         """See `Chain`."""
         return self.slot if await self.is_blockhash_valid(Hash.from_string(blockhash)) else None
 
-    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
-        """See `Chain`: among the newest transactions, which the history keeps."""
-        await self.recall()
-        for executed in self.history.of_address(Pubkey.from_string(closed)):
-            if executed.error is not None:
-                continue
-            before = usdc_held(executed.before, self.usdc_mint)
-            after = usdc_held(executed.after, self.usdc_mint)
-            payout = payout_in(before, after, signature=executed.signature, closed=closed, to=to)
-            if payout is not None:
-                return payout
-        return None
-
-    async def is_settled(
+    async def channel_history(
         self,
         channel: str,
         *,
-        signer: str,  # noqa: ARG002 - the program has verified it
-        cumulative_micro: int,
-    ) -> bool:
-        """See `Chain`: this chain's own account of the channel says so."""
-        (account,) = await self.account_data([channel])
-        return account is not None and read_channel(account.data).settled_micro >= cumulative_micro
-
-    async def highest_voucher(self, channel: str, *, signer: str) -> int:
-        """See `Chain`: among the newest transactions, which the history keeps."""
+        signer: str,
+        to: str,
+        including: str | None = None,  # noqa: ARG002 - it knows all that have executed
+    ) -> ChannelHistory:
+        """See `Chain`: by the newest transactions, which the history keeps."""
         await self.recall()
-        found = [
-            settled_micro
+        landed = [
+            Landed(
+                signature=executed.signature,
+                gained_micro=usdc_held(executed.after, self.usdc_mint).get(to, 0)
+                - usdc_held(executed.before, self.usdc_mint).get(to, 0),
+                steps=steps_of(executed.transaction.message, executed.meta),
+            )
             for executed in self.history.of_address(Pubkey.from_string(channel))
             if executed.error is None
-            for settled_micro in settled_by(executed.transaction.message, channel, signer)
         ]
-        return max(found, default=0)
+        return history_of(reversed(landed), channel, signer=signer)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:  # noqa: ARG002 - it was verified
         """See `Chain`: this chain has executed the transaction itself."""

@@ -27,13 +27,13 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
         token_account: after.get(token_account, 0) - before.get(token_account, 0)
         for token_account in {**before, **after}
     }
-    senders = [token_account for token_account, change in changes.items() if change < 0]
+    senders = tuple(token_account for token_account, change in changes.items() if change < 0)
     return [
         Deposit(
             signature=signature,
             token_account=token_account,
             amount_micro=change,
-            sender=senders[0] if len(senders) == 1 else None,
+            senders=senders,
         )
         for token_account, change in changes.items()
         if change > 0

@@ -186,10 +186,13 @@ def _credits(connection: Connection, token_account: str, after_slot: int, count:
         Credit(
             slot=slot,
             deposit=Deposit(
-                signature=signature, token_account=token_account, amount_micro=amount, sender=sender
+                signature=signature,
+                token_account=token_account,
+                amount_micro=amount,
+                senders=tuple((senders or "").split()),
             ),
         )
-        for slot, signature, amount, sender in connection.execute(_CREDITS, values)
+        for slot, signature, amount, senders in connection.execute(_CREDITS, values)
     ]
 
 
@@ -249,7 +252,7 @@ def _write(connection: Connection, page: PersistedPage) -> None:
                     "slot": credit.slot,
                     "signature": credit.deposit.signature,
                     "amount": credit.deposit.amount_micro,
-                    "sender": credit.deposit.sender,
+                    "sender": " ".join(credit.deposit.senders),
                 }
                 for credit in page.credits
             ],

@@ -34,9 +34,9 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     ChainFailure,
     ChainUnreachableError,
+    ChannelHistory,
     Cosigned,
     DepositBatch,
-    Payout,
     Posted,
     SignatureStatus,
     TokenAccount,
@@ -303,17 +303,11 @@ class RpcChain:
         validity = replies.read_validity(reply)
         return validity.slot if validity.is_valid else None
 
-    async def payout_of(self, closed: str, *, to: str) -> Payout | None:
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
         """See `Chain`."""
-        return await self._history.payout_of(closed, to)
-
-    async def is_settled(self, channel: str, *, signer: str, cumulative_micro: int) -> bool:
-        """See `Chain`: the voucher is in an irreversible transaction of the channel."""
-        return await self._history.is_settled(channel, signer, cumulative_micro)
-
-    async def highest_voucher(self, channel: str, *, signer: str) -> int:
-        """See `Chain`."""
-        return await self._history.highest_voucher(channel, signer)
+        return await self._history.channel_history(channel, signer, to, including)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain`."""

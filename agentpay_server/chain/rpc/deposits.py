@@ -5,12 +5,25 @@ They are changes of the reported balance by a transaction, whatever instructions
 
 from typing import Any, Final
 
+from agentpay_server.chain import base58
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.evidence import Call, Landed
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.payouts import payout_in
-from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit, Payout
-from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction, signature_text
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit
+from agentpay_server.chain.rpc.replies import (
+    count,
+    exactly,
+    malformed,
+    member,
+    read_transaction,
+    signature_text,
+)
 
 _MAX_U64_DIGITS: Final = 20
+_MAX_DATA_CHARACTERS: Final = 2_000
+"""More than any instruction of the programs below has, in base58."""
+
+_PROGRAMS: Final = frozenset({str(codecs.PROGRAM), str(codecs.ED25519_PROGRAM)})
 
 
 def read_movement(
@@ -37,17 +50,16 @@ def read_movement(
         )
     if gained == 0:
         return None
-    senders = [address for address, amount in before.items() if amount > after.get(address, 0)]
     return Deposit(
         signature=signature,
         token_account=token_account,
         amount_micro=gained,
-        sender=senders[0] if len(senders) == 1 else None,
+        senders=tuple(address for address, amount in before.items() if amount > after.get(address, 0)),
     )
 
 
-def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_mint: str) -> Payout | None:
-    """Return what a token account got in a transaction that closed another one; None if it did not.
+def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> Landed | None:
+    """Return what a transaction did, and what a token account got in it; None if it failed.
 
     Raises:
         ChainUnreachableError: the result is about another transaction, or malformed.
@@ -55,8 +67,33 @@ def read_payout(reply: object, *, signature: str, closed: str, to: str, usdc_min
     found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
     if found is None:
         return None
-    _, before, after = found
-    return payout_in(before, after, signature=signature, closed=closed, to=to)
+    transaction, before, after = found
+    called = {
+        count(line, "index"): [_call(step) for step in member(line, "instructions", list)]
+        for line in member(member(reply, "meta", dict), "innerInstructions", list)
+    }
+    steps = member(member(transaction, "message", dict), "instructions", list)
+    return Landed(
+        signature=signature,
+        gained_micro=after.get(to, 0) - before.get(to, 0),
+        steps=[(_call(step), called.get(index, ())) for index, step in enumerate(steps)],
+    )
+
+
+def _call(step: object) -> Call:
+    """Return an instruction; without its content if it is of a program that proves nothing about channels."""
+    program = member(step, "programId", str)
+    if program not in _PROGRAMS:
+        return Call(program, (), b"")
+    accounts: list[object] = member(step, "accounts", list)
+    data = member(step, "data", str)
+    try:
+        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else None
+    except ValueError:
+        content = None
+    if content is None:
+        raise malformed("data that is not in base58")
+    return Call(program, [exactly(address, str, "account") for address in accounts], content)
 
 
 def _changes(

@@ -12,19 +12,19 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.channels.codecs import settled_by
+from agentpay_server.chain.channels.evidence import history_of
 from agentpay_server.chain.protocol import (
     ChainUnreachableError,
+    ChannelHistory,
     Debit,
     Deposit,
     DepositBatch,
-    Payout,
     Posted,
     nothing_posted,
 )
 from agentpay_server.chain.rpc import blocks
 from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.deposits import read_movement, read_payout
+from agentpay_server.chain.rpc.deposits import read_landed, read_movement
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history, read_signed
 
@@ -183,40 +183,31 @@ class AccountHistory:
                 cursor=lines[-1].signature,
             )
 
-    async def payout_of(self, closed: str, to: str) -> Payout | None:
-        """See `Chain.payout_of`."""
-        for line in reversed(await self._irreversible(closed, None)):
-            if line.failed:
-                continue
-            reply = await self._transaction(line.signature)
-            payout = read_payout(
-                reply, signature=line.signature, closed=closed, to=to, usdc_mint=self._usdc_mint
-            )
-            if payout is not None:
-                return payout
-        return None
+    async def channel_history(
+        self, channel: str, signer: str, to: str, including: str | None
+    ) -> ChannelHistory:
+        """See `Chain.channel_history`. Two replies must agree, as on a deposit."""
 
-    async def is_settled(self, channel: str, signer: str, cumulative_micro: int) -> bool:
-        """See `Chain.is_settled`. The newest transactions are read first."""
-        async for settled_micro in self._settled(channel, signer):
-            if settled_micro == cumulative_micro:
-                return True
-        return False
+        async def read() -> ChannelHistory:
+            lines = await self._irreversible(channel, None)
+            if including is not None and including not in {line.signature for line in lines}:
+                raise ChainUnreachableError("a node does not know a channel's transaction (yet)")
+            landed = [
+                read_landed(
+                    await self._transaction(line.signature),
+                    signature=line.signature,
+                    to=to,
+                    usdc_mint=self._usdc_mint,
+                )
+                for line in lines
+                if not line.failed
+            ]
+            return history_of((each for each in landed if each is not None), channel, signer=signer)
 
-    async def highest_voucher(self, channel: str, signer: str) -> int:
-        """See `Chain.highest_voucher`."""
-        return max([settled_micro async for settled_micro in self._settled(channel, signer)], default=0)
-
-    async def _settled(self, channel: str, signer: str) -> AsyncIterator[int]:
-        """Yield the totals of the vouchers that a channel has settled, from its newest transaction on."""
-        for line in reversed(await self._irreversible(channel, None)):
-            if line.failed:
-                continue
-            reply = await self._transaction(line.signature, encoding="base64")
-            transaction = None if reply is None else read_signed(reply, line.signature)
-            if transaction is not None:
-                for settled_micro in settled_by(transaction.message, channel, signer):
-                    yield settled_micro
+        found = await read()
+        if await read() != found:
+            raise ChainUnreachableError("a node reports the transactions of a channel in two ways")
+        return found
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain.is_signed_by`. The transaction's own bytes prove it."""

@@ -178,9 +178,9 @@ class ChannelClosing:
         if upto.is_upto(posted):
             payment = await self._database.read(TRANSFERS.existing, posted.session_id)
             report_transfer(self._context, payment, spent_us=posted.created_us)
-            return
-        report(posted)
-        if posted.settled is not None and posted.settled > posted.running_total:
+        else:
+            report(posted)
+        if payout.is_beyond(upto.handed_out_micro(posted)):
             unknown_payouts.report(posted, payout.signature)
 
     # --- Units of work

@@ -1,21 +1,21 @@
 """Reads channels from the chain, and tells which facts are proved.
 
 A node may lag, and one reply of it may be false. So nothing that cannot be undone follows from one reply: an
-open channel ends, and a payout is posted, only when a second read or an irreversible transaction agrees.
+open channel ends only when a second read or an irreversible transaction agrees, and what is posted is what
+irreversible transactions prove (`chain/channels/evidence.py`).
 """
 
 import logging
 
-from attrs import evolve
-
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount
-from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, Payout
+from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, ChannelHistory
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.ledger import accounts, audit
 from agentpay_server.ledger.context import Context
+from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels import upto
-from agentpay_server.payments.channels.rules import is_ended_by_seller
+from agentpay_server.payments.channels.rules import ChannelPayout, is_ended_by_seller, payout_of
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.platform.logs import log
 from agentpay_server.sessions import unknown_payouts
@@ -45,14 +45,12 @@ class ChannelsOnChain:
         (account,) = await self._chain.account_data([session.channel])
         found = read_found(account)
         if found is not None and is_beyond_books(session, found):
-            settled_micro = found.settled_micro
-            if not await self._chain.is_settled(
-                session.channel, signer=channel.record.signer, cumulative_micro=settled_micro
-            ):
-                self._report_unproved(session, settled_micro)
+            proven_micro = (await self._history(channel)).proven_micro
+            if proven_micro < found.settled_micro:
+                self._report_unproved(session, found.settled_micro)
                 return found, False
             self._unproved.discard(session.session_id)
-            await unknown_payouts.compare_channel(self._context, session, settled_micro)
+            await unknown_payouts.compare_channel(self._context, session, proven_micro)
         return found, True
 
     async def is_ended(self, channel: Channel, found: ChannelAccount | None) -> bool:
@@ -60,36 +58,33 @@ class ChannelsOnChain:
         if not is_ended_by_seller(found):
             return False
         if found is None:
-            return await self._payout(channel.session) is not None
+            return (await self._history(channel)).payout is not None
         again, _ = await self.compared(channel)
         return is_ended_by_seller(again)
 
-    async def payout(self, channel: Channel) -> Payout:
-        """Return the irreversible payout of a channel, read twice.
+    async def payout(self, channel: Channel) -> ChannelPayout:
+        """Return what the irreversible payout of a channel means for its account.
 
         Raises:
-            ChainUnreachableError: there is none yet, or the two replies differ.
+            ChainUnreachableError: there is none yet, or replies differ.
         """
-        payout = await self._payout(channel.session)
+        session, payout = channel.session, (await self._history(channel)).payout
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
-        if await self._payout(channel.session) != payout:
-            raise ChainUnreachableError("a payout of a channel was reported in two ways")
-        return await self._own_part(channel, payout) if payout.is_shared else payout
+        owed = {}
+        for each in await self._database.read(channel_store.at, session.account_id, payout.channels):
+            history = await self._history(each)
+            if history.payout == payout:
+                owed[each.session.session_id] = max(each.session.cap - history.proven_micro, 0)
+        return payout_of(payout, session.session_id, cap_micro=session.cap, owed=owed)
 
-    async def _payout(self, session: SessionRecord) -> Payout | None:
-        account = await self._database.read(accounts.ACCOUNTS.existing, session.account_id)
-        return await self._chain.payout_of(session.escrow_token_account, to=account.usdc_token_account)
-
-    async def _own_part(self, channel: Channel, payout: Payout) -> Payout:
-        """Return what a transaction that paid out several channels returned of one of them at most.
-
-        Balances do not tell from which channel the account got how much, but vouchers say what was settled.
-        """
+    async def _history(self, channel: Channel) -> ChannelHistory:
         session = channel.session
         assert session.channel is not None  # noqa: S101 - it is a channel
-        settled_micro = await self._chain.highest_voucher(session.channel, signer=channel.record.signer)
-        return evolve(payout, gained_micro=min(payout.gained_micro, session.cap - settled_micro))
+        account = await self._database.read(accounts.ACCOUNTS.existing, session.account_id)
+        return await self._chain.channel_history(
+            session.channel, signer=channel.record.signer, to=account.usdc_token_account
+        )
 
     def _report_unproved(self, session: SessionRecord, settled_micro: int) -> None:
         if session.session_id in self._unproved:
@@ -108,8 +103,7 @@ class ChannelsOnChain:
 
 def is_beyond_books(session: SessionRecord, found: ChannelAccount) -> bool:
     """Return whether a seller has settled more than the books handed out."""
-    # What is settled of a payment up to a maximum, its seller signs.
-    return not upto.is_upto(session) and found.settled_micro > session.running_total
+    return found.settled_micro > upto.handed_out_micro(session)
 
 
 def read_found(account: AccountData | None) -> ChannelAccount | None:

@@ -4,18 +4,20 @@
     open ── idle, too old, two refusals, or the seller has ended it on chain ───────────► closing
     closing ── not sealed in time: the service requests the close, on chain ────────────► closing
     closing ── the grace period is over: the service seals it and pays it out ──────────► closing
-    closing ── its escrow is closed ────────────────────────────────────────────────────► settled
+    closing ── it is paid out ──────────────────────────────────────────────────────────► settled
 
 Only the chain decides: what a seller says, or what a receipt says, changes nothing here. All times are
 microseconds since 1970.
 """
 
+from collections.abc import Mapping
 from enum import Enum
 from typing import Final
 
 from attrs import frozen
 
 from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus
+from agentpay_server.chain.protocol import Payout
 from agentpay_server.platform.clock import SECOND_US
 
 SEAL_US: Final = 60 * SECOND_US
@@ -48,7 +50,7 @@ class Act(Enum):
     """Pay out a channel that is sealed already."""
 
     POST = "post"
-    """Its escrow is closed: post what the account got back."""
+    """It is paid out: post what the account got back."""
 
 
 @frozen(kw_only=True)
@@ -82,24 +84,43 @@ def is_ended_by_seller(found: ChannelAccount | None) -> bool:
 
 @frozen(kw_only=True)
 class ChannelPayout:
-    """What became of a closed channel.
+    """What became of a channel that was paid out.
 
     Attributes:
-        settled_micro: what its beneficiaries have of the cap.
-        returned_micro: what the account got back of the cap.
-        deposited_micro: what the account got beyond the cap.
+        signature: of the transaction.
+        settled_micro: what its beneficiaries have of the cap; the account got the rest.
+        deposited_micro: what the account got beyond what its channels returned, once for the transaction.
+        is_short: whether the account got less than the channels that share the transaction should return.
     """
 
+    signature: str
     settled_micro: int
-    returned_micro: int
     deposited_micro: int
+    is_short: bool
+
+    def is_beyond(self, handed_out_micro: int) -> bool:
+        """Return whether the books do not explain it, given the most that they let its seller settle."""
+        return self.is_short or self.settled_micro > handed_out_micro
 
 
-def outcome_of(*, cap_micro: int, gained_micro: int) -> ChannelPayout:
-    """Return what became of a channel, given what its payout brought to the account's token account."""
-    returned = min(max(gained_micro, 0), cap_micro)
+def payout_of(payout: Payout, session_id: str, *, cap_micro: int, owed: Mapping[str, int]) -> ChannelPayout:
+    """Return what became of a channel.
+
+    Args:
+        payout: the transaction that paid it out.
+        session_id: the channel's session.
+        cap_micro: what was paid into the channel.
+        owed: by session, what no voucher proves as settled, of all channels of the account that it pays out.
+    """
+    left, returned_micro = max(payout.gained_micro, 0), 0
+    for each in sorted(owed):
+        part = min(left, owed[each])
+        left -= part
+        if each == session_id:
+            returned_micro = part
     return ChannelPayout(
-        settled_micro=cap_micro - returned,
-        returned_micro=returned,
-        deposited_micro=max(gained_micro - cap_micro, 0),
+        signature=payout.signature,
+        settled_micro=cap_micro - returned_micro,
+        deposited_micro=left,
+        is_short=len(owed) > 1 and payout.gained_micro < sum(owed.values()),
     )

@@ -1,6 +1,6 @@
 """The changes in the books at the end of a channel, as data: for its payout and the transactions before it.
 
-What is settled is what did not come back to the account in the transaction that closed the escrow.
+What is settled is what did not come back to the account in the transaction that paid the channel out.
 """
 
 import json
@@ -11,7 +11,6 @@ from attrs import evolve
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason, SessionStatus
-from agentpay_server.chain.protocol import Payout
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
@@ -26,7 +25,7 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.channels import upto
-from agentpay_server.payments.channels.rules import Act, outcome_of
+from agentpay_server.payments.channels.rules import Act, ChannelPayout
 from agentpay_server.sessions import outcomes, unknown_payouts
 from agentpay_server.sessions.rules import check_transition, retry_us
 from agentpay_server.sessions.store import IS_CLOSING, SESSIONS
@@ -38,7 +37,9 @@ _REFUSED: Final = Refusal(
 )
 
 
-def post(connection: Connection, context: Context, session_id: str, payout: Payout) -> SessionRecord | None:
+def post(
+    connection: Connection, context: Context, session_id: str, payout: ChannelPayout
+) -> SessionRecord | None:
     """Post the payout of a closing channel; return its session, or None if another server was faster.
 
     Raises:
@@ -50,14 +51,13 @@ def post(connection: Connection, context: Context, session_id: str, payout: Payo
     session = SESSIONS.existing(connection, session_id, lock=True)
     if session.status != SessionStatus.CLOSING:
         return None
-    found = outcome_of(cap_micro=session.cap, gained_micro=payout.gained_micro)
-    tx = _row_of(connection, session, payout, unit.now_us)
+    tx = _row_of(connection, session, payout.signature, unit.now_us)
     check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
     change = SESSIONS.to_change(
         session,
         IS_CLOSING,
         status=SessionStatus.SETTLED.value,
-        settled=found.settled_micro,
+        settled=payout.settled_micro,
         settlement_tx_signature=payout.signature,
         settled_us=unit.now_us,
         closes_us=None,
@@ -66,11 +66,13 @@ def post(connection: Connection, context: Context, session_id: str, payout: Payo
         stuck_reason=None,
         key_expires_us=unit.now_us + KEY_LIFETIME_US,
     )
+    # With another channel of the account that it pays out, or before: this one may have been empty.
+    is_posted = entries.is_deposit_posted(connection, session.account_id, payout.signature)
     payment = None
     if upto.is_upto(session):
         payment = upto.settled(
             TRANSFERS.existing(connection, session_id, lock=True),
-            paid_micro=found.settled_micro,
+            paid_micro=payout.settled_micro,
             tx_signature=payout.signature,
             now_us=unit.now_us,
         )
@@ -78,26 +80,25 @@ def post(connection: Connection, context: Context, session_id: str, payout: Payo
         change,
         tx,
         unit.now_us,
-        paid=found.settled_micro,
-        deposited=found.deposited_micro,
-        is_credited=entries.is_deposit_posted(connection, session.account_id, payout.signature),
+        paid=payout.settled_micro,
+        deposited=0 if is_posted else payout.deposited_micro,
         shown=None if payment is None else payment[1:],
     )
     if payment is not None:
         outcome = evolve(outcome, changes=payment[:1])
-    elif found.settled_micro > session.running_total:
+    if payout.is_beyond(upto.handed_out_micro(session)):
         outcome = unknown_payouts.suspending(
-            outcome, session, payout.signature, settled_micro=found.settled_micro
+            outcome, session, payout.signature, settled_micro=payout.settled_micro
         )
     return apply(unit, outcome, tx)
 
 
-def _row_of(connection: Connection, session: SessionRecord, payout: Payout, now_us: int) -> StoredTransaction:
+def _row_of(connection: Connection, session: SessionRecord, signature: str, now_us: int) -> StoredTransaction:
     """Return the row of a payout: the service's own, or a new one for the seller's."""
-    for tx in chain_transactions.of_subject(connection, payout.signature, session.session_id):
+    for tx in chain_transactions.of_subject(connection, signature, session.session_id):
         return tx
     tx = StoredTransaction(
-        signature=payout.signature,
+        signature=signature,
         kind=Kind.CHANNEL_CLOSE,
         subject_id=session.session_id,
         account_id=session.account_id,

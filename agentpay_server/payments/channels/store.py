@@ -1,6 +1,6 @@
 """SQL statements for the channels of payments over HTTP 402, and for their vouchers."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from attrs import frozen
@@ -54,6 +54,10 @@ _LIVE: Final = (
     )
     .order_by(channels.c.seq.desc())
     .limit(1)
+)
+_AT: Final = _both(
+    channels.c.account_id == bindparam("account_id"),
+    sessions.c.channel == bindparam("address"),
 )
 _UNSETTLED: Final = (
     _both(
@@ -121,6 +125,15 @@ def live(connection: Connection, account_id: str, terms_digest: str) -> Channel 
     values = {"account_id": account_id, "terms_digest": terms_digest}
     row = connection.execute(_LIVE, values).one_or_none()
     return None if row is None else _channel(row)
+
+
+def at(connection: Connection, account_id: str, addresses: Collection[str]) -> list[Channel]:
+    """Return the channels of an account at given addresses."""
+    return [
+        _channel(row)
+        for address in sorted(addresses)
+        for row in connection.execute(_AT, {"account_id": account_id, "address": address})
+    ]
 
 
 def unsettled_after(connection: Connection, seq: int, count: int) -> list[Channel]:

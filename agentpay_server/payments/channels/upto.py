@@ -40,6 +40,11 @@ def is_upto(session: SessionRecord) -> bool:
     return session.protocol == Protocol.X402_UPTO
 
 
+def handed_out_micro(session: SessionRecord) -> int:
+    """Return the most that a channel's seller can settle: it signs the voucher of a payment itself."""
+    return session.cap if is_upto(session) else session.running_total
+
+
 def with_payment(connection: Connection, session: SessionRecord, *, lock: bool) -> PaymentChannel:
     """Return the channel of a payment with the payment."""
     transfer = TRANSFERS.existing(connection, session.session_id, lock=lock)

@@ -9,8 +9,9 @@ from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
 from solders.token.state import TokenAccount
 
+from agentpay_server.chain import base58
 from agentpay_server.chain.embedded.virtual_machine import accounts_of
-from agentpay_server.testkit.node import base58, parsed
+from agentpay_server.testkit.node import parsed
 from agentpay_server.testkit.node.errors import invalid_params
 from agentpay_server.testkit.node.group import Json, Method, MethodGroup, decimals_on
 from agentpay_server.testkit.node.params import Options, Params, address

@@ -12,9 +12,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
 
+from agentpay_server.chain import base58
 from agentpay_server.chain.embedded.blocks import slot_at
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.testkit.node import base58, parsed
+from agentpay_server.testkit.node import parsed
 from agentpay_server.testkit.node.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, RpcError, invalid_params
 from agentpay_server.testkit.node.params import Options
 from agentpay_server.testkit.node.parsed import Decimals
@@ -162,7 +163,7 @@ def inner_instructions(
         {
             "index": index,
             "instructions": [
-                _instruction(step.instruction(), keys, encoding, step.stack_height()) for step in steps
+                instruction(step.instruction(), keys, encoding, step.stack_height()) for step in steps
             ],
         }
         for index, steps in enumerate(meta.inner_instructions())
@@ -212,7 +213,7 @@ def _encoded(transaction: VersionedTransaction, encoding: str) -> object:
             for index, key in enumerate(keys)
         ]
     rendered["recentBlockhash"] = str(message.recent_blockhash)
-    rendered["instructions"] = [_instruction(step, keys, encoding, 1) for step in message.instructions]
+    rendered["instructions"] = [instruction(step, keys, encoding, 1) for step in message.instructions]
     if isinstance(message, MessageV0):
         rendered["addressTableLookups"] = []
     return {"signatures": [str(signature) for signature in transaction.signatures], "message": rendered}
@@ -226,9 +227,10 @@ def _is_writable(transaction: VersionedTransaction, index: int) -> bool:
     return index < count - header.num_readonly_unsigned_accounts
 
 
-def _instruction(
+def instruction(
     step: CompiledInstruction, keys: Sequence[Pubkey], encoding: str, stack_height: int | None
 ) -> Json:
+    """Return an instruction."""
     data = bytes(step.data)
     if encoding != "jsonParsed":
         return {

@@ -69,6 +69,9 @@ class ChannelChain:
         steps = codecs.close_instructions(
             opening, treasury=TREASURY, voucher=voucher, signature=voucher_signature
         )
+        return await self._sent(steps)
+
+    async def _sent(self, steps: Sequence[Instruction]) -> str:
         try:
             return await self._send(steps)
         except FailedOnChainError as error:
@@ -78,17 +81,17 @@ class ChannelChain:
 
     async def _send(self, steps: Sequence[Instruction]) -> str:
         latest = (await self._rpc("getLatestBlockhash"))["value"]["blockhash"]
+        signature = await self._fee_payer.broadcast(self._signed(steps, latest))
+        await self._fee_payer.confirmed(signature)
+        return signature
+
+    def _signed(self, steps: Sequence[Instruction], blockhash: str) -> VersionedTransaction:
         payer = self._keys.fee_payer.pubkey()
-        message = MessageV0.try_compile(payer, list(steps), [], Hash.from_string(latest))
+        message = MessageV0.try_compile(payer, list(steps), [], Hash.from_string(blockhash))
         owned = {pair.pubkey(): pair for pair in (self._keys.fee_payer, self._keys.payee)}
         signers = message.account_keys[: message.header.num_required_signatures]
         payload = to_bytes_versioned(message)
-        transaction = VersionedTransaction.populate(
-            message, [owned[key].sign_message(payload) for key in signers]
-        )
-        signature = await self._fee_payer.broadcast(transaction)
-        await self._fee_payer.confirmed(signature)
-        return signature
+        return VersionedTransaction.populate(message, [owned[key].sign_message(payload) for key in signers])
 
     async def channel(self, address: Pubkey) -> ChannelAccount | None:
         """Return a channel as the chain shows it; None if it is gone."""

@@ -152,13 +152,14 @@ class ChannelDesk:
         recipient: str,
         now_us: Callable[[], int],
         on_work: Callable[[], None],
+        chain: ChannelChain | None = None,
     ) -> None:
         self.sessions: dict[str, SessionProduct] = {}
         self.uptos: dict[str, UptoProduct] = {}
         self._rpc = rpc
         self._fee_payer = fee_payer
         self._keys = keys
-        self._chain = ChannelChain(rpc, fee_payer, keys)
+        self._chain = chain or ChannelChain(rpc, fee_payer, keys)
         self._terms = SellerTerms(
             fee_payer=fee_payer.address,
             payee=str(keys.payee.pubkey()),

@@ -29,8 +29,8 @@ async def test_deposits_are_reported_once_oldest_first_with_their_sender(world: 
     await world.irreversible(paid)
     deposits, cursor = await read(world, address)
     assert deposits == [
-        Deposit(signature=minted.signature, token_account=address, amount_micro=7, sender=None),
-        Deposit(signature=paid.signature, token_account=address, amount_micro=20, sender=other),
+        Deposit(signature=minted.signature, token_account=address, amount_micro=7, senders=()),
+        Deposit(signature=paid.signature, token_account=address, amount_micro=20, senders=(other,)),
     ]
     assert await read(world, address, cursor) == ([], cursor)
 

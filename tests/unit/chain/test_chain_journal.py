@@ -83,7 +83,7 @@ def test_the_oldest_unacknowledged_credits_are_dropped_first(monkeypatch: pytest
     monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 3)
     recent = RecentCredits()
     for slot in range(1, 6):
-        deposit = Deposit(signature=str(slot), token_account="ab"[slot % 2], amount_micro=1, sender=None)
+        deposit = Deposit(signature=str(slot), token_account="ab"[slot % 2], amount_micro=1, senders=())
         recent.add(Credit(slot=slot, deposit=deposit))
     # Slot 1 made way for slot 4, and slot 2 for slot 5.
     assert [credit.slot for credit in recent.after("b", 0)] == [3, 5]
@@ -95,7 +95,7 @@ def test_acknowledged_credits_take_no_space(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 2)
     recent = RecentCredits()
     for slot in range(1, 6):
-        deposit = Deposit(signature=str(slot), token_account="a", amount_micro=1, sender=None)
+        deposit = Deposit(signature=str(slot), token_account="a", amount_micro=1, senders=())
         recent.add(Credit(slot=slot, deposit=deposit))
         recent.forget("a", slot - 1)
     recent.forget("b", 9)

@@ -8,9 +8,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from solders.hash import Hash
 from solders.keypair import Keypair
-from solders.message import MessageV0
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs
@@ -114,17 +112,15 @@ def test_the_instruction_that_verifies_a_voucher() -> None:
 # --- Openings ---------------------------------------------------------------------------------------------
 
 
-def test_a_verified_voucher_is_read_from_its_transaction_unless_its_signature_is_invented() -> None:
+def test_a_verified_voucher_is_read_from_its_instruction_unless_its_signature_is_invented() -> None:
     other = evolve(VOUCHER, cumulative_micro=VOUCHER.cumulative_micro + 1)
-    signature = SIGNER.sign_message(VOUCHER.message())
-    steps = [
-        codecs.settle(VOUCHER.channel),
-        codecs.verify_voucher(VOUCHER, SIGNER.pubkey(), signature),
-        codecs.verify_voucher(other, SIGNER.pubkey(), signature),
-        codecs.verify_voucher(VOUCHER, Keypair().pubkey(), signature),
-    ]
-    message = MessageV0.try_compile(Keypair().pubkey(), steps, [], Hash.default())
-    assert codecs.verified_vouchers(message) == [(VOUCHER, SIGNER.pubkey())]
+    signature, signer = SIGNER.sign_message(VOUCHER.message()), SIGNER.pubkey()
+    genuine = bytes(codecs.verify_voucher(VOUCHER, signer, signature).data)
+    assert codecs.verified_voucher(genuine, signer) == VOUCHER
+    invented = bytes(codecs.verify_voucher(other, signer, signature).data)
+    for data in (genuine[:-1], invented, bytes(len(genuine))):
+        assert codecs.verified_voucher(data, signer) is None
+    assert codecs.verified_voucher(genuine, Keypair().pubkey()) is None
 
 
 def test_an_opening_is_read_back() -> None:

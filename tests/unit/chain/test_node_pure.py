@@ -20,8 +20,9 @@ from solders.transaction_status import (
     TransactionErrorInsufficientFundsForRent,
 )
 
+from agentpay_server.chain import base58
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
-from agentpay_server.testkit.node import base58, parsed
+from agentpay_server.testkit.node import parsed
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.node.params import Options, Params
 from agentpay_server.testkit.node.rendering import account_form, account_json, read_transaction

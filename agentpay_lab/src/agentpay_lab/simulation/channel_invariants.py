@@ -16,7 +16,7 @@ from agentpay_server.chain.channels.codecs import OnchainTerms, Voucher
 from agentpay_server.testkit.paywall.channel_checking import CheckedOpening
 
 if TYPE_CHECKING:
-    from agentpay_lab.simulation.cluster import LandedTransaction, SimulatedCluster
+    from agentpay_lab.simulation.cluster import SimulatedCluster
 
 
 @define
@@ -26,7 +26,7 @@ class KnownChannel:
     Attributes:
         subject: its session or its payment.
         vouchers: keys by the cumulative amounts that were handed out, with what each pays.
-        settled_micro: what its payout left to the seller, by the chain; None before.
+        settled_micro: what the program settled of it; None before its payout.
     """
 
     subject: str
@@ -89,5 +89,5 @@ class ChannelInvariants:
         if settled_micro > known.highest_micro:
             self._violate("more was settled than was handed out", subject, settled_micro, known.highest_micro)
 
-    def payout_undone(self, landing: "LandedTransaction") -> None:
-        self.of_subject[str(landing.about.subject)].settled_micro = None
+    def payout_undone(self, subject: str) -> None:
+        self.of_subject[subject].settled_micro = None

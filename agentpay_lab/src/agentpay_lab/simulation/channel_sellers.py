@@ -20,6 +20,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
 from agentpay_lab.simulation.faults import FaultInjector
+from agentpay_lab.simulation.hostile_payouts import HostilePayouts
 from agentpay_lab.simulation.nodes import Nodes
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
@@ -101,14 +102,25 @@ class ChannelSeller:
         self._latency = world.chance.stream("latency of", self.name)
         honest = FaultInjector(evolve(world.plan, odds={}), world.chance, world.timeline)
         self._nodes = Nodes(world.cluster, honest, world.loop.time, lie_seconds=0)
+        fee_payer = FeePayer(self.fee_payer, self._rpc)
+        keys = SellerKeys(fee_payer=self.fee_payer, payee=self.payee, authorizer=authorizer)
+        self._payouts = HostilePayouts(
+            self._rpc,
+            fee_payer,
+            keys,
+            name=self.name,
+            cluster=lambda: world.cluster,
+            faults=world.faults,
+        )
         self.desk = ChannelDesk(
             rpc=self._rpc,
-            fee_payer=FeePayer(self.fee_payer, self._rpc),
-            keys=SellerKeys(fee_payer=self.fee_payer, payee=self.payee, authorizer=authorizer),
+            fee_payer=fee_payer,
+            keys=keys,
             usdc_mint=USDC_MINT,
             recipient=str(self.payee.pubkey()),
             now_us=lambda: int(world.wall_seconds() * 1_000_000),
             on_work=lambda: None,
+            chain=self._payouts,
         )
         self.heal()
 
@@ -186,6 +198,10 @@ class ChannelSeller:
         self._misbehave()
         try:
             if isinstance(payment, SessionAction):
+                if payment.action != "open":
+                    presented = payment.voucher()
+                    held = self._payouts.held.setdefault(str(presented.voucher.channel), {})
+                    held[presented.voucher.cumulative_micro] = presented.signature
                 await self.desk.session(path, request, payment)
             else:
                 await self.desk.upto(path, payment)

@@ -8,7 +8,7 @@ import hashlib
 import re
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from attrs import Factory, define, frozen
@@ -19,9 +19,10 @@ from solders.message import Message, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.token.state import TokenAccount, TokenAccountState
 from solders.transaction import Transaction, VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
+from agentpay_lab.simulation import forwarder
 from agentpay_lab.simulation.chance import Chance
 from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import SimulatedLoop
@@ -29,6 +30,7 @@ from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import OnchainStatus
 from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
@@ -44,15 +46,11 @@ _FIRST_HEIGHT: Final = 413_000_000
 _SLOTS_BEFORE: Final = 1_000
 _LANDING_SECONDS: Final = 0.5
 _STRANGERS_MICRO: Final = 10**12
+_SELLERS_MICRO: Final = 10**9
 _SUBJECT: Final = re.compile(r"(?:txn|sess)_[0-9a-z]{26}")
 _CLOSE_ACCOUNT: Final = 9
 _TRANSFER_CHECKED: Final = 12
 _TOKEN: Final = instructions.TOKEN_PROGRAM
-_CHANNEL_KINDS: Final[Mapping[int, tuple[str, int, int, int]]] = {
-    codecs.Discriminator.OPEN: ("channel", 5, 6, 7),
-    codecs.Discriminator.DISTRIBUTE: ("payout", 0, 3, 4),
-}
-"""Instructions that move a channel's money: kind, and positions of channel, debited and credited account."""
 
 
 @frozen(kw_only=True)
@@ -62,8 +60,7 @@ class Described:
     Attributes:
         signature: the first one, by the fee payer.
         subject: the transfer or session in its memo, or its payment.
-        kind: `transfer`, `payment`, `opening`, `closing`, `channel` (its opening), `payout`, or `other`.
-            `other`.
+        kind: `transfer`, `payment`, `opening`, `closing`, `channel` (its opening), or `other`.
         source: token account that the first movement debits.
         destination: token account that the first movement credits.
         last_valid_height: last block height at which it can land; 0 if its blockhash is unknown.
@@ -79,12 +76,23 @@ class Described:
     last_valid_height: int
 
 
+@frozen
+class PaidOut:
+    """A channel that a transaction paid out; `source` is its payer's token account."""
+
+    subject: str
+    source: str
+    settled_micro: int
+
+
 @frozen(kw_only=True)
 class LandedTransaction:
     """A transaction in a block; `error` is in JSON-RPC form.
 
     `before` and `after` are balances of its USDC accounts, `undo` its writable accounts before it.
     """
+
+    paid_out: Sequence[PaidOut]
 
     about: Described
     slot: int
@@ -93,7 +101,7 @@ class LandedTransaction:
     keys: Sequence[str]
     before: Mapping[str, int]
     after: Mapping[str, int]
-    logs: Sequence[str]
+    meta: TransactionMetadata
     undo: Mapping[str, bytes | None]
 
 
@@ -139,6 +147,7 @@ class SimulatedCluster:
         self._stalled_seconds = 0.0
         self._stalled_since: float | None = None
         self._machine = machines.acquire()
+        forwarder.add_to(self._machine)
         self._heights: dict[str, int] = {}
         self._fork = 0
         # The fork that made the blocks from a slot on.
@@ -150,6 +159,7 @@ class SimulatedCluster:
         self._messages: dict[str, str] = {}  # By message: the signature under which it landed first.
         self._payments: dict[str, str] = {}
         self._channels: dict[str, str] = {}
+        self._promised: dict[str, dict[str, int]] = {}
         self._rolled_back: dict[
             str, LandedTransaction
         ] = {}  # Rolled back and not landed again, oldest first.
@@ -213,9 +223,9 @@ class SimulatedCluster:
         for payer in (self.stranger.pubkey(), *(payer for _, payer in sellers)):
             first[str(payer)] = sol
         first[self.strangers_account] = self._usdc_account(self.stranger.pubkey(), _STRANGERS_MICRO)
-        for owner, _ in sellers:
+        for owner, payer in sellers:
             address = instructions.associated_token_address(str(owner), self.usdc_mint)
-            first[address] = self._usdc_account(owner, 0)
+            first[address] = self._usdc_account(owner, 0 if owner == payer else _SELLERS_MICRO)
         machine.set_accounts(self._machine, first)
         for address, account in first.items():
             assert account is not None  # noqa: S101 - all of them are there
@@ -308,11 +318,10 @@ class SimulatedCluster:
                 if source is None:
                     accounts = bytes(step.accounts)
                     source, destination = str(keys[accounts[0]]), str(keys[accounts[2]])
-            elif program == codecs.PROGRAM and data[0] in _CHANNEL_KINDS:
+            elif program == codecs.PROGRAM and data[0] == codecs.Discriminator.OPEN:
                 parties = [str(keys[index]) for index in step.accounts]
-                kind, channel, debited, credited = _CHANNEL_KINDS[data[0]]
-                subject = self._channels.get(parties[channel])
-                source, destination = parties[debited], parties[credited]
+                kind, subject = "channel", self._channels.get(parties[5])
+                source, destination = parties[6:8]
                 break
             elif str(program) == str(instructions.MEMO_PROGRAM):
                 found = _SUBJECT.search(data.decode())
@@ -320,7 +329,7 @@ class SimulatedCluster:
         named = message_name(transaction)
         if named in self._payments:
             subject, kind = self._payments[named], "payment"
-        elif subject is not None and kind not in ("closing", "channel", "payout"):
+        elif subject is not None and kind not in ("closing", "channel"):
             kind = "transfer" if subject.startswith("txn") else "opening"
         made = self._heights.get(str(message.recent_blockhash))
         return Described(
@@ -349,11 +358,11 @@ class SimulatedCluster:
         now_us = self._wall_us + int(self._loop.time() * 1_000_000)
         machine.set_clock(self._machine, slot, now_us)
         result = self._machine.send_transaction(transaction)
-        error, logs = None, []
+        error = None
         if isinstance(result, FailedTransactionMetadata):
             if self._machine.get_transaction(transaction.signatures[0]) is None:
                 return  # Its fee payer has no SOL, or similar: no block accepts it.
-            error, logs = _json_error(result), list(result.meta().logs())
+            error = _json_error(result)
         landing = LandedTransaction(
             about=about,
             slot=slot,
@@ -362,8 +371,9 @@ class SimulatedCluster:
             keys=keys,
             before=before,
             after=self.held_by(keys),
-            logs=logs,
+            meta=result.meta() if isinstance(result, FailedTransactionMetadata) else result,
             undo=undo,
+            paid_out=[] if error is not None else list(self._paid_out(signature, undo)),
         )
         self.executed += 1
         self._order.append(landing)
@@ -380,6 +390,23 @@ class SimulatedCluster:
             history.signatures.append(signature)
         self._timeline.note("land", "cluster", about.kind, about.subject or "-", signature[:12], error or "")
         self._watcher.in_block(landing)
+
+    def promise(self, signature: str, settles: Mapping[str, int]) -> None:
+        """Register what a transaction of a seller settles of channels, by their addresses."""
+        self._promised[signature] = dict(settles)
+
+    def _paid_out(self, signature: str, undo: Mapping[str, bytes | None]) -> Iterator[PaidOut]:
+        """Yield the channels that a transaction has paid out, with what the program has settled of each."""
+        for address in self._channels.keys() & undo.keys():
+            raw, now = undo[address], self._bytes_at(address)
+            if raw is None:
+                continue
+            before = codecs.read_channel(Account.from_bytes(raw).data)
+            gone = now is None or _status(now) is OnchainStatus.DISTRIBUTED
+            if gone and before.status is not OnchainStatus.DISTRIBUTED:
+                source = instructions.associated_token_address(str(before.payer), self.usdc_mint)
+                settled_micro = self._promised.get(signature, {}).get(address, before.settled_micro)
+                yield PaidOut(self._channels[address], source, settled_micro)
 
     def roll_back(self, slots: int, relands: Callable[[Described], float | None]) -> int:
         """Roll back the newest blocks that are not final; return the number of their transactions.
@@ -502,6 +529,10 @@ class SimulatedCluster:
     def _bytes_at(self, address: str) -> bytes | None:
         account = self._machine.get_account(Pubkey.from_string(address))
         return bytes(account) if account is not None and account.lamports else None
+
+
+def _status(account: bytes) -> OnchainStatus:
+    return codecs.read_channel(Account.from_bytes(account).data).status
 
 
 def message_name(transaction: VersionedTransaction) -> str:

@@ -92,8 +92,7 @@ class Invariants:
     # --- At the edge of the cluster
 
     def handed_over(self, about: Described, by: str) -> None:
-        if about.subject is None or about.kind == "payout":
-            # Sellers pay channels out, too.
+        if about.subject is None:
             return
         name = (about.subject, about.kind)
         if about.kind == "opening" and about.destination is not None:
@@ -118,30 +117,40 @@ class Invariants:
 
     def in_block(self, landing: LandedTransaction) -> None:
         about = landing.about
+        for each in landing.paid_out:
+            self._has_landed(each.subject, "payout", about.signature)
+            self.channels.paid_out(each.subject, each.settled_micro)
+            self._count(each.source, each.settled_micro)
         if about.subject is None or landing.error is not None:
             return
-        name = (about.subject, about.kind)
-        self.landed[name].append(about.signature)
-        if len(self.landed[name]) > 1:
-            self._violate("landed twice", *name, *self.landed[name])
-        if about.subject in self._failed:
-            self._violate("landed, though an answer said that it never would", *name)
+        self._has_landed(about.subject, about.kind, about.signature)
         self._check_spend(landing)
         if about.kind in ("transfer", "payment", "channel"):
             self._check_key(about.subject)
 
+    def _has_landed(self, subject: str, kind: str, signature: str) -> None:
+        self.landed[subject, kind].append(signature)
+        if len(self.landed[subject, kind]) > 1:
+            self._violate("landed twice", subject, kind, *self.landed[subject, kind])
+        if subject in self._failed:
+            self._violate("landed, though an answer said that it never would", subject, kind)
+
     def undone(self, landing: LandedTransaction) -> None:
         about = landing.about
+        for each in landing.paid_out:
+            self.landed[each.subject, "payout"].remove(about.signature)
+            self.channels.payout_undone(each.subject)
+            self._uncount(each.source, each.settled_micro)
         if about.subject is None or landing.error is not None:
             return
         self.landed[about.subject, about.kind].remove(about.signature)
         self._landed_keys = {key: name for key, name in self._landed_keys.items() if name != about.subject}
-        if about.kind == "payout":
-            self.channels.payout_undone(landing)
         if about.kind not in _FUNDING:
-            source, taken = self._spent_by(landing)
-            self.total_spent[source] -= taken
-            self.spent[source].append((self._now(), -taken))
+            self._uncount(*self._spent_by(landing))
+
+    def _uncount(self, source: str, taken: int) -> None:
+        self.total_spent[source] -= taken
+        self.spent[source].append((self._now(), -taken))
 
     def _spent_by(self, landing: LandedTransaction) -> tuple[str, int]:
         source = landing.about.source
@@ -150,25 +159,24 @@ class Invariants:
         if landing.about.kind == "closing":
             source = self._sources[str(landing.about.subject)]
             taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
-        elif landing.about.kind == "payout":
-            source = str(landing.about.destination)
-            taken -= landing.after.get(source, 0) - landing.before.get(source, 0)
         return source, taken
 
     def _check_spend(self, landing: LandedTransaction) -> None:
-        about, now = landing.about, self._now()
+        about = landing.about
         if about.kind in _FUNDING:
             self._sources[str(about.subject)] = str(about.source)
             return
         source, taken = self._spent_by(landing)
-        if about.kind == "payout":
-            self.channels.paid_out(str(about.subject), taken)
-        limits, spent = self.limits.get(source, AccountLimits()), self.spent[source]
-        spent.append((now, taken))
-        self.total_spent[source] += taken
+        limits = self.limits.get(source, AccountLimits())
         is_transfer = about.kind in ("transfer", "payment")
         if is_transfer and limits.single_micro is not None and taken > limits.single_micro:
             self._violate("the limit of a transfer is passed", about.subject, taken, limits.single_micro)
+        self._count(source, taken)
+
+    def _count(self, source: str, taken: int) -> None:
+        now, limits, spent = self._now(), self.limits.get(source, AccountLimits()), self.spent[source]
+        spent.append((now, taken))
+        self.total_spent[source] += taken
         while spent and spent[0][0] < now - (_DAY_SECONDS - _SLACK_SECONDS):
             spent.popleft()
         total = sum(amount for _, amount in spent)

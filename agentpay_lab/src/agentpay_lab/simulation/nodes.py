@@ -20,6 +20,7 @@ from agentpay_lab.simulation.lies import NUMBERS, Lies
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import transaction_of
+from agentpay_server.testkit.node import rendering
 
 _CONFIRMED_SLOTS: Final = 1
 _PREFLIGHT_FAILED: Final = -32002
@@ -239,7 +240,10 @@ class Nodes:
             "meta": {
                 "err": landed.error,
                 "fee": 5_000,
-                "logMessages": list(landed.logs),
+                "logMessages": landed.meta.logs(),
+                "innerInstructions": rendering.inner_instructions(
+                    landed.meta, landed.transaction.message.account_keys
+                ),
                 "preTokenBalances": self._balances(landed.keys, landed.before),
                 "postTokenBalances": self._balances(landed.keys, landed.after),
             },
@@ -314,7 +318,10 @@ def _encoded(landed: LandedTransaction, encoding: str) -> object:
         "signatures": [str(each) for each in landed.transaction.signatures],
         "message": {
             "accountKeys": [{"pubkey": key} for key in landed.keys] if is_parsed else landed.keys,
-            "instructions": [{"programIdIndex": each.program_id_index} for each in message.instructions],
+            "instructions": [
+                rendering.instruction(each, message.account_keys, encoding, 1)
+                for each in message.instructions
+            ],
             "recentBlockhash": str(message.recent_blockhash),
         },
     }

@@ -55,6 +55,13 @@ ODDS: Final[Mapping[str, float]] = {
     "upto.loses reply": 0.02,
     "upto.fails": 0.02,
     "upto.never settles": 0.02,
+    # What these sellers add to a settlement, per settlement
+    "payout.verifies more": 0.15,  # they settle a lower voucher than they have verified
+    "payout.leaves voucher": 0.05,  # they seal without the voucher that is verified before
+    "payout.calls inside": 0.15,  # another program calls that of channels
+    "payout.pays out together": 0.15,  # they pay out with the next channel
+    "payout.adds credit": 0.15,
+    "payout.closes account": 0.1,
     # Webhook receivers, per post
     "hook.refuses": 0.08,
     "hook.lost": 0.05,
