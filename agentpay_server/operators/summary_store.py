@@ -32,7 +32,12 @@ _UNDELIVERED: Final = select(func.count()).select_from(
 _RETRYING: Final = select(func.count()).select_from(
     select(deliveries.c.seq)
     .where(
-        deliveries.c.webhook_id.in_(select(webhooks.c.webhook_id).where(webhooks.c.operator_id == _OPERATOR)),
+        # Of a deleted webhook none is retried.
+        deliveries.c.webhook_id.in_(
+            select(webhooks.c.webhook_id).where(
+                webhooks.c.operator_id == _OPERATOR, webhooks.c.deleted_us.is_(None)
+            )
+        ),
         deliveries.c.due_us.is_not(None),
         deliveries.c.status == literal_column("'retrying'"),
     )
