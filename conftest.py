@@ -25,11 +25,10 @@ pytest_collect_file = SybilCollection(
     [
         Sybil(
             parsers=[PythonCodeBlockParser()],
-            patterns=["docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
+            patterns=["README.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
             excludes=[_ON_POSTGRES, *([_IN_FRAMEWORKS] if _LACKS_FRAMEWORKS else [])],
         ),
         Sybil(parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]),
-        Sybil(parsers=[PythonCodeBlockParser()], patterns=["README.md"], fixtures=["documented_service"]),
     ]
 ).pytest()
 
@@ -99,27 +98,6 @@ def pytest_collection(session: pytest.Session) -> None:
 def anyio_backend() -> str:
     """Async tests run on asyncio, which the server is written for."""
     return "asyncio"
-
-
-@pytest.fixture
-def documented_service(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Name a service and two of its accounts in the environment, as the reader of the README has them."""
-    from agentpay_server import AgentPayServer  # noqa: PLC0415 - one page needs it
-
-    with AgentPayServer() as server:
-        operator = server.client()
-        bot, shop = (operator.accounts.create(name=name).account_id for name in ("Research bot", "Data shop"))
-        server.sandbox.fund(bot, 100)
-        operator.policies.update(bot, max_single_transfer=25, max_daily_spend=40)
-        key = operator.agent_keys.create(bot).key
-        for name, value in {
-            "AGENTPAY_BASE_URL": server.listen(),
-            "AGENTPAY_API_KEY": key,
-            "BOT": bot,
-            "SHOP": shop,
-        }.items():
-            monkeypatch.setenv(name, value)
-        yield
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from agentpay.contract.choices import DeliveryStatus
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
@@ -75,6 +75,18 @@ def list_deliveries(
     webhook_id: str | None,
 ) -> None:
     """List deliveries, newest first. With --json, includes every attempt."""
+
+    def note(found: Sequence[Delivery]) -> str | None:
+        notes = []
+        if held := sum(each.waits_for == "clock" for each in found):
+            notes.append(
+                f"Of these, {held} wait for the server's clock, which is manual: advance it, in Python with "
+                "sandbox.clock.advance."
+            )
+        if status == "undelivered" and (retrying := server.summary().retrying_deliveries):
+            notes.append(f"Not yet undelivered: {retrying} being retried. List them with --status retrying.")
+        return " ".join(notes) or None
+
     listing.show(
         output,
         lambda: server.deliveries.list(
@@ -82,6 +94,7 @@ def list_deliveries(
         ),
         _COLUMNS,
         empty="No deliveries match.",
+        note=note,
     )
 
 

@@ -45,11 +45,13 @@ class Listing:
         *,
         empty: str,
         moment: Callable[[Any], datetime | None] | None = None,
+        note: Callable[[Sequence[Any]], str | None] = lambda _: None,
     ) -> None:
         """Print a list, and again whenever it changes if it is watched.
 
         `items` reads the list, newest first, at each refresh; `empty` is printed for an empty one. `moment`
-        returns the time of an item, where the service does not take `since`.
+        returns the time of an item, where the service does not take `since`. `note` returns what to say after
+        the list, unless it is watched.
         """
         if self.since is not None and moment is not None:
             items = _newer(items, self.since, moment)
@@ -61,6 +63,8 @@ class Listing:
                 output.note(
                     f"There are more than {self.limit}. Pass a larger --limit, or --all, to see them."
                 )
+            if text := note(found):
+                output.note(text)
             return
         # Ctrl-C is the normal way to stop watching.
         with contextlib.suppress(KeyboardInterrupt):

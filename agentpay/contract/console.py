@@ -211,6 +211,8 @@ class ConsoleSummary(Model):
         pending_approvals: transfers that are pending approval.
         undelivered_deliveries: deliveries whose retries have all failed, and that no replay has delivered;
             counted up to 10,000.
+        retrying_deliveries: deliveries of which an attempt has failed, and that are being retried; counted up
+            to 10,000.
         open_sessions: sessions that are neither settled nor failed.
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
             respond.
@@ -225,6 +227,7 @@ class ConsoleSummary(Model):
         "paused_accounts": 1,
         "pending_approvals": 2,
         "undelivered_deliveries": 0,
+        "retrying_deliveries": 1,
         "open_sessions": 3,
         "treasury_lamports": 4_980_000_000,
         "is_clock_manual": False,
@@ -237,6 +240,7 @@ class ConsoleSummary(Model):
     paused_accounts: int
     pending_approvals: int
     undelivered_deliveries: int
+    retrying_deliveries: int
     open_sessions: int
     treasury_lamports: int | None
     is_clock_manual: bool

@@ -193,6 +193,8 @@ class Delivery(Model):
         next_attempt_at: when the next one is due, UTC; None if no further attempt is due.
         redelivered_at: for an `undelivered` one, when a replay delivered the event to the endpoint, UTC; None
             if none has, and it still needs attention.
+        waits_for: `clock` if the next attempt waits until the server's manual clock is advanced; None
+            otherwise.
     """
 
     _example: ClassVar = {"status": "delivered"}
@@ -205,6 +207,7 @@ class Delivery(Model):
     attempts: tuple[DeliveryAttempt, ...]
     next_attempt_at: datetime | None
     redelivered_at: datetime | None = None
+    waits_for: Literal["clock"] | None = None
 
 
 @frozen(kw_only=True)

@@ -5,10 +5,10 @@ A model may send anything. An invalid argument is refused before anything else h
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from agentpay._invalid import InvalidArgumentError
-from agentpay.tools.specs import TOOLS, ToolSpec
+from agentpay.tools.specs import AMOUNT_PATTERN, REF_PATTERN, TOOLS, ToolSpec
 
 
 class ToolInputError(InvalidArgumentError):
@@ -61,6 +61,13 @@ def _problem(schema: Mapping[str, Any], value: object) -> str | None:
     return None if is_text else "must be an object whose values are strings"
 
 
+_MEANINGS: Final = {
+    REF_PATTERN: "must have 8 to 120 characters: letters, digits, dot, underscore, colon, hyphen",
+    AMOUNT_PATTERN: "must be a decimal number with at most 6 decimal places, such as 1.50",
+}
+"""What a model reads instead of a regular expression."""
+
+
 def _string_problem(schema: Mapping[str, Any], value: object) -> str | None:
     if not isinstance(value, str):
         return "must be a string, amounts included"
@@ -70,7 +77,7 @@ def _string_problem(schema: Mapping[str, Any], value: object) -> str | None:
         return f"must be one of {', '.join(schema['enum'])}"
     # `fullmatch`, because `$` also matches before a final line end.
     if "pattern" in schema and not re.fullmatch(schema["pattern"].strip("^$"), value, re.ASCII):
-        return f"must match {schema['pattern']}"
+        return _MEANINGS.get(schema["pattern"], f"must match {schema['pattern']}")
     if len(value) > schema.get("maxLength", len(value)):
         return f"must have at most {schema['maxLength']} characters"
     return None

@@ -65,7 +65,7 @@ from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.transfers.service import Execution, Transfers
 from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
-from agentpay_server.webhooks.sender import WebhookSender
+from agentpay_server.webhooks.sender import FirstAttempts, WebhookSender
 from agentpay_server.webhooks.service import Webhooks
 from agentpay_server.webhooks.tail import EventTail
 
@@ -134,7 +134,7 @@ class Services:
         self.sessions: Sessions = Sessions(context, self.settlement, closing, authorizer, channels)
         self.history: History = History(context)
         self.webhooks: Webhooks = Webhooks(context)
-        self.deliveries: Deliveries = Deliveries(context)
+        self.deliveries: Deliveries = Deliveries(context, server.poster.is_held)
         self.sender: WebhookSender = WebhookSender(context, server.poster)
         self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
@@ -181,6 +181,7 @@ class Services:
             context.wakeup,
             partial(identity.note_clock, context.database),
             server.poster.is_posting,
+            at_once=FirstAttempts(self.sender),
             may_run=lambda work: work is context.clock_check or context.clock_check.agrees(),
         )
         self.sandbox: Sandbox = Sandbox(
@@ -263,6 +264,11 @@ class Server:
         """For operations in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
+    async def open_port(self) -> None:
+        """Other processes can reach the server: no first attempt waits for a manual clock."""
+        self.poster.has_port = True
+        self.context.wakeup.set()
+
     def arrived(self, deposit: Deposit | None) -> None:
         """None means that some deposits may be unreported."""
         self.services.deposits.arrived(deposit)
@@ -304,8 +310,7 @@ class Server:
             await self.storage.close()
 
     def _run_schedule(self) -> None:
-        if not self.context.clock.is_manual:
-            self.context.tasks.start_loop(self.services.schedule.run())
+        self.context.tasks.start_loop(self.services.schedule.run())
 
     def _restarted(self) -> None:
         """No work was in progress at the snapshot."""

@@ -5,6 +5,7 @@ which seals all secrets in the databases, readable only by its owner.
 """
 
 import asyncio
+import logging
 import os
 import shlex
 import stat
@@ -28,6 +29,7 @@ from agentpay_server.database.runner import (
     StartRefusedError,
 )
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.platform.logs import log
 from agentpay_server.platform.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.vault import KEY_BYTES
@@ -35,6 +37,8 @@ from agentpay_server.platform.vault import KEY_BYTES
 if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
+
+logger: logging.Logger = logging.getLogger(__name__)
 
 _STORE_NAME: Final = "store.sqlite3"
 _LEDGER_NAME: Final = "chain.sqlite3"
@@ -61,8 +65,8 @@ class Storage:
         is_alone: the server has exclusive use of the database, by a lock. With an embedded chain it must;
             servers on a cluster may share a PostgreSQL database.
         now_us: reads the clock of the database's machine; None if it is this machine's.
-        lost: set if that lock is lost with its connection to PostgreSQL. The server must then stop, because
-            another one may use the database.
+        lost: set if that lock is lost with its connection to PostgreSQL. The database then refuses all work
+            until a restart, because another server may use it.
     """
 
     database: Database
@@ -167,12 +171,17 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
             "hexadecimal digits, and keep them"
         )
     lost = asyncio.Event()
+
+    def lose() -> None:
+        lost.set()
+        log(logger, logging.ERROR, "database.lost")
+
     async with AsyncExitStack() as opened:
         database = _postgres(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
             # Before any change, because an embedded chain needs exclusive use of the schema.
-            await database.hold_alone(lost.set)
+            await database.hold_alone(lose)
         await migrations.upgrade(database)
         opened.pop_all()
     ledger = database if keeps_chain else None

@@ -135,7 +135,7 @@ def run(
     Raises:
         OptionError: `scene` cannot be built; `database_url` is not the URL of a database; or `operator_key`
             is not an operator key, is revoked, or belongs to another operator.
-        CannotServeError: the port, the data or the cluster is unavailable, or was lost.
+        CannotServeError: the port, the data or the cluster is unavailable.
     """
     try:
         sock = bound_socket(host, port)
@@ -194,17 +194,14 @@ async def _serve(
     _freeze_garbage_collection()
     is_key_given = config.operator_key is not None
     new_key = None if is_key_given else server.operator.key
-    announcement = Announcement(base_url=url_of(sock), operator_key=new_key, is_key_given=is_key_given)
+    announcement = Announcement(
+        base_url=url_of(sock),
+        operator_key=new_key,
+        is_key_given=is_key_given,
+        console_url=await _console_url(server, url_of(sock), deadline),
+    )
     try:
-        await _serve_until_stopped(
-            sock,
-            hosts,
-            server,
-            announcement,
-            serves_chain=serves_chain,
-            scene=scene,
-            start_deadline=deadline,
-        )
+        await _serve_until_stopped(sock, hosts, server, announcement, serves_chain=serves_chain, scene=scene)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
@@ -254,6 +251,20 @@ async def _started(start: Callable[[], Awaitable[T]], deadline: float) -> T:
             await asyncio.sleep(min(_START_PAUSE_SECONDS, remaining_seconds))
 
 
+async def _console_url(server: Server, base_url: str, deadline: float) -> str | None:
+    """Return the link to the console; None if it is not served, or if the database fails until `deadline`.
+
+    The server starts without the link: to fail now would lose the new operator key.
+    """
+    if not server.context.settings.serves_dashboard:
+        return None
+    try:
+        return await _started(partial(dashboard.console_url, server, base_url), deadline)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the server works
+        log(logger, logging.ERROR, "console.no_link", exception=error)
+        return None
+
+
 async def _serve_until_stopped(
     sock: socket.socket,
     hosts: Hosts,
@@ -262,7 +273,6 @@ async def _serve_until_stopped(
     *,
     serves_chain: bool,
     scene: "Scene | None",
-    start_deadline: float,
 ) -> None:
     application = Application(server)
     server.scenes = SceneDesk(application, server, RunningLoop(asyncio.get_running_loop()))
@@ -301,22 +311,13 @@ async def _serve_until_stopped(
         server,
         announcement,
         with_websockets=serves_chain,
-        start_deadline=start_deadline,
     )
-    lost = server.storage.lost
-    watch = asyncio.create_task(port.stop_when(lost))
     try:
         await port.serve(sockets=[sock])
     finally:
-        watch.cancel()
         if sellers is not None:
             await sellers.close()
         await server.stop(within_seconds=port.remaining_seconds())
-    if lost.is_set():
-        raise CannotServeError(
-            "the connection that reserves the database for this server was lost; start the server again to "
-            "resume its work"
-        )
 
 
 class _GracefulServer(PortServer):
@@ -334,9 +335,7 @@ class _GracefulServer(PortServer):
         announcement: Announcement,
         *,
         with_websockets: bool,
-        start_deadline: float,
     ) -> None:
-        self._start_deadline = start_deadline
         self._app = app
         self._owner = server
         self._announcement = announcement
@@ -353,18 +352,12 @@ class _GracefulServer(PortServer):
         )
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
-        announcement = self._announcement
-        if self._owner.context.settings.serves_dashboard:
-            # The database may restart between the start and the announcement.
-            url = await _started(
-                partial(dashboard.console_url, self._owner, announcement.base_url), self._start_deadline
-            )
-            announcement = evolve(announcement, console_url=url)
-        click.echo(announcement.line())
+        # The last step that can fail. The socket listens, and what connects now is accepted next.
+        click.echo(self._announcement.line())
         if sys.stderr.isatty():
             # Only on a terminal: elsewhere standard error is a log, which must contain neither key nor code.
-            click.echo(announcement.to_paste(), err=True)
+            click.echo(self._announcement.to_paste(), err=True)
+        await super().startup(sockets=sockets)
         log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager
@@ -384,15 +377,6 @@ class _GracefulServer(PortServer):
         self._ends_at = self._loop.time() + self._wait_seconds
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._begin_to_stop, signal.Signals(sig).name)
-
-    async def stop_when(self, lost: asyncio.Event) -> None:
-        await lost.wait()
-        log(logger, logging.ERROR, "database.lost")
-        self._wait_seconds = 0.0
-        self._ends_at = self._loop.time()
-        self.should_exit = True
-        self._owner.services.tail.close()
-        self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)

@@ -2,7 +2,7 @@
 
 import { post, read } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
-import { able, accountOf, change, filters, get, instant, list, me, named, one, party, titled } from "./page.js";
+import { able, accountOf, change, filters, get, instant, list, me, named, one, part, party, summary, titled } from "./page.js";
 import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words } from "./ui.js";
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
@@ -183,6 +183,7 @@ export function deliveries({ asked: { webhook_id, needs_attention: isOpen, statu
 		h("div.actions.corner", change("Replay undelivered", choice, replayAll, { look: "", action: "Replay" })),
 		h("p.tabs.wide", tab("Needs attention", "?needs_attention=true", isOpen), tab("Retrying", "?status=retrying", status === "retrying"),
 			tab("All", "", !isOpen && status !== "retrying")),
+		(isOpen || status === "undelivered") && part(async () => summary(), (it) => h("p", it.retrying_deliveries > 0 && link("#/deliveries?status=retrying", `${it.retrying_deliveries} more being retried`))),
 		filters({
 			id: ["Event or transfer", { type: "search" }],
 			webhook_id: ["Webhook", { options: webhooks.then((data) => data.map((it) => [it.webhook_id, it.url])) }],

@@ -35,7 +35,11 @@ from attrs import frozen
 from sqlalchemy import MetaData
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.runner import (
+    DatabaseClosedError,
+    DatabaseInUseError,
+    DatabaseUnavailableError,
+)
 from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
 
 P = ParamSpec("P")
@@ -104,7 +108,7 @@ class FileDatabase:
 
         Raises:
             DatabaseUnavailableError: the disk is full or fails; nothing is committed.
-            RuntimeError: the database is closed.
+            DatabaseClosedError: `close` was called.
         """
         return await self._on_thread(_Kind.WRITE, lambda: unit(self._connection, *args, **kwargs))
 
@@ -115,7 +119,7 @@ class FileDatabase:
 
         Raises:
             DatabaseUnavailableError: the disk fails.
-            RuntimeError: the database is closed.
+            DatabaseClosedError: `close` was called.
         """
 
         def transaction() -> T:
@@ -164,7 +168,7 @@ class FileDatabase:
 
     def _check_open(self) -> None:
         if not self._is_open:
-            raise RuntimeError(f"the database {self._path.name} is closed")
+            raise DatabaseClosedError(f"the database {self._path.name} is closed")
 
     def _submit(self, kind: _Kind, work: Callable[[], T]) -> "asyncio.Future[T]":
         loop = asyncio.get_running_loop()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import MetaData, create_engine
 
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.runner import DatabaseClosedError
 from agentpay_server.database.sqlite import CACHED_STATEMENTS, SqliteConnection, create_missing
 from agentpay_server.database.tables import metadata
 from agentpay_server.platform.capturing import Restore
@@ -33,12 +34,13 @@ class MemoryDatabase:
         )
         self._driver.deserialize(_template())
         self._connection = SqliteConnection(self._driver)
+        self._is_open = True
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.run`."""
-        self._check_thread()
+        self._check()
         self._driver.execute("BEGIN IMMEDIATE")
         try:
             result = unit(self._connection, *args, **kwargs)
@@ -52,37 +54,40 @@ class MemoryDatabase:
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
         """See `Database.read`. No other unit runs meanwhile."""
-        self._check_thread()
+        self._check()
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
         """See `Database.create_missing`."""
-        self._check_thread()
+        self._check()
         create_missing(self._driver, tables)
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run `work` on the raw connection, outside any transaction, for migrations."""
-        self._check_thread()
+        self._check()
         return work(self._driver)
 
     def capture(self) -> Restore:
         """Return a function that restores the current contents. No unit may be running."""
-        self._check_thread()
+        self._check()
         pages = self._driver.serialize()
 
         def restore() -> None:
-            self._check_thread()
+            self._check()
             self._driver.deserialize(pages)
 
         return restore
 
     async def close(self) -> None:
         """Close the connection and discard all data."""
+        self._is_open = False
         self._driver.close()
 
-    def _check_thread(self) -> None:
+    def _check(self) -> None:
         if threading.get_ident() != self._thread:
             raise RuntimeError("an in-memory database was used outside the thread that created it")
+        if not self._is_open:
+            raise DatabaseClosedError("the database is closed")
 
 
 @cache

@@ -37,6 +37,7 @@ from agentpay_server.database.postgres_connections import (
 )
 from agentpay_server.database.runner import (
     DatabaseAwayError,
+    DatabaseClosedError,
     DatabaseInUseError,
     DatabaseUnavailableError,
     OfAccounts,
@@ -62,11 +63,16 @@ _ABORTED: Final = {"40001", "40P01"}
 _SERVER_STOPPING: Final = {"57P01", "57P02", "57P03"}
 """SQLSTATEs of a server that is shutting down, has crashed, or is still starting."""
 
-_TEMPORARY: Final = {"08", "53"}
-"""Classes of SQLSTATEs that are temporary: a failed connection, a server out of resources."""
+_LASTING: Final = {"0A", "28", "3D", "3F", "54"}
+"""Classes of SQLSTATEs that waiting does not change: an unsupported feature, a refused role or password, a
+missing database or schema, a limit of PostgreSQL."""
 
 _BUGS: Final = {"22", "25", "42"}
 """Classes of SQLSTATEs for which a retry is pointless: an invalid value, transaction or statement."""
+
+_PASSING: Final = {"25006", "25P03", "25P04"}
+"""SQLSTATEs of these classes that are no bugs: a server that is read-only during a failover, a timeout of the
+transaction."""
 
 _URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
 
@@ -120,7 +126,7 @@ class PostgresDatabase:
 
         Raises:
             DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
-            RuntimeError: the database is closed.
+            DatabaseClosedError: `close` was called.
         """
 
         def work(connection: Connection) -> T:
@@ -144,7 +150,7 @@ class PostgresDatabase:
 
         Raises:
             DatabaseUnavailableError: the database did not respond.
-            RuntimeError: the database is closed.
+            DatabaseClosedError: `close` was called.
         """
         kind = getattr(unit, "__code__", type(unit))
         return await self._shielded(self._read(kind, lambda c: unit(c, *args, **kwargs)))
@@ -154,7 +160,7 @@ class PostgresDatabase:
 
         Raises:
             DatabaseUnavailableError: the database did not respond.
-            RuntimeError: the database is closed.
+            DatabaseClosedError: `close` was called.
         """
         return await self.read(_now_us)
 
@@ -290,7 +296,7 @@ class PostgresDatabase:
         for tries_left in reversed(range(_TRIES)):
             # The notification of the loss arrives slightly late, so check the connection too.
             if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
-                raise DatabaseUnavailableError(
+                raise DatabaseAwayError(
                     "the connection that kept other servers away from the database was lost"
                 )
             try:
@@ -322,7 +328,7 @@ class PostgresDatabase:
     async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._is_open:
             work.close()
-            raise RuntimeError("the database is closed")
+            raise DatabaseClosedError("the database is closed")
         return await asyncio.shield(self._start(work))
 
     def _start(self, work: Coroutine[Any, Any, T]) -> "asyncio.Task[T]":
@@ -397,21 +403,19 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
     state = _sqlstate(cause)
     # A ValueError is a bug (a value that asyncpg cannot send), unless it reports an invalid URL option.
     is_bug = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
-    if is_bug or state[:2] in _BUGS:
+    if is_bug or (state[:2] in _BUGS and state not in _PASSING):
         return None
     is_drivers = type(cause).__module__.startswith("asyncpg.")
     if is_drivers or isinstance(error, (DBAPIError, OSError)):
-        kind = DatabaseAwayError if _is_temporary(cause, state) else DatabaseUnavailableError
+        kind = DatabaseAwayError if _may_pass(cause, state) else DatabaseUnavailableError
         return kind(f"PostgreSQL did not respond: {_message_of(cause)}")
     return None
 
 
-def _is_temporary(cause: BaseException | None, state: str) -> bool:
+def _may_pass(cause: BaseException | None, state: str) -> bool:
     """Return whether waiting may help, unlike with a wrong name, password or certificate."""
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return False
-    is_away = state in _SERVER_STOPPING or state[:2] in _TEMPORARY
-    return is_away or isinstance(cause, (OSError, asyncpg.ConnectionDoesNotExistError))
+    is_lasting = isinstance(cause, (ssl.SSLCertVerificationError, asyncpg.ClientConfigurationError))
+    return not is_lasting and state[:2] not in _LASTING
 
 
 def _message_of(cause: BaseException | None) -> str:

@@ -37,6 +37,10 @@ class DatabaseAwayError(DatabaseUnavailableError):
     """The database does not respond at the moment but may later: a starting server waits for it."""
 
 
+class DatabaseClosedError(DatabaseUnavailableError):
+    """This server has closed the database, because it is stopping. The unit did not run."""
+
+
 class StartRefusedError(Exception):
     """A server cannot start with this configuration; the message says why, and what to do."""
 

@@ -105,6 +105,9 @@ class Operations:
         )
 
     async def _health(self) -> Answer:
+        if self._server.storage.lost.is_set():
+            # Another server may use the database: only a restart reserves it again.
+            return Answer(503, b'{"status":"restart"}')
         return Answer(200, b'{"status":"ok"}')
 
     async def _readiness(self) -> Answer:

@@ -151,6 +151,8 @@ _NEXT_DUE: Final = (
     .order_by(deliveries.c.due_us, deliveries.c.seq)
     .limit(1)
 )
+# First attempts that are due by real time: all but those to receivers within the process (`held`).
+_FIRST: Final = _OLDEST.where(deliveries.c.attempts == 0, webhooks.c.url.not_like(bindparam("held")))
 _IS_OPEN: Final = deliveries.c.due_us.is_not(None)
 _IS_ATTEMPTED: Final = deliveries.c.attempts == bindparam("attempts_before")
 _ABANDON: Final = (
@@ -285,6 +287,14 @@ def due(
     """
     values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
     return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
+
+
+def first_attempts(
+    connection: Connection, now_us: int, real_now_us: int, count: int, *, held: str
+) -> list[DueDelivery]:
+    """Return the longest due deliveries without an attempt, except those to URLs like `held`."""
+    values = {"now_us": now_us, "real_now_us": real_now_us, "count": count, "held": held}
+    return [DueDelivery(*row) for row in connection.execute(_FIRST, values)]
 
 
 def next_due_us(connection: Connection, real_now_us: int) -> int | None:

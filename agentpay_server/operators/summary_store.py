@@ -9,7 +9,7 @@ from sqlalchemy import BindParameter, bindparam, func, literal_column, select, t
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers
+from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers, webhooks
 from agentpay_server.ledger.deliveries import NEEDS_ATTENTION
 
 UNDELIVERED_MAX: Final = 10_000
@@ -26,6 +26,21 @@ _PENDING: Final = select(func.count()).where(
 _UNDELIVERED: Final = select(func.count()).select_from(
     select(deliveries.c.seq)
     .where(deliveries.c.operator_id == _OPERATOR, *NEEDS_ATTENTION)
+    .limit(UNDELIVERED_MAX)
+    .subquery()
+)
+_RETRYING: Final = select(func.count()).select_from(
+    select(deliveries.c.seq)
+    .where(
+        # Of a deleted webhook none is retried.
+        deliveries.c.webhook_id.in_(
+            select(webhooks.c.webhook_id).where(
+                webhooks.c.operator_id == _OPERATOR, webhooks.c.deleted_us.is_(None)
+            )
+        ),
+        deliveries.c.due_us.is_not(None),
+        deliveries.c.status == literal_column("'retrying'"),
+    )
     .limit(UNDELIVERED_MAX)
     .subquery()
 )
@@ -52,6 +67,7 @@ def counts(connection: Connection, operator_id: str) -> dict[str, int]:
         "paused_accounts": _PAUSED,
         "pending_approvals": _PENDING,
         "undelivered_deliveries": _UNDELIVERED,
+        "retrying_deliveries": _RETRYING,
         "open_sessions": _OPEN,
     }
     operator = {"operator_id": operator_id}

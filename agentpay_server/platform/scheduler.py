@@ -1,8 +1,8 @@
 """The scheduler: runs due work by the server's clock.
 
 On a running clock, each kind of work has a loop that waits for its next due time, or for a notification that
-it changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and
-runs the due work (interface SB5).
+it changed. On a manual clock only what is due by real time runs automatically: `advance` goes from one due
+time to the next and runs the due work (interface SB5).
 """
 
 import asyncio
@@ -37,6 +37,18 @@ class Scheduled(Protocol):
         ...
 
 
+class AtOnce(Scheduled, Protocol):
+    """Work that is due by real time on a manual clock too."""
+
+    async def settle(self) -> None:
+        """Wait for the work in progress, before the clock is advanced.
+
+        Raises:
+            Problem: `clock_moving`, if it takes long.
+        """
+        ...
+
+
 class AddedWork:
     """Work that is added after the server's start, such as that of a test's sellers."""
 
@@ -64,7 +76,7 @@ class Scheduler:
     `scheduled` are the kinds of work, in their order if several are due at the same time. `note_time` stores
     the time that a manual clock is about to reach, so that a restart cannot set it back. `waits_outside`
     returns whether work waits for an external receiver, which may call the server. On a running clock, work
-    that `may_run` refuses waits until it is accepted.
+    that `may_run` refuses waits until it is accepted. On a manual one, `at_once` does not wait for it.
     """
 
     def __init__(
@@ -75,8 +87,10 @@ class Scheduler:
         note_time: Callable[[int], Awaitable[None]],
         waits_outside: Callable[[], bool] = lambda: False,
         *,
+        at_once: AtOnce | None = None,
         may_run: Callable[[Scheduled], bool] = lambda _: True,
     ) -> None:
+        self._at_once = at_once
         self._clock = clock
         self._note_time = note_time
         self._waits_outside = waits_outside
@@ -87,13 +101,16 @@ class Scheduler:
         self._next_checks: dict[Scheduled, float] = {}
 
     async def run(self) -> None:
-        """Run due work on a running clock, each kind independently."""
-        await asyncio.gather(*(self._serve(work, self._wakeup.listener()) for work in self._scheduled))
+        """Run due work, each kind independently; on a manual clock only what is due by real time."""
+        work: Sequence[Scheduled] = self._scheduled
+        if self._clock.is_manual:
+            work = [] if self._at_once is None else [self._at_once]
+        await asyncio.gather(*(self._serve(each, self._wakeup.listener()) for each in work))
 
     def lag_seconds(self) -> float:
         """Return for how long the latest kind of work has failed to check for due work.
 
-        Waiting, for example for a slow receiver, is no lag. A paused clock has no lag.
+        Waiting, for example for a slow receiver, is no lag.
         """
         now = asyncio.get_running_loop().time()
         return max((now - check_at for check_at in self._next_checks.values() if check_at < now), default=0.0)
@@ -101,8 +118,8 @@ class Scheduler:
     async def advance(self, duration_us: int) -> None:
         """Advance a manual clock, and return once everything that falls due has run, in order.
 
-        Raises `clock_moving` while another advance waits for an event receiver, because the caller may be
-        that receiver, and would wait for itself.
+        Raises `clock_moving` while another advance or a first attempt waits for an event receiver, because
+        the caller may be that receiver, and would wait for itself.
         """
         clock = self._clock
         if not isinstance(clock, ManualClock):
@@ -116,6 +133,8 @@ class Scheduler:
                 "Another advance is in progress and waits for a webhook receiver.",
             )
         async with self._advancing:
+            if self._at_once is not None:
+                await self._at_once.settle()
             target_us = clock.now_us() + duration_us
             while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
                 await self._move(clock, due_us)

@@ -42,13 +42,16 @@ REPLAYED_AT_ONCE: Final = 1000
 """Maximum number of deliveries that one request replays: each is a row in one transaction."""
 
 
-_Delivered = tuple[DeliveryRecord, list[AttemptRecord], int | None]
-"""A delivery, its attempts, and when a replay delivered what it could not."""
+_Delivered = tuple[DeliveryRecord, list[AttemptRecord], int | None, bool]
+"""A delivery, its attempts, when a replay delivered what it could not, and whether it waits for the clock."""
 
 
 class Deliveries:
-    def __init__(self, context: Context) -> None:
+    """`is_held` returns whether first attempts to a URL wait for a manual clock, as retries do."""
+
+    def __init__(self, context: Context, is_held: Callable[[str], bool]) -> None:
         self._context = context
+        self._is_held = is_held
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
         """With every attempt, newest first."""
@@ -61,9 +64,9 @@ class Deliveries:
         listing = List("deliveries", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            _with_attempts, partial(pages, **filters), principal.operator_id, before, query.limit + 1
+            self._with_attempts, partial(pages, **filters), principal.operator_id, before, query.limit + 1
         )
-        return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=lambda row: _delivery(*row))
+        return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=_delivery)
 
     async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
         """Newest first."""
@@ -85,14 +88,14 @@ class Deliveries:
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
         """All operators', newest last. For in-process use only."""
-        rows = await self._context.database.read(_newest_with_attempts, count)
-        return [_delivery(*row) for row in reversed(rows)]
+        rows = await self._context.database.read(self._newest_with_attempts, count)
+        return [_delivery(row) for row in reversed(rows)]
 
     async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
         """Create deliveries of an event, with the same body and identifier."""
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
-        return PageBody(data=tuple(_delivery(row, [], None) for row in rows), cursor="", has_more=False)
+        return PageBody(data=tuple(_delivery(row) for row in rows), cursor="", has_more=False)
 
     async def replay_since(self, principal: Principal, request: ReplayDeliveries) -> ReplayedDeliveries:
         """Replay the events since a time whose newest delivery has a given status."""
@@ -108,9 +111,9 @@ class Deliveries:
         """
         row = await self._context.database.run(self._test, principal, webhook_id)
         self._context.wakeup.set()
-        return _delivery(row, [], None)
+        return _delivery(row)
 
-    def _test(self, connection: Connection, principal: Principal, webhook_id: str) -> DeliveryRecord:
+    def _test(self, connection: Connection, principal: Principal, webhook_id: str) -> _Delivered:
         own_webhook(connection, principal, webhook_id)
         now_us, ids = self._context.clock.now_us(), self._context.identifiers
         event_id = ids.new(identifiers.EVENT)
@@ -152,7 +155,7 @@ class Deliveries:
             now_us=now_us,
             after={"event_id": event_id},
         )
-        return row
+        return self._seen(connection, row)
 
     def _replay_since(
         self, connection: Connection, principal: Principal, request: ReplayDeliveries
@@ -197,7 +200,7 @@ class Deliveries:
 
     def _replay(
         self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent
-    ) -> list[DeliveryRecord]:
+    ) -> list[_Delivered]:
         event = None
         if identifiers.is_identifier(event_id, identifiers.EVENT):
             event = event_store.EVENTS.get(connection, event_id)
@@ -233,7 +236,32 @@ class Deliveries:
             now_us=now_us,
             after={"webhook_ids": webhooks},
         )
-        return rows
+        return [self._seen(connection, row) for row in rows]
+
+    def _with_attempts(
+        self,
+        connection: Connection,
+        pages: Callable[[Connection, str, int, int], list[DeliveryRecord]],
+        operator_id: str,
+        before: int,
+        count: int,
+    ) -> list[_Delivered]:
+        return [self._seen(connection, row) for row in pages(connection, operator_id, before, count)]
+
+    def _newest_with_attempts(self, connection: Connection, count: int) -> list[_Delivered]:
+        return [self._seen(connection, row) for row in store.newest(connection, count)]
+
+    def _seen(self, connection: Connection, row: DeliveryRecord) -> _Delivered:
+        waits = self._context.clock.is_manual and row.due_us is not None
+        if waits and not row.attempts:
+            webhook = webhook_store.WEBHOOKS.get(connection, row.webhook_id)
+            waits = webhook is not None and self._is_held(webhook.url)
+        return (
+            row,
+            store.attempts(connection, row.delivery_id) if row.attempts else [],
+            store.redelivered_us(connection, row) if row.status == DeliveryStatus.UNDELIVERED else None,
+            waits,
+        )
 
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, Any]:
@@ -253,32 +281,8 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
     return webhook_id
 
 
-def _with_attempts(
-    connection: Connection,
-    pages: Callable[[Connection, str, int, int], list[DeliveryRecord]],
-    operator_id: str,
-    before: int,
-    count: int,
-) -> list[_Delivered]:
-    return _and_attempts(connection, pages(connection, operator_id, before, count))
-
-
-def _newest_with_attempts(connection: Connection, count: int) -> list[_Delivered]:
-    return _and_attempts(connection, store.newest(connection, count))
-
-
-def _and_attempts(connection: Connection, rows: list[DeliveryRecord]) -> list[_Delivered]:
-    return [
-        (
-            row,
-            store.attempts(connection, row.delivery_id) if row.attempts else [],
-            store.redelivered_us(connection, row) if row.status == DeliveryStatus.UNDELIVERED else None,
-        )
-        for row in rows
-    ]
-
-
-def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord], redelivered_us: int | None) -> Delivery:
+def _delivery(found: _Delivered) -> Delivery:
+    row, attempts, redelivered_us, waits = found
     return Delivery(
         delivery_id=row.delivery_id,
         event_id=row.event_id,
@@ -297,6 +301,7 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord], redelivered_us
         ),
         next_attempt_at=None if row.due_us is None else from_us(row.due_us),
         redelivered_at=None if redelivered_us is None else from_us(redelivered_us),
+        waits_for="clock" if waits else None,
     )
 
 

@@ -49,7 +49,11 @@ class HttpPoster:
     """Posts over HTTP.
 
     With `public_only`, only https to public addresses. `mounts` are transports for receivers within the
-    process, by URL prefix. `authority` is the file of a certificate authority to trust in addition.
+    process, by URL prefix, at most one. `authority` is the file of a certificate authority to trust in
+    addition.
+
+    Attributes:
+        has_port: whether other processes can reach the server.
     """
 
     def __init__(
@@ -67,9 +71,23 @@ class HttpPoster:
         self._look_ups = look_ups or LookUps()
         self._clients: dict[str, httpx.AsyncClient] = {}
         self._posts = 0
+        self.has_port: bool = False
 
     def is_posting(self) -> bool:
         return self._posts > 0
+
+    @property
+    def held(self) -> str:
+        """The URLs whose first attempts wait for a manual clock too, as a pattern for LIKE.
+
+        Receivers within the process, unless the server has a port: it then serves real time, as its retries
+        do not.
+        """
+        return "" if self.has_port else next((f"{prefix}%" for prefix in self._mounts), "")
+
+    def is_held(self, url: str) -> bool:
+        """Whether `url` is like `held`."""
+        return bool(self.held) and url.startswith(self.held.removesuffix("%"))
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""

@@ -6,7 +6,7 @@ always with the same identifier.
 
 On a running clock attempts run concurrently, with limits in total, per operator and per endpoint: a slow
 receiver delays only its own. On a manual clock they run one after another, in the order in which they fell
-due.
+due: retries when the clock is advanced, first attempts at once (`FirstAttempts`).
 """
 
 import asyncio
@@ -15,6 +15,7 @@ import time
 from typing import Final
 
 from agentpay._deliveries import signed_headers
+from agentpay.contract.errors import ErrorCode
 from agentpay.webhooks import WebhookSecrets
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AttemptRecord
@@ -23,12 +24,16 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import DueDelivery
 from agentpay_server.ledger.delivery_rules import LEASE_US, after_attempt
 from agentpay_server.platform.clock import real_now_us
+from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.vault import VaultError
 from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256
+
+_SETTLE_SECONDS: Final = 5.0
+"""How long an advance of the clock waits for an attempt; less than an attempt may take."""
 
 UNSIGNED: Final = "not posted: the webhook's secret cannot be decrypted with this server's encryption key"
 
@@ -40,11 +45,17 @@ class WebhookSender:
         self._context = context
         self._poster = poster
         self._attempts: set[asyncio.Task[None]] = set()
+        # Held, on a manual clock, during each attempt.
+        self._turn = asyncio.Lock()
 
     async def next_due_us(self) -> int | None:
         """Return None if no unleased attempt is due, or the limit is reached."""
         if len(self._attempts) >= ATTEMPTS_AT_ONCE:
             return None
+        if self._context.clock.is_manual:
+            # An advance is over only when the attempt that is in progress is.
+            async with self._turn:
+                pass
         return await self._context.database.read(store.next_due_us, real_now_us())
 
     async def run_due(self) -> bool:
@@ -96,10 +107,44 @@ class WebhookSender:
 
     async def _run_in_order(self) -> bool:
         is_done = False
-        while claimed := await self.claim(1):
-            await self._attempt(claimed[0])
+        while await self._run_one(is_first=False):
             is_done = True
         return is_done
+
+    async def _run_one(self, *, is_first: bool) -> bool:
+        """Make one attempt that is due; with `is_first`, one that is due by real time."""
+        async with self._turn:
+            claimed = await self._context.database.run(self._claim, 1, is_first=is_first)
+            if claimed:
+                # A task, so that snapshots wait for it, and no cancelled caller aborts it.
+                await asyncio.wait({self._context.tasks.start(self._attempt(claimed[0]))})
+        return bool(claimed)
+
+    async def next_first_us(self) -> int | None:
+        """Return a past time if a first attempt is due by real time."""
+        now_us = self._context.clock.now_us()
+        due = await self._context.database.read(
+            store.first_attempts, now_us, real_now_us(), 1, held=self._poster.held
+        )
+        return now_us if due else None
+
+    async def run_first(self) -> bool:
+        return await self._run_one(is_first=True)
+
+    async def settle(self) -> None:
+        """Wait for the attempt in progress.
+
+        Raises:
+            Problem: `clock_moving` after some seconds: the caller may be its receiver.
+        """
+        try:
+            async with asyncio.timeout(_SETTLE_SECONDS), self._turn:
+                pass
+        except TimeoutError:
+            raise Problem(
+                ErrorCode.CLOCK_MOVING,
+                "A delivery is in progress, and its webhook receiver has not responded.",
+            ) from None
 
     async def _attempt(self, delivery: DueDelivery) -> None:
         try:
@@ -140,12 +185,15 @@ class WebhookSender:
             duration_ms = int((time.monotonic() - started) * 1000)
             return PostResult(status_code=None, error=no_response(failure), duration_ms=duration_ms)
 
-    def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
+    def _claim(self, connection: Connection, count: int, *, is_first: bool = False) -> list[DueDelivery]:
         now_us, clock = real_now_us(), self._context.clock
         if not self._context.clock_check.agrees(now_us):
             # For other servers the lease would have expired already.
             return []
-        found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
+        if is_first:
+            found = store.first_attempts(connection, clock.now_us(), now_us, count, held=self._poster.held)
+        else:
+            found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
         for delivery in found:
             store.lease(connection, delivery.delivery_id, now_us + LEASE_US)
         return found
@@ -165,3 +213,15 @@ class WebhookSender:
             secret=opened(secrets.current),
             next_secret=None if secrets.next is None else opened(secrets.next),
         )
+
+
+class FirstAttempts:
+    """First attempts on a manual clock, which do not wait for it: a real receiver gets an event at once.
+
+    Those to receivers within the process wait, unless the server has a port.
+    """
+
+    def __init__(self, sender: WebhookSender) -> None:
+        self.next_due_us = sender.next_first_us
+        self.run_due = sender.run_first
+        self.settle = sender.settle

@@ -77,7 +77,14 @@ def test_a_transfer_is_shown_from_request_to_delivery_or_to_the_rule_that_refuse
 
 def test_an_undelivered_event_is_replayed(server: AgentPayServer, console: Console) -> None:
     staged = server.scenario("undelivered_webhook")
+    bot, shop = (server.accounts.create(name=name).account_id for name in ("Bot", "Shop"))
+    server.sandbox.fund(bot, 5)
+    inbox = server.webhook_inbox(events=["transfer.settled"], account_ids=[bot])
+    inbox.fail_next()
+    server.transfers.create(from_=bot, to=shop, amount=1)
+    server.sandbox.clock.advance(0)
     tab = console.open("deliveries?status=undelivered")
+    expect(tab.get_by_role("link", name="1 more being retried")).to_be_visible()
     row = tab.locator("[data-row]").first
     row.locator("summary").click()
     expect(row.locator("ol > li")).to_have_count(5)

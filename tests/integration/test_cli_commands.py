@@ -304,6 +304,22 @@ def test_deliveries_are_listed_by_status(commands: CommandLine, given_up: tuple[
     assert commands.items("deliveries", "list", "--status", "delivered") == []
 
 
+def test_a_list_of_deliveries_says_how_many_are_retried_and_wait_for_the_clock(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine, given_up: tuple[str, str]
+) -> None:
+    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
+    server.sandbox.fund(payer, "5")
+    server.webhook_inbox(events=["transfer.settled"]).fail_next()
+    client.transfers.create(from_=payer, to=payee, amount=1)
+    server.sandbox.clock.advance(0)
+    undelivered = commands.run("deliveries", "list", "--status", "undelivered")
+    assert (given_up[1] in undelivered.stdout, undelivered.stdout.count("dlv_")) == (True, 1)
+    said = "Not yet undelivered: 1 being retried. List them with --status retrying."
+    assert said in undelivered.stderr
+    retrying = commands.run("deliveries", "list", "--status", "retrying")
+    assert "Of these, 1 wait for the server's clock" in retrying.stderr
+
+
 def test_a_delivery_is_sent_again_by_its_identifier(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
         "paused_accounts": 1,
         "pending_approvals": 1,
         "undelivered_deliveries": 0,
+        "retrying_deliveries": 0,
         "open_sessions": 1,
     }
     server.sessions.close(session.session_id)

@@ -4,6 +4,8 @@ import ast
 import importlib
 import importlib.util
 import inspect
+import json
+import operator
 import re
 import subprocess
 import tomllib
@@ -108,7 +110,6 @@ def is_there(name: str) -> bool:
     return True
 
 
-@pytest.mark.usefixtures("documented_service")
 def test_the_first_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     readme = ROOT / "README.md"
     exec(blocks(readme, "python")[0], {})
@@ -191,6 +192,50 @@ def test_commands_can_be_pasted(path: Path) -> None:
         assert not re.findall(r"^\s*[$>] ", block, re.MULTILINE)
         checked = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True, check=False)
         assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@every_document
+def test_the_paths_of_the_service_in_commands_exist(path: Path) -> None:
+    known = {"/healthz", "/readyz", "/metrics", "/dashboard"}
+    for name in ("openapi.json", "openapi-extensions.json"):
+        known |= set(json.loads((DOCS / name).read_text("utf-8"))["paths"])
+    known = {re.sub(r"\{\w+\}", "…", each) for each in known}
+    named = re.findall(r"BASE_URL\}?(/[^\"'`\s?]+)", path.read_text("utf-8"))
+    assert not [each for each in named if re.sub(r"\$\{?\w+\}?|\{\w+\}", "…", each) not in known]
+
+
+def test_the_options_of_a_call_are_those_of_the_client() -> None:
+    page = (DOCS / "how-to/make-calls.md").read_text("utf-8")
+    table = re.search(r"\| option \|.*?\n\n", page, re.DOTALL)
+    assert table is not None
+    cells = [line.split("|")[1] for line in table[0].strip().splitlines()[2:]]
+    named = re.findall(r"`(\w+)`", " ".join(cells))
+    assert named == list(agentpay.CallOptions.__annotations__)
+    assert f"the same {['four', 'five', 'six', 'seven'][len(named) - 4]} options" in page
+
+
+def test_what_is_retried_is_named_as_the_client_names_it() -> None:
+    page = (DOCS / "how-to/retry-safely.md").read_text("utf-8")
+    table = re.search(r"\| request \| on \|.*?\n\n", page, re.DOTALL)
+    assert table is not None
+    names = re.findall(r"`([a-z_]+\.[a-z_]+)`", table[0])
+    with AgentPayServer() as server:
+        for name in names:
+            assert callable(operator.attrgetter(name)(server.client())), name
+    assert names
+
+
+def test_the_index_says_how_long_tutorials_take() -> None:
+    words = {"five": 5, "ten": 10, "fifteen": 15}
+    minutes = [
+        words[found[1]]
+        for page in (DOCS / "tutorial").glob("*.md")
+        if (found := re.search(r"[Ii]n\s+(\w+) minutes", page.read_text("utf-8")))
+    ]
+    found = re.search(r"takes (\w+) to (\w+) minutes", (DOCS / "index.md").read_text("utf-8"))
+    assert found is not None
+    assert len(minutes) == len(list((DOCS / "tutorial").glob("*.md")))
+    assert (words[found[1]], words[found[2]]) == (min(minutes), max(minutes))
 
 
 def test_the_seller_tutorial_has_the_program_that_runs_with_the_package_x402() -> None:

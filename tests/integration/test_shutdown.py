@@ -229,7 +229,15 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
         assert server.client().transfers.wait(transfer_id).status == "settled"
 
 
-def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -> None:
+def test_a_request_that_finds_the_database_closed_is_503(tmp_path: Path) -> None:
+    with AgentPayServer(clock="system", data_dir=tmp_path) as server, raw_client(server) as http:
+        world = server._running
+        world.call(world.server.storage.database.close())
+        answer = http.post("/v1/accounts", json={"name": "a"})
+        assert (answer.status_code, answer.json()["error"]) == (503, "service_unavailable")
+
+
+def test_a_server_that_loses_its_postgresql_signs_nothing_until_it_is_restarted() -> None:
     url = asyncio.run(stores.fresh_url())
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": stores.KEY.hex()}
     with serving("--database-url", url, environment=environment) as server:
@@ -238,7 +246,13 @@ def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -
         ends = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() "
         asyncio.run(stores.administer(url, f"{ends} AND pid <> pg_backend_pid()"))
         assert server.wait_for("database.lost")["level"] == "error"
-        assert server.ended() == 1
+        body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
+        refused = server.post("/v1/transfers", **body)
+        assert (refused.status_code, refused.json()["error"]) == (503, "service_unavailable")
+        assert "database" in server.http.get("/readyz").json()["not_ready"]
+        assert server.http.get("/healthz").status_code == 503
+        server.process.send_signal(signal.SIGTERM)
+        assert_ended_cleanly(server, signal.SIGTERM)
     with next_server(key, database_url=url, settings=Settings(encryption_key=stores.KEY)) as http:
         body = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
         assert http.post("/v1/transfers", json=body).status_code == 200

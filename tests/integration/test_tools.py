@@ -532,11 +532,19 @@ def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("pay", {"payment_ref": "short", "to": "a", "amount_usdc": "1"}, "payment_ref must match"),
-        ("pay", {"payment_ref": REF + "\n", "to": "a", "amount_usdc": "1"}, "payment_ref must match"),
+        (
+            "pay",
+            {"payment_ref": "short", "to": "a", "amount_usdc": "1"},
+            "payment_ref must have 8 to 120 characters",
+        ),
+        ("pay", {"payment_ref": REF + "\n", "to": "a", "amount_usdc": "1"}, "payment_ref must have"),
         ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": 1.5}, "amount_usdc must be a string"),
-        ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": "-1"}, "amount_usdc must match"),
-        ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": "1e3"}, "amount_usdc must match"),
+        ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": "-1"}, "amount_usdc must be a decimal number"),
+        (
+            "pay",
+            {"payment_ref": REF, "to": "a", "amount_usdc": "1e3"},
+            "amount_usdc must be a decimal number",
+        ),
         ("pay", {"payment_ref": REF, "to": "a"}, "pay needs amount_usdc"),
         ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": "1", "limit": 5}, "pay takes no 'limit'"),
         ("pay", {"payment_ref": REF, "to": "a", "amount_usdc": "1", "memo": "x" * 201}, "at most 200"),

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+import httpx
 import json_rpc_server
 import pytest
 import rpc_world
@@ -302,6 +303,54 @@ async def test_startup_waits_no_longer_than_start_wait(url: str, wait_seconds: i
     assert code == 1
     assert ("server.waiting" in said) == (wait_seconds > 0)
     assert "PostgreSQL did not respond" in said
+
+
+FAILING = """
+CREATE SEQUENCE failures;
+CREATE FUNCTION fail() RETURNS trigger AS $$
+DECLARE
+    states text[] := string_to_array(TG_ARGV[0], ' ');
+    place integer := nextval('failures');
+BEGIN
+    IF TG_ARGV[1] = 'ever' THEN
+        place := 1 + (place - 1) % cardinality(states);
+    END IF;
+    IF place <= cardinality(states) THEN
+        RAISE EXCEPTION USING ERRCODE = states[place], MESSAGE = 'it cannot now';
+    END IF;
+    RETURN NEW;
+END $$ LANGUAGE plpgsql;
+CREATE TRIGGER fail BEFORE INSERT OR UPDATE ON {table} FOR EACH ROW
+    EXECUTE FUNCTION fail('{states}', '{how_long}')
+"""
+PASSING = "57014 55P03 XX000 58030 25006"
+"""A timeout, a lock, an internal error, a disk, a failover. Lost connections are replaced without a word."""
+
+
+async def test_a_start_waits_for_every_error_of_a_database_that_can_pass(url: str) -> None:
+    await stores.administer(url, FAILING.format(table="server_state", states=PASSING, how_long="once"))
+    async with serving("--database-url", url) as process:
+        for _ in PASSING.split():
+            assert "it cannot now" in (await until_waiting(process))["detail"]
+        await until_started(process)
+    await stores.administer(url, "DROP FUNCTION fail CASCADE", "DROP SEQUENCE failures")
+
+
+@pytest.mark.parametrize("state", ["57014", "55P03", "XX000", "57P01", "42P01"])
+async def test_a_console_link_that_cannot_be_stored_ends_no_server(url: str, state: str) -> None:
+    await stores.administer(url, FAILING.format(table="sign_in_codes", states=state, how_long="ever"))
+    async with serving("--database-url", url, "--start-wait", "0") as process:
+        assert process.stdout is not None
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            announced = json.loads(await process.stdout.readline())
+        assert "console_url" not in announced
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(
+            base_url=announced["base_url"], headers=headers, trust_env=False
+        ) as http:
+            assert (await http.post("/v1/accounts", json={"name": "a"})).status_code == 201
+        assert process.returncode is None
+    await stores.administer(url, "DROP FUNCTION fail CASCADE", "DROP SEQUENCE failures")
 
 
 async def test_startup_fails_at_once_on_errors_that_waiting_cannot_fix() -> None:

@@ -22,6 +22,7 @@ _PLACES = {
     "deliveries_at_once_to_one_endpoint": "agentpay_server.ledger.deliveries:TO_ONE_ENDPOINT_AT_ONCE",
     "deliveries_at_once": "agentpay_server.webhooks.sender:ATTEMPTS_AT_ONCE",
     "delivery_lease_us": "agentpay_server.ledger.delivery_rules:LEASE_US",
+    "delivery_settle_seconds": "agentpay_server.webhooks.sender:_SETTLE_SECONDS",
     "delivery_retry_delays_us": "agentpay_server.ledger.delivery_rules:RETRY_DELAYS_US",
     "delivery_seconds": "agentpay_server.webhooks.http:TIMEOUT_SECONDS",
     "deliveries_replayed_at_once": "agentpay_server.webhooks.deliveries:REPLAYED_AT_ONCE",

@@ -19,6 +19,7 @@ import httpx
 from attrs import field, frozen
 
 from agentpay import webhooks
+from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import EVENTS, Event
 from agentpay.errors import WebhookError
 from agentpay_server.platform.capturing import Restore, captured
@@ -80,7 +81,7 @@ class WebhookInbox:
         self._pump = pump
         self._app = app
         self._app_secret = app_secret
-        self._is_pending: Callable[[], bool] = _never
+        self._open: Callable[[], Sequence[Delivery]] = tuple
         self._changed = threading.Condition()
         self._receipts: list[Receipt] = []
         self._failures: deque[int | None] = deque()
@@ -140,8 +141,8 @@ class WebhookInbox:
 
         Raises:
             ValueError: there is no such type, or this inbox does not subscribe to it.
-            TimeoutError: no such event arrived. The message lists the received events, and counts posts that
-                were refused with 401.
+            TimeoutError: no such event arrived. The message lists the received events, and says how many
+                posts were refused with 401, and how many deliveries wait for a manual clock.
         """
         self._check_type(event_type)
         self.refuse_to_block("await inbox.wait_for_async(...)")
@@ -161,6 +162,9 @@ class WebhookInbox:
                 refused = sum(each.status_code == _UNAUTHORIZED for each in receipts)
                 if refused:
                     seen += f"; posts that were refused with 401, as with another secret: {refused}"
+                held = sum(delivery.waits_for == "clock" for delivery in self._open())
+                if held:
+                    seen += f"; {held} to retry wait for the clock: advance it"
                 raise TimeoutError(f"no {event_type} was received within {timeout} s; received: {seen}")
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
 
@@ -196,7 +200,7 @@ class WebhookInbox:
                 self._pump(deadline - time.monotonic())
             if self._app is not None:
                 self._app.settle(max(deadline - time.monotonic(), 0.0))
-            if len(self.receipts) == count and not self._is_pending():
+            if len(self.receipts) == count and not any(each.status == "pending" for each in self._open()):
                 return
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"deliveries are still pending after {timeout:g} s")
@@ -249,9 +253,9 @@ class WebhookInbox:
                 f"this call would block the event loop that its own receiver runs on: {spelling}"
             )
 
-    def watch(self, is_pending: Callable[[], bool]) -> None:
-        """Set the function that returns whether the server has pending deliveries."""
-        self._is_pending = is_pending
+    def watch(self, unfinished: Callable[[], Sequence[Delivery]]) -> None:
+        """Set the function that returns the deliveries to this inbox that are not final."""
+        self._open = unfinished
 
     def close(self) -> None:
         """End the thread of the application, if it has one."""
@@ -321,10 +325,6 @@ class WebhookInbox:
 async def _in_thread(wait: Callable[[], T]) -> T:
     """Run `wait` in a thread, on asyncio and on trio. A cancelled caller does not wait for its end."""
     return await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
-
-
-def _never() -> bool:
-    return False
 
 
 def _re_signed(headers: Headers, body: bytes, secret: str) -> Headers:

@@ -333,7 +333,13 @@ class AgentPayServer(Homes):
         inbox.webhook_id = webhook.webhook_id
         inbox.subscribed = frozenset(webhook.events)
         inbox.trust(webhook.secret)
-        inbox.watch(lambda: bool(self.deliveries.where(webhook_id=webhook.webhook_id, status="pending")))
+        inbox.watch(
+            lambda: [
+                delivery
+                for delivery in self.deliveries.where(webhook_id=webhook.webhook_id)
+                if delivery.next_attempt_at is not None
+            ]
+        )
         return inbox
 
     def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:

@@ -127,6 +127,7 @@ class EmbeddedWorld:
             sock.close()
             raise
         self._owner.call(listener.start())
+        self._owner.call(self.server.open_port())
         self._listener = listener
         self.base_url = listener.base_url
         if self._port_key is not None:

@@ -57,6 +57,12 @@ def only(server: AgentPayServer) -> Delivery:
     return delivery
 
 
+def until(look):
+    """Ask the server until it is so: first attempts at real receivers wait for no clock."""
+    while not look():
+        pass
+
+
 def move(server: AgentPayServer, duration: timedelta) -> None:
     server.sandbox.clock.advance(duration / timedelta(seconds=1))
 
@@ -72,6 +78,38 @@ def test_no_delivery_runs_before_the_clock_is_advanced(server: AgentPayServer, p
     delivery = only(server)
     assert inbox.receipts == []
     assert (delivery.status, delivery.attempts, delivery.next_attempt_at) == ("pending", (), START)
+
+
+def test_a_real_receiver_gets_an_event_at_once_and_retries_wait_for_the_clock(
+    server: AgentPayServer, pay, receiver: Receiver
+):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.next(500)
+    pay()
+    until(lambda: only(server).attempts)
+
+    assert (only(server).status, only(server).waits_for) == ("retrying", "clock")
+    assert len(receiver.posts) == 1
+    server.sandbox.clock.advance(30)
+    assert (only(server).status, only(server).waits_for) == ("delivered", None)
+
+
+def test_an_inbox_gets_an_event_at_once_only_while_the_server_has_a_port(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    pay()
+    assert only(server).waits_for == "clock"
+    server.listen()
+    until(lambda: inbox.receipts)
+    pay()
+    until(lambda: len(inbox.receipts) == 2)
+
+
+def test_waiting_for_an_event_says_what_waits_for_the_clock(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    inbox.fail_next()
+    pay()
+    with pytest.raises(TimeoutError, match="received: nothing; 1 to retry wait for the clock"):
+        inbox.wait_for("transfer.settled", timeout=0.01, where=lambda _: False)
 
 
 def test_advancing_by_zero_runs_due_work(server: AgentPayServer, pay):
@@ -221,11 +259,12 @@ def test_concurrent_advances_run_one_after_the_other(server: AgentPayServer, pay
     assert [attempt.at for attempt in only(server).attempts] == DUE
 
 
+@pytest.mark.parametrize("failures", [0, 1], ids=["at once", "in an advance"])
 def test_a_receiver_that_advances_the_clock_before_responding_is_refused(
-    server: AgentPayServer, pay, receiver: Receiver
+    server: AgentPayServer, pay, receiver: Receiver, failures, monkeypatch: pytest.MonkeyPatch
 ):
+    bounds.shorten(monkeypatch, delivery_settle_seconds=0.1)
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    pay()
     refusals = []
 
     def move_first(exchange):
@@ -234,12 +273,15 @@ def test_a_receiver_that_advances_the_clock_before_responding_is_refused(
         refusals.append(refusal.value.code)
         exchange.wire.sendall(answer(200))
 
-    receiver.next(move_first)
-    server.sandbox.clock.advance(10)
+    receiver.next(*[500] * failures, move_first)
+    pay()
+    until(lambda: only(server).attempts)
+    if failures:
+        server.sandbox.clock.advance(30)
 
     assert refusals == ["clock_moving"]
     assert only(server).status == "delivered"
-    assert server.sandbox.clock.now() == START + timedelta(seconds=10)
+    assert server.sandbox.clock.now() == START + timedelta(seconds=30 * failures)
 
 
 def test_an_inbox_can_be_awaited_while_another_receiver_is_slow(
@@ -247,7 +289,6 @@ def test_an_inbox_can_be_awaited_while_another_receiver_is_slow(
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     inbox = server.webhook_inbox(events=SETTLED)
-    pay()
     is_posted, found = threading.Event(), []
 
     def answer_late(exchange):
@@ -262,7 +303,7 @@ def test_an_inbox_can_be_awaited_while_another_receiver_is_slow(
     waiting = threading.Thread(target=wait)
     waiting.start()
     receiver.next(answer_late)
-    server.sandbox.clock.advance(0)
+    pay()
     waiting.join()
 
     assert [event.type for event in found] == ["transfer.settled"]
@@ -451,6 +492,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
         ],
         "next_attempt_at": "2026-01-01T00:05:30.000Z",
         "redelivered_at": None,
+        "waits_for": "clock",
     }
 
 

@@ -9,6 +9,7 @@ from sqlalchemy import func, insert, select
 
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.runner import DatabaseClosedError
 from agentpay_server.database.tables import OperatorRecord, metadata, operators
 from agentpay_server.operators import store as keys
 
@@ -164,5 +165,5 @@ async def test_a_closed_database_refuses_all_work():
     await database.close()
 
     for work in (database.run(add, "b"), database.read(count)):
-        with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        with pytest.raises(DatabaseClosedError, match="closed"):
             await work

@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Boolean, Column, LargeBinary, MetaData, Table
 
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 
 pytestmark = pytest.mark.anyio
 
@@ -278,7 +278,7 @@ async def test_closing_waits_for_the_running_unit(database, path):
     await asyncio.sleep(0)
     closing = asyncio.ensure_future(database.close())
     await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(DatabaseClosedError, match="closed"):
         await database.run(add, "too late")
     go_on.set()
     await closing

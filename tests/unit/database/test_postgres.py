@@ -17,7 +17,7 @@ from agentpay_server.database import postgres
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
-from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
+from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import EventRecord, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, events, webhooks
 from agentpay_server.ledger.delivery_rules import LEASE_US
@@ -500,7 +500,7 @@ async def test_a_closed_database_refuses_units(database):
     await database.close()
     await database.close()
 
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(DatabaseClosedError, match="closed"):
         await database.run(put, "one")
 
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from agentpay_lab.crash_test.run import CrashTestVerdict
 
 _SEEDS: Final = 1_000_000
+_SECONDS: Final = 30.0
+_TRIAL_SECONDS: Final = 60.0
 _PURCHASES_PER_SECOND: Final = 4
 _MOST_ORDERS: Final = 10_000
 _ADAPTERS: Final = {
@@ -51,10 +53,9 @@ _ADAPTERS: Final = {
     "--for",
     "seconds",
     type=Seconds(min_open=True),
-    default=30.0,
-    show_default=True,
     metavar="SECONDS",
-    help="How long agents buy and processes are killed. Then every payment is awaited, for about 30 seconds.",
+    help="How long agents buy and processes are killed; then every payment is awaited, for about 30 seconds. "
+    "With COMMAND: how long the trial takes, unless it fails.  [default: 30, with COMMAND 60]",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat the sellers and the kills of another run.")
 @click.option("--agents", type=click.IntRange(1, 64), default=4, show_default=True, help="Agent processes.")
@@ -94,7 +95,7 @@ def crash_test(
     *,
     command: tuple[str, ...],
     html: Path | None,
-    seconds: float,
+    seconds: float | None,
     seed: int | None,
     agents: int,
     purchases: int | None,
@@ -111,7 +112,8 @@ def crash_test(
     that is smaller than what the agents want to buy. Everything runs on this machine; no money is real.
 
     With COMMAND, your own payer is on trial, in any language: it is started, told what to buy in lines of
-    JSON, killed, started again and asked again. Payments are counted on the chain, for each order.
+    JSON, killed, started again and asked again. Payments are counted on the chain, for each order. The exit
+    code is 1 also if fewer than ten orders were paid, because that proves little.
 
     The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
     payment has no outcome at the end, or chain and books differ for any purchase: each must have landed
@@ -124,7 +126,7 @@ def crash_test(
             output,
             command,
             seed=seed,
-            seconds=seconds,
+            seconds=_TRIAL_SECONDS if seconds is None else seconds,
             purchases=purchases,
             protocols=protocols or ("x402_v2", "mpp"),
             html=html,
@@ -134,6 +136,7 @@ def crash_test(
         raise click.UsageError(
             "--protocol needs COMMAND: the agents of this test buy in every exact protocol."
         )
+    seconds = _SECONDS if seconds is None else seconds
     count = servers if servers is not None else (1 if database_url is None else 2)
     if count > 1 and database_url is None:
         raise click.UsageError("several servers need one PostgreSQL database: pass --database-url.")
@@ -179,7 +182,7 @@ def _try_payer(
     html: Path | None,
 ) -> None:
     from agentpay_lab.crash_test.orders import TrialProtocol  # noqa: PLC0415
-    from agentpay_lab.crash_test.pages import lines_of_trial, page_of  # noqa: PLC0415 - as above
+    from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of  # noqa: PLC0415 - as above
     from agentpay_lab.crash_test.payer import PayerError  # noqa: PLC0415
     from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
     from agentpay_lab.crash_test.trial import Trial, TrialPlan  # noqa: PLC0415
@@ -204,7 +207,8 @@ def _try_payer(
         except OSError as error:
             raise click.ClickException(f"cannot write {html}: {error.strerror or error}") from None
     if output.is_json:
-        output.document({"seed": seed, "has_passed": report.has_passed, "report": report})
+        verdict = verdict_of(report)
+        output.document({"seed": seed, "has_passed": report.has_passed, "verdict": verdict, "report": report})
     else:
         for line in lines_of_trial(report):
             output.line(line)

@@ -1,6 +1,6 @@
 """The orders of a trial: how each is sold, what goes wrong with it, and how it ended on the chain."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -9,6 +9,12 @@ from attrs import evolve, frozen
 
 from agentpay_lab.crash_test.run import PRICE_USDC
 from agentpay_server.paywall import Mode, SessionMode, UptoMode
+
+LEAST_PAID: Final = 10
+"""A trial that paid for fewer orders proves little: most kinds of kills and sellers did not occur."""
+
+_BLOCK_LINES: Final = 8
+"""The longest repetition that is found in a timeline."""
 
 SellerMode: TypeAlias = Mode | SessionMode | UptoMode
 
@@ -111,6 +117,33 @@ class TimelineEntry:
     what: str
 
 
+def collapsed(timeline: Sequence[TimelineEntry]) -> Iterator[TimelineEntry]:
+    """Yield a timeline in which what repeats is shown once, with how often it came."""
+    place = 0
+    while place < len(timeline):
+        size, times = _repeated([entry.what for entry in timeline[place:]])
+        block = timeline[place : place + size]
+        if times > 1 and size == 1:
+            yield evolve(block[0], what=f"{block[0].what} ({times} times)")
+        else:
+            yield from block
+            if times > 1:
+                again = timeline[place + size]
+                yield evolve(again, what=f"the last {size} lines again ({times - 1} times)")
+        place += size * times
+
+
+def _repeated(words: Sequence[str]) -> tuple[int, int]:
+    """Return the length of what comes first, and how often it comes in a row: mostly (1, 1)."""
+    for size in range(1, min(_BLOCK_LINES, len(words) // 2) + 1):
+        times = 1
+        while words[times * size : (times + 1) * size] == words[:size]:
+            times += 1
+        if times > 1:
+            return size, times
+    return 1, 1
+
+
 @frozen(kw_only=True)
 class Bought:
     """The result of an order, counted on the chain.
@@ -157,6 +190,7 @@ class TrialReport:
         first_wrong: the first order that was paid twice or too much; None if none was.
         shortest: the shortest run found that still fails; None if none failed, or none could be repeated.
         stray_usdc: paid from the payer's accounts, and for no order.
+        last_lines: what the payer wrote last on standard error, if it ended by itself.
     """
 
     seed: int
@@ -167,8 +201,14 @@ class TrialReport:
     shortest: Bought | None
     stray_usdc: Decimal
     seconds: int
+    last_lines: tuple[str, ...] = ()
+
+    @property
+    def paid(self) -> int:
+        """For how many orders something was paid."""
+        return sum(1 for each in self.orders if each.landed)
 
     @property
     def has_passed(self) -> bool:
-        """Whether something was paid, and nothing twice, too much or for no order."""
-        return self.first_wrong is None and not self.stray_usdc and any(each.landed for each in self.orders)
+        """Whether enough was paid, and nothing twice, too much or for no order."""
+        return self.first_wrong is None and not self.stray_usdc and self.paid >= LEAST_PAID

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from html import escape
 
-from agentpay_lab.crash_test.orders import Bought, TrialReport
+from agentpay_lab.crash_test.orders import LEAST_PAID, Bought, TrialReport, collapsed
 
 _STYLE = (
     "body{font:16px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}"
@@ -19,6 +19,11 @@ def verdict_of(report: TrialReport) -> str:
         return f"FAILED: {wrong.order} was {wrong.payments} (seed {report.seed})."
     if report.stray_usdc:
         return f"FAILED: {report.stray_usdc} USDC were paid for no order (seed {report.seed})."
+    if 0 < report.paid < LEAST_PAID:
+        return (
+            f"NOT PASSED: {report.paid} orders were paid, and fewer than {LEAST_PAID} prove little. Run it "
+            f"longer, with --for (seed {report.seed})."
+        )
     if not report.has_passed:
         silence = "" if any(each.result for each in report.orders) else " The payer wrote no result."
         return f"FAILED: nothing was paid, so nothing was proved (seed {report.seed}).{silence}"
@@ -27,10 +32,9 @@ def verdict_of(report: TrialReport) -> str:
 
 def lines_of_trial(report: TrialReport) -> Iterator[str]:
     """Yield a report as lines."""
-    paid = sum(1 for each in report.orders if each.landed)
     asked = sum(each.asked for each in report.orders)
     yield (
-        f"{len(report.orders)} orders by {_protocols(report)}, asked {asked} times, {paid} paid, "
+        f"{len(report.orders)} orders by {_protocols(report)}, asked {asked} times, {report.paid} paid, "
         f"{sum(1 for each in report.orders if each.is_wrong)} paid twice or too much; "
         f"the payer was killed {report.kills} times in {report.seconds} s"
     )
@@ -39,8 +43,11 @@ def lines_of_trial(report: TrialReport) -> Iterator[str]:
             yield f"  {each.order}: {each.payments}. {each.story}"
     if report.shortest is not None:
         yield f"The shortest run found that fails: {report.shortest.story}"
-        for moment in report.shortest.timeline:
+        for moment in collapsed(report.shortest.timeline):
             yield f"  {moment.seconds:8.3f} s  {moment.what}"
+    if report.last_lines:
+        yield "The payer has ended by itself. Its last lines on standard error:"
+        yield from (f"  {line}" for line in report.last_lines)
     yield verdict_of(report)
 
 
@@ -68,7 +75,7 @@ def page_of(report: TrialReport) -> str:
 def _failure(bought: Bought, title: str) -> str:
     moments = "".join(
         f"<tr><td>{moment.seconds:.3f} s</td><td>{escape(moment.what)}</td></tr>"
-        for moment in bought.timeline
+        for moment in collapsed(bought.timeline)
     )
     said = escape(f"{bought.story} It was {bought.payments}.")
     return f"<h2>{escape(title)}</h2><p>{said}</p><table>{moments}</table>"

@@ -31,6 +31,7 @@ DIRECTORY: Final = "TRIAL_DIRECTORY"
 POLL_SECONDS: Final = 0.002
 _LINE_BYTES: Final = 65_536
 _LINES: Final = 1_000
+_ERROR_LINES: Final = 20
 _ERROR_CHARACTERS: Final = 300
 _END_SECONDS: Final = 1.0
 """A process that reads no more gets this long to end."""
@@ -86,7 +87,8 @@ class Payer:
         self._ends += 1
         if self._ends >= MAX_ENDS:
             how = f"ends with exit code {process.returncode}" if has_ended else "closes its standard input"
-            raise PayerError(f"the payer {how} before it buys{self._why()}")
+            lines = "\n".join(self.last_lines())
+            raise PayerError(f"the payer {how} before it buys" + (f":\n{lines}" if lines else ""))
 
     def result(self, order: str) -> str | None:
         """Return the payer's word about an order, if it has come; what is no result is ignored."""
@@ -104,6 +106,20 @@ class Payer:
     def has_ended(self) -> bool:
         """Whether the process is gone."""
         return self._process is None or self._process.poll() is not None
+
+    @property
+    def exit_code(self) -> int | None:
+        """The exit code of a process that is gone, until `kill` or `end`."""
+        return None if self._process is None else self._process.poll()
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines that the last process wrote on standard error, which may be on their way."""
+        deadline = time.monotonic() + _ERROR_SECONDS
+        while not self._errors and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        lines = (self._errors[0] if self._errors else b"").decode("utf-8", "replace").split("\n")
+        kept = [line.rstrip() for line in lines if line.strip()][-_ERROR_LINES:]
+        return tuple(printable(line)[:_ERROR_CHARACTERS] for line in kept)
 
     def kill(self, *, counts: bool = True) -> None:
         """Kill the process and its children, those in other process groups too where /proc shows them."""
@@ -125,7 +141,7 @@ class Payer:
             return self._process
         # Children of a payer that has ended by itself.
         self.kill(counts=False)
-        self._lines = queue.SimpleQueue()
+        self._lines, self._errors = queue.SimpleQueue(), deque(maxlen=1)
         try:
             self._process = subprocess.Popen(  # noqa: S603 - the caller's command
                 self._command,
@@ -140,15 +156,6 @@ class Payer:
         threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         threading.Thread(target=_keep_end, args=(self._process.stderr, self._errors), daemon=True).start()
         return self._process
-
-    def _why(self) -> str:
-        """Return the last line that it wrote on standard error, which may still be on its way."""
-        deadline = time.monotonic() + _ERROR_SECONDS
-        while not self._errors and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        lines = (self._errors[0] if self._errors else b"").decode("utf-8", "replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f": {printable(last)[:_ERROR_CHARACTERS]}" if last else ""
 
 
 def _read(stdout: IO[bytes], lines: "queue.SimpleQueue[bytes]") -> None:

@@ -13,7 +13,6 @@ because it could. What was settled from all channels of the order is what was pa
 import contextlib
 import itertools
 import json
-import math
 import os
 import random
 import secrets
@@ -21,6 +20,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
@@ -28,8 +28,10 @@ from urllib.parse import quote
 
 import httpx
 from attrs import define, evolve, field, frozen
+from ulid import ULID
 
-from agentpay import AgentPay
+from agentpay import AgentPay, Transfer
+from agentpay.contract import identifiers
 from agentpay.contract.identity import KeyKind
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.crash_test.node import ChainNode, LandedChannel
@@ -48,6 +50,7 @@ from agentpay_lab.crash_test.servers import ServerProcess
 from agentpay_server.clients import Sandbox
 from agentpay_server.paywall import Mode, Paywall, SessionMode
 from agentpay_server.platform.credentials import new_key
+from agentpay_server.testkit.paywall.modes import HELD_SECONDS, LATE_SECONDS
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
@@ -56,15 +59,23 @@ CHARGE_USDC: Final = Decimal("0.006")
 
 _START_USDC: Final = 1_000
 _REPLY_SECONDS: Final = 30.0
-_LATEST_SECONDS: Final = 90.0
-"""How long sellers may broadcast after the end, by the chain's clock: longer than they hold a payment."""
+_HELD_SECONDS: Final[Mapping[SellerMode, float]] = {
+    Mode.HOLD: HELD_SECONDS + 15,
+    Mode.SETTLE_LATE: LATE_SECONDS + 15,
+}
+"""How long after an order its seller may broadcast, by the chain's clock, and until that has landed."""
 
 _SETTLE_SECONDS: Final = 10.0
+_NEWEST_PAYMENTS: Final = 20
 _TURN_SECONDS: Final = 31.0
 """How long the service waits for the outcome of a voucher before it signs the next one, and a little more."""
 
 _RANDOM_KILL_SECONDS: Final = 1.5
 _SHRINK_SECONDS: Final = 40.0
+_ONCE_SECONDS: Final = 15.0
+_LEAST_REPLY_SECONDS: Final = 1.0
+"""How long a payer that is asked may take even if the time is over."""
+
 _LOST_REPLY: Final = "http:POST /ext/v1/payments"
 
 
@@ -74,7 +85,7 @@ class TrialPlan:
 
     Attributes:
         command: starts the payer.
-        seconds: how long orders are given.
+        seconds: how long the trial takes; a failure is repeated for some more.
         orders: the most orders.
         protocols: the protocols of the sellers.
     """
@@ -93,13 +104,13 @@ class _Tried:
     asked: int = 0
     result: str = ""
     is_killed: bool = False
-    is_silent: bool = False
     began: float = field(factory=time.monotonic)
+    began_at: datetime = field(factory=lambda: datetime.now(UTC))
     timeline: list[TimelineEntry] = field(factory=list)
 
-    def note(self, what: str) -> None:
-        milliseconds = round((time.monotonic() - self.began) * 1000)
-        self.timeline.append(TimelineEntry(seconds=Decimal(milliseconds).scaleb(-3), what=what))
+    def note(self, what: str, at: datetime | None = None) -> None:
+        seconds = time.monotonic() - self.began if at is None else (at - self.began_at).total_seconds()
+        self.timeline.append(TimelineEntry(seconds=Decimal(round(seconds * 1000)).scaleb(-3), what=what))
 
 
 @frozen
@@ -123,6 +134,9 @@ class Trial:
         # The expiry of a voucher is compared with the clocks of payer, seller and chain.
         self._speed = 1 if any(each.has_channels for each in plan.protocols) else SPEED
         self._is_buying = False
+        self._last_lines: tuple[str, ...] = ()
+        # When no seller holds a payment any more that it will broadcast.
+        self._settled_at = 0.0
         # Of the orders that are paid through channels.
         self._recipients: set[str] = set()
 
@@ -134,13 +148,14 @@ class Trial:
             CannotStartError: the server cannot be started.
         """
         began = time.monotonic()
+        ends_at = began + self._plan.seconds
         with (
             tempfile.TemporaryDirectory(prefix="agentpay-trial-") as directory,
             self._world(scratch := Path(directory)) as world,
         ):
             payer = self._payer(world, scratch, "payer")
             try:
-                tried = self._all(world, payer)
+                tried = self._all(world, payer, ends_at)
             finally:
                 payer.kill(counts=False)
             self._say("waiting for every payment to end")
@@ -150,7 +165,7 @@ class Trial:
             shortest = None
             if wrong is not None:
                 order = next(each.order for each in tried if each.order.name == wrong.order)
-                shortest = self._shortest(world, scratch, order)
+                shortest = self._shortest(world, scratch, order, ends_at)
             return TrialReport(
                 seed=self._plan.seed,
                 protocols=self._plan.protocols,
@@ -160,6 +175,7 @@ class Trial:
                 shortest=shortest,
                 stray_usdc=from_micro(self._stray_micro(world)),
                 seconds=round(time.monotonic() - began),
+                last_lines=self._last_lines,
             )
 
     # --- Setup
@@ -210,22 +226,27 @@ class Trial:
 
     # --- Orders
 
-    def _all(self, world: _World, payer: Payer) -> list[_Tried]:
+    def _all(self, world: _World, payer: Payer, ends_at: float) -> list[_Tried]:
         tried: list[_Tried] = []
-        ends_at = time.monotonic() + self._plan.seconds
         # Every mode and kind of kill comes early, in an order that the seed decides.
         kinds = dict.fromkeys(protocol.modes for protocol in self._plan.protocols)
         modes = {kind: itertools.cycle([kind("honest"), *self._shuffled(kind)]) for kind in kinds}
         for number in range(self._plan.orders):
-            if time.monotonic() >= ends_at:
+            if tried and time.monotonic() >= ends_at:
                 break
             order = self._order(f"order-{number}", modes)
+            if time.monotonic() + self._held_seconds(order) >= ends_at:
+                # Its seller could still broadcast after the end.
+                order = evolve(order, mode=order.protocol.modes("honest"))
             self._say(f"order {number + 1}: {order.story}")
             tried.append(self._try(world, payer, order, ends_at))
             if any(self._counted(world, each).is_wrong for each in tried):
                 # One is enough: the rest of the time finds a shorter run.
                 break
         return tried
+
+    def _held_seconds(self, order: TrialOrder) -> float:
+        return _HELD_SECONDS.get(order.mode, 0.0) / self._speed
 
     def _shuffled(self, kind: type[SellerMode]) -> list[SellerMode]:
         return self._random.sample(list(kind), len(kind))
@@ -242,14 +263,17 @@ class Trial:
             loses_reply=chance.random() < 0.3,
         )
 
-    def _try(self, world: _World, payer: Payer, order: TrialOrder, ends_at: float = math.inf) -> _Tried:
+    def _try(self, world: _World, payer: Payer, order: TrialOrder, ends_at: float) -> _Tried:
         with self._seller(world, order) as seller:
             tried = _Tried(order, seller.recipient)
             if order.loses_reply:
                 _lose_reply(world)
             self._ask(world, seller, payer, tried, ends_at)
+            self._settled_at = max(self._settled_at, time.monotonic() + self._held_seconds(order))
+            is_dropped = order.loses_reply and not _loses_replies(world)
             if order.loses_reply:
                 _lose_no_reply(world)
+            _note_keys(world, tried, is_dropped=is_dropped)
             if order.protocol.has_channels:
                 _settle(seller)
                 settled_micro = sum(each.settled_micro for each in _channels_of(world, tried))
@@ -285,20 +309,19 @@ class Trial:
         for number in range(TRIES):
             if number == TRIES - 1 and _waits_for_turn(tried) and time.monotonic() < ends_at:
                 tried.note("the service waits for the outcome of the dead payer's voucher")
-                time.sleep(_TURN_SECONDS)
+                time.sleep(min(_TURN_SECONDS, max(ends_at - time.monotonic(), 0)))
             tried.asked += 1
             tried.note("asked")
             payer.ask(asked)
-            kill = order.kill if number == 0 else None
-            tried.result = self._await(world, seller, payer, tried, kill)
-            if tried.result in ("served", "refused"):
-                break
-            if tried.is_silent and time.monotonic() >= ends_at:
+            tried.result = self._await(world, seller, payer, tried, ends_at)
+            if tried.result in ("served", "refused") or time.monotonic() >= ends_at:
                 break
 
-    def _await(self, world: _World, seller: Paywall, payer: Payer, tried: _Tried, kill: Kill | None) -> str:
+    def _await(self, world: _World, seller: Paywall, payer: Payer, tried: _Tried, ends_at: float) -> str:
         """Wait for the payer's word, or kill it; note what the seller and the chain saw."""
+        kill = tried.order.kill if tried.asked == 1 else None
         began, seen = time.monotonic(), _Seen(world, seller, tried)
+        silent_at = min(began + _REPLY_SECONDS, max(ends_at, began + _LEAST_REPLY_SECONDS))
         while True:
             time.sleep(POLL_SECONDS)
             result = payer.result(tried.order.name)
@@ -314,22 +337,22 @@ class Trial:
                 tried.note("the payer is killed")
                 return ""
             if payer.has_ended:
+                code = payer.exit_code
                 if self._is_buying:
                     # It buys, so what it paid counts, however it ends.
                     payer.kill(counts=False)
                 else:
                     payer.end()
-                tried.note("the payer has ended")
+                self._last_lines = payer.last_lines()
+                tried.note(f"the payer has ended with exit code {code}")
                 return ""
-            if waited >= _REPLY_SECONDS:
+            if time.monotonic() >= silent_at:
                 payer.kill()
-                tried.is_silent = True
-                tried.note(f"the payer is killed: no result came within {_REPLY_SECONDS:.0f} seconds")
+                tried.note(f"the payer is killed: no result came within {waited:.0f} seconds")
                 return ""
 
     def _await_end(self, shop: Paywall) -> None:
-        deadline = time.monotonic() + _LATEST_SECONDS / self._speed
-        while time.monotonic() < deadline and any(sale.status == "held" for sale in shop.sales):
+        while time.monotonic() < self._settled_at and any(sale.status == "held" for sale in shop.sales):
             time.sleep(0.1)
 
     # --- The verdict
@@ -368,26 +391,26 @@ class Trial:
 
     # --- A shorter failure
 
-    def _shortest(self, world: _World, scratch: Path, order: TrialOrder) -> Bought | None:
+    def _shortest(self, world: _World, scratch: Path, order: TrialOrder, ends_at: float) -> Bought | None:
         """Repeat the order alone, then with less going wrong, as long as it still fails."""
-        deadline = time.monotonic() + _SHRINK_SECONDS
-        found = self._again(world, scratch, order)
+        deadline = max(min(time.monotonic() + _SHRINK_SECONDS, ends_at), time.monotonic() + _ONCE_SECONDS)
+        found = self._again(world, scratch, order, deadline)
         if found is None:
             return None
         for simpler in order.simpler():
             if time.monotonic() >= deadline:
                 break
-            fails = self._again(world, scratch, simpler)
+            fails = self._again(world, scratch, simpler, deadline)
             if fails is not None:
                 return fails
         return found
 
-    def _again(self, world: _World, scratch: Path, order: TrialOrder) -> Bought | None:
+    def _again(self, world: _World, scratch: Path, order: TrialOrder, ends_at: float) -> Bought | None:
         self._say(f"repeating alone: {order.story}")
         again = evolve(order, name=f"again-{secrets.token_hex(4)}")
         payer = self._payer(world, scratch, again.name)
         try:
-            tried = self._try(world, payer, again)
+            tried = self._try(world, payer, again, ends_at)
         finally:
             payer.kill(counts=False)
             shutil.rmtree(scratch / again.name, ignore_errors=True)
@@ -428,7 +451,7 @@ class _Seen:
             paid = request.protocol is not None
             self._paid += paid
             what = "a payment" if paid else "a request"
-            said = "no reply" if request.status is None else str(request.status)
+            said = "reply dropped" if request.status is None else str(request.status)
             self.tried.note(f"the seller receives {what}: {said}")
         self._requests = len(requests)
         times = self._times()
@@ -498,7 +521,37 @@ def _lose_no_reply(world: _World) -> None:
     _fault(world, "DELETE", "", None)
 
 
-def _fault(world: _World, method: str, path: str, body: dict[str, Any] | None) -> None:
+def _loses_replies(world: _World) -> bool:
+    """Return whether a reply is still to be lost: the service has sent none."""
+    return bool(_fault(world, "GET", "", None).json()["data"])
+
+
+def _note_keys(world: _World, tried: _Tried, *, is_dropped: bool) -> None:
+    """Note the payments that the service has signed for an order, each with its key.
+
+    A reply is dropped at most once, of the first one. A payer with a wallet of its own has no keys.
+    """
+    landed = {payment.signature for payment in world.node.landed().of(tried.order.name)}
+    with AgentPay(api_key=world.key, base_url=world.server.url, timeout=60) as client:
+        signed: list[Transfer] = [
+            client.transfers.get(payment.transfer_id)
+            for payment in client.payments.list(limit=_NEWEST_PAYMENTS).data
+            if (payment.url or "").endswith(f"/{tried.order.name}") or payment.tx_signature in landed
+        ]
+    for transfer in reversed(signed):
+        dropped, is_dropped = (", reply dropped" if is_dropped else ""), False
+        key = f"{transfer.idempotency_key}{dropped}"
+        tried.note(f"the service signs a payment, key {key}", _begun_at(transfer))
+    tried.timeline.sort(key=lambda entry: entry.seconds)
+
+
+def _begun_at(transfer: Transfer) -> datetime:
+    """Return when the service began a transfer, which its identifier begins with."""
+    return ULID.from_str(transfer.transfer_id.removeprefix(identifiers.TRANSFER).upper()).datetime
+
+
+def _fault(world: _World, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
     url = f"{world.server.url}/ext/v1/sandbox/faults{path}"
     headers = {"Authorization": f"Bearer {world.key}"}
-    httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False).raise_for_status()
+    answer = httpx.request(method, url, json=body, headers=headers, timeout=30, trust_env=False)
+    return answer.raise_for_status()
