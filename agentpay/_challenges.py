@@ -71,7 +71,7 @@ def sells_by_session(headers: Iterable[tuple[str, str]]) -> bool:
 
 
 class ChallengeTooLargeError(ValueError):
-    """Nothing is paid: a challenge is larger than any payment needs."""
+    """Nothing is paid: every challenge is larger than any payment needs."""
 
 
 @frozen(kw_only=True)
@@ -104,11 +104,11 @@ def challenge_of(
     """Return the challenge of a response of any library; explicit arguments take precedence over it.
 
     Responses have `url`, `headers` and `content`. `origin` is by default that of `url`. A body larger than
-    `BODY_MAX_BYTES` is not a challenge.
+    `BODY_MAX_BYTES` is not a challenge. Of several challenges, those that are too large are left out.
 
     Raises:
         TypeError: an argument is missing or has a wrong type.
-        ValueError: the response is not a 402, its challenge is too large, or the URL is not http or https.
+        ValueError: the response is not a 402, its challenges are too large, or the URL is not http or https.
     """
     if response is not None:
         status = getattr(response, "status_code", getattr(response, "status", 402))
@@ -122,19 +122,39 @@ def challenge_of(
         raise TypeError(
             "pass response=, the 402 as your HTTP library returned it, or its url= and headers= (and body=)"
         )
-    challenge = Challenge(
+    return _fitting(
         origin=origin_of(str(url)) if origin is None else origin,
         url=None if url is None else url_sent(str(url)),
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
     )
-    # Escaped characters take up to six times their size.
-    if len(print_json([challenge.url, challenge.headers, challenge.body])) > ENCODED_MAX_BYTES:
+
+
+def _fitting(
+    *,
+    origin: str,
+    url: str | None,
+    method: str | None,
+    headers: tuple[tuple[str, str], ...],
+    body: str | None,
+) -> Challenge:
+    """Return a challenge without what is too large to be sent: the service reads each field alone."""
+    characters, size = HEADERS_MAX_CHARACTERS, ENCODED_MAX_BYTES - len(print_json(url))
+    kept: list[tuple[str, str]] = []
+    for name, value in headers:
+        # Escaped characters take up to six times their size.
+        encoded = len(print_json([name, value]))
+        if len(value) <= characters and encoded <= size and len(kept) < MAX_HEADERS:
+            kept.append((name, value))
+            characters, size = characters - len(value), size - encoded
+    content = None if body is None or len(print_json(body)) > size else body
+    if not kept and content is None and (headers or body is not None):
         raise ChallengeTooLargeError(
-            f"the challenge is longer than {ENCODED_MAX_BYTES} bytes of JSON, which no payment needs"
+            f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, or than {ENCODED_MAX_BYTES} "
+            "bytes of JSON, which no payment needs"
         )
-    return challenge
+    return Challenge(origin=origin, url=url, method=method, headers=tuple(kept), body=content)
 
 
 def origin_of(url: str) -> str:
@@ -168,16 +188,7 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
         if callable(pairs := getattr(given, name, None)):
             given = pairs()
             break
-    found = tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
-    if len(found) > MAX_HEADERS:
-        raise ChallengeTooLargeError(
-            f"the challenge has more than {MAX_HEADERS} header fields, which no payment needs"
-        )
-    if sum(len(value) for _, value in found) > HEADERS_MAX_CHARACTERS:
-        raise ChallengeTooLargeError(
-            f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, which no payment needs"
-        )
-    return found
+    return tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
 
 
 def _holds_challenge(name: str, value: str) -> bool:

@@ -35,6 +35,7 @@ from agentpay._challenges import (
     Challenge,
     ChallengeTooLargeError,
     beside_authorization,
+    challenge_headers,
     challenge_of,
     origin_of,
     payment_key,
@@ -575,13 +576,13 @@ class PaymentAuth(Auth):
 
     def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
         url, method, headers = str(request.url), request.method, response.headers
-        challenge = challenge_of(url=url, method=method, headers=headers)
-        is_version_2 = any(name.lower() == "payment-required" for name, _ in challenge.headers)
-        if challenge or _is_json(headers):
+        is_in_headers, content = bool(challenge_headers(headers)), None
+        if is_in_headers or _is_json(headers):
             # The body is also read so that its connection can carry the payment.
-            peeked: _messages.Peeked = yield _PeekStep(response, SPARE_SECONDS if challenge else BODY_SECONDS)
-            if not is_version_2 and _is_json(headers):
-                challenge = challenge_of(url=url, method=method, headers=headers, body=peeked.content)
+            seconds = SPARE_SECONDS if is_in_headers else BODY_SECONDS
+            peeked: _messages.Peeked = yield _PeekStep(response, seconds)
+            content = peeked.content if _is_json(headers) else None
+        challenge = challenge_of(url=url, method=method, headers=headers, body=content)
         if "authorization" in request.headers:
             had_challenge = bool(challenge)
             challenge = evolve(challenge, headers=tuple(beside_authorization(challenge.headers)))

@@ -112,11 +112,12 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.IDEMPOTENCY_CONFLICT: "Idempotency key reused with different parameters.",
     ErrorCode.SESSION_CAP_EXCEEDED: "The charge exceeds the rest of the session's cap.",
     ErrorCode.SESSION_CLOSED: "The session no longer accepts charges.",
-    ErrorCode.TOO_MANY_SESSIONS: "The account has the maximum number of unsettled sessions.",
+    ErrorCode.TOO_MANY_SESSIONS: "The account has the maximum number of unsettled sessions, or the key has "
+    "opened the most of an hour with a seller.",
     ErrorCode.PAYMENT_EXPIRED: "The payment of this key has expired, and nothing moved.",
     ErrorCode.PAYMENT_FAILED: "The chain refused the payment of this key, and nothing moved.",
     ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
-    ErrorCode.UNREADABLE_CHALLENGE: "The challenge of the 402 cannot be read; the message names the field.",
+    ErrorCode.UNREADABLE_CHALLENGE: "Nothing of the 402 can be read; the message names the field.",
     ErrorCode.NOTHING_PAYABLE: "The 402 offers nothing that this account can pay.",
     ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
     ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not respond; the request may or may not have "
@@ -166,7 +167,7 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     "purchase",
     ErrorCode.INVALID_RECIPIENT: "Pay an account_id, or a USDC token account instead of the wallet that "
     "owns it",
-    ErrorCode.UNREADABLE_CHALLENGE: "Do not pay this seller for this request: it is faulty or malicious",
+    ErrorCode.UNREADABLE_CHALLENGE: "Report it to the seller, or buy elsewhere",
     ErrorCode.NOTHING_PAYABLE: "Read the reason of each offer in details, or buy elsewhere",
     ErrorCode.CHAIN_UNAVAILABLE: "Call again with backoff, not sooner than Retry-After says",
     ErrorCode.SERVICE_UNAVAILABLE: "Read the current state, or repeat a call that has an idempotency key",

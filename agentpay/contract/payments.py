@@ -510,7 +510,6 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.PAYMENT_FAILED,
         ErrorCode.UNREADABLE_CHALLENGE,
         ErrorCode.NOTHING_PAYABLE,
-        ErrorCode.INVALID_RECIPIENT,
         ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
         ErrorCode.FORBIDDEN,
@@ -520,7 +519,8 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The cheapest payable offer of the challenge is paid; at one price x402 version 2 before "
-    "version 1, and MPP last. `nothing_payable` lists in `details` why each offer cannot be paid.\n\n"
+    "version 1, and MPP last. An offer that the chain could not settle, or that only the policy or the pin "
+    "forbids, gives way to the next. `nothing_payable` lists in `details` why each offer cannot be paid.\n\n"
     "The payment is subject to the account's policy like any transfer, and to the pin of its origin.\n\n"
     "At most one transaction is signed for a key: the same key with equal terms returns the same "
     "transaction, in a header for the new challenge (`is_replay`), even if the seller now names another fee "

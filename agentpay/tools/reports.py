@@ -164,7 +164,8 @@ _REFUSALS: Final[Mapping[str, Advice]] = {
     ),
     "session_closed": _no_retry("The session takes no more charges. Tell the user what it has paid."),
     "too_many_sessions": _again(
-        "Close a session with close_session, then call again with the SAME ref and arguments."
+        "Close a session with close_session, or wait until the time in reason if it names one. Then call "
+        "again with the SAME ref and arguments."
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Final
 from solders.token import state
 
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.chain.protocol import FailureReason, TokenAccount
+from agentpay_server.chain.protocol import AccountData, FailureReason, TokenAccount
 
 
 def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:
@@ -25,6 +25,12 @@ def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: st
         amount_micro=account.amount,
         is_frozen=account.state == state.TokenAccountState.Frozen,
     )
+
+
+def read_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> AccountData:
+    """Return the content of an account, with the USDC token account that it may be."""
+    usdc = read_token_account(address, program=program, data=data, usdc_mint=usdc_mint)
+    return AccountData(program=program, data=data, usdc=usdc)
 
 
 _TOKEN_PROGRAM: Final = str(TOKEN_PROGRAM)

@@ -99,10 +99,16 @@ class TokenAccount:
 
 @frozen(kw_only=True)
 class AccountData:
-    """The content of any account on chain. `program` owns it."""
+    """The content of any account on chain.
+
+    Attributes:
+        program: the program that owns it.
+        usdc: the USDC token account that it is; None for any other account.
+    """
 
     program: str
     data: bytes = field(repr=False)
+    usdc: TokenAccount | None = None
 
 
 @frozen(kw_only=True)

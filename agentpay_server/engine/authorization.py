@@ -371,14 +371,39 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last
         Contended: the balance must be read again.
     """
     source, preflight = unit.source, unit.preflight
+    available_micro = preflight.available_micro(source)
+    refusal = spending_refusal(
+        unit.connection, source, spend, key=key, spent_us=unit.spent_us, available_micro=available_micro
+    )
+    return preflight.confirmed(unit.connection, refusal, source, is_last_try=is_last_try)
+
+
+def spending_refusal(
+    connection: Connection,
+    source: AccountRecord,
+    spend: Spend,
+    *,
+    key: LimitedKey | None,
+    spent_us: int,
+    available_micro: int,
+) -> Refusal | None:
+    """Return why the policy, the key's total or an available balance refuses a spend, or None.
+
+    Args:
+        connection: the connection.
+        source: the paying account.
+        spend: the spend.
+        key: the key that requested it, if its total is limited.
+        spent_us: when the spend counts.
+        available_micro: micro-USDC that can be spent.
+    """
     policy, spent_micro = stored_policy(source.policy), 0
     if policy.max_daily_spend is not None:
-        spent_micro = spending.against_daily_limit(unit.connection, source, unit.spent_us)
+        spent_micro = spending.against_daily_limit(connection, source, spent_us)
     means = Means(
         spent_micro=spent_micro,
-        available_micro=preflight.available_micro(source),
+        available_micro=available_micro,
         key_limit_micro=None if key is None else key.max_total_micro,
-        key_spent_micro=0 if key is None else key.spent_micro(unit.connection),
+        key_spent_micro=0 if key is None else key.spent_micro(connection),
     )
-    refusal = rules.spending_refusal(policy, spend, means)
-    return preflight.confirmed(unit.connection, refusal, source, is_last_try=is_last_try)
+    return rules.spending_refusal(policy, spend, means)

@@ -7,7 +7,7 @@ before the recipient is looked up.
 
 Transfers and payments are judged by all rules. The opening of a session is judged by the rules for the
 recipient, the category, the daily spend and the key's total; each of its charges by the rule for a single
-transfer (interface S5, S9).
+transfer (interface S5, S9). The opening of one over HTTP 402 is judged with its first charge.
 """
 
 from collections.abc import Callable, Iterable
@@ -72,6 +72,7 @@ class Spend:
         memo: None if absent; sessions have no memo.
         purpose: decides which rules apply.
         others: further recipients: an allowlist must name each of them.
+        first_charge_micro: for the opening of a session over HTTP 402, what its first request costs.
     """
 
     amount_micro: int
@@ -81,6 +82,7 @@ class Spend:
     category: str | None
     purpose: Purpose = Purpose.TRANSFER
     others: tuple[Recipient, ...] = ()
+    first_charge_micro: int | None = None
 
 
 @frozen(kw_only=True)
@@ -190,7 +192,8 @@ def _quoted_category(spend: Spend) -> str:
 
 
 def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
-    return _over_single_transfer(policy, spend.amount_micro, spend.purpose)
+    charged = spend.first_charge_micro
+    return _over_single_transfer(policy, spend.amount_micro if charged is None else charged, spend.purpose)
 
 
 def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str | None:
@@ -231,7 +234,7 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
     Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
     Purpose.SESSION: (_counterparty, _category, _daily_spend, _key_total),
-    Purpose.SESSION_OVER_402: (_counterparty, _category, _daily_spend, _key_total),
+    Purpose.SESSION_OVER_402: (_counterparty, _category, _single_transfer, _daily_spend, _key_total),
 }
 """In the order in which they are judged."""
 

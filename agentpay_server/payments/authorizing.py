@@ -24,7 +24,7 @@ from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferR
 from agentpay_server.engine.authorization import Decided, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
-from agentpay_server.engine.policy import Purpose, Refusal, Spend
+from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight, invalid_recipient
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, key_totals
@@ -46,7 +46,8 @@ from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import closing_fee
 from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
-from agentpay_server.payments.pins import pin_refusal
+from agentpay_server.payments.judging import spend_on
+from agentpay_server.payments.pins import category_of, pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import SECOND_US
@@ -56,7 +57,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend
-from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
+from agentpay_server.transfers.intents import Decision, TransferIntent
 from agentpay_server.transfers.rules import Split, TransferTerms, check_transition
 
 _ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
@@ -88,8 +89,6 @@ def channel_fault(
     for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
         if key is not None and (key == payer or key in _own_of(connection, context, key)):
             return f"its {name} is an address of this service"
-    if channel.payee == payer:
-        return "its recipient is the paying account itself"
     return None
 
 
@@ -137,9 +136,9 @@ class Purchase:
         return self.offer.terms.digest(origin=self.origin, memo=self.memo)
 
     @property
-    def category(self) -> str | None:
-        """Category from the pin, else from the challenge; never from the caller."""
-        return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
+    def purpose(self) -> str:
+        """What the payment is for: `require_memo` accepts the origin instead of a memo."""
+        return self.memo or self.origin
 
     @property
     def terms(self) -> TransferTerms:
@@ -149,7 +148,7 @@ class Purchase:
             to=self.token_account,
             amount_micro=self.offer.terms.amount_micro,
             memo=self.memo,
-            category=self.category,
+            category=category_of(self.offer, self.pin),
             payment_digest=self.digest,
             splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
         )
@@ -189,9 +188,8 @@ class PaymentIntent(TransferIntent):
 
     def spend(self, preflight: Preflight) -> Spend:
         """Return the spend that the policy judges."""
-        # The origin says what the payment is for, so require_memo accepts it without a memo.
-        terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
-        return spend_of(terms, preflight, Purpose.PAYMENT)
+        purchase, recipients = self._purchase, (preflight.recipient, *preflight.others)
+        return spend_on(purchase.offer, recipients, pin=purchase.pin, memo=purchase.purpose)
 
     def cost(self, preflight: Preflight) -> Cost:
         """Return the fee if the treasury pays it, or that of a forced close, else nothing."""
@@ -283,7 +281,7 @@ class PaymentIntent(TransferIntent):
             protocol=offer.terms.protocol.value,
             origin=purchase.origin,
             url=purchase.url,
-            category=purchase.category,
+            category=self._terms.category,
             deposit_micro=offer.terms.amount_micro,
             offer=offer,
             position=purchase.position,

@@ -28,12 +28,17 @@ from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, SIGNATURE_LAMPORTS, TransactionTooLargeError
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
 
-MAX_UNITS: Final = 190_000
-"""Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""
+MAX_UNITS: Final = 200_000
+"""The highest compute-unit limit that MPP sellers accept; some facilitators accept about half of that."""
+
+_MAX_BASE_UNITS: Final = 190_000
+"""Leaves nonces below `MAX_UNITS`."""
 
 _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
 UNITS_PER_MEMO_BYTE: Final = 400
+"""Of the memo program's older versions; its newer ones need two."""
+
 _UNIT_PRICE: Final = 1
 
 FEE_LAMPORTS: Final = 2 * SIGNATURE_LAMPORTS + 1
@@ -66,10 +71,11 @@ class PreparedPayment:
 
 
 def base_units(terms: ChallengeTerms, nonce_memo: str | None) -> int:
-    """Return the compute units that the transaction of a payment may need."""
+    """Return the compute units that the transaction of a payment may need, as far as sellers accept them."""
     memos = [leg.memo for leg in terms.legs] + [nonce_memo]
     memo_bytes = sum(len(text.encode("utf-8")) for text in memos if text)
-    return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + UNITS_PER_MEMO_BYTE * memo_bytes
+    needed = _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + UNITS_PER_MEMO_BYTE * memo_bytes
+    return min(needed, _MAX_BASE_UNITS)
 
 
 def check_buildable(
@@ -166,7 +172,7 @@ def _message(
     units = base_units(terms, own_memo) + nonce
     if units > MAX_UNITS:
         raise TransactionTooLargeError(
-            f"the payment needs {units} compute units, the limit is {MAX_UNITS}: its memos are too long"
+            f"the payment needs {units} compute units, the limit is {MAX_UNITS}: too many equal ones are due"
         )
     source = Pubkey.from_string(associated_token_address(payer, usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]

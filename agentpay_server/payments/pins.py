@@ -20,7 +20,7 @@ from agentpay_server.engine.policy import Refusal, usdc_text
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Offer, Protocol
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import invalid, not_found, quote
@@ -33,6 +33,11 @@ def pin_refusal(pin: Pin | None, terms: ChallengeTerms, recipients: Collection[s
     """Return why a pin forbids a payment to these recipients, or None."""
     reason = None if pin is None else _reason(pin, terms, recipients)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def category_of(offer: Offer, pin: Pin | None) -> str | None:
+    """Return the category of a purchase: the pin's, else the seller's; never the caller's."""
+    return offer.category if pin is None or pin.category is None else pin.category
 
 
 def unsponsored(terms: ChallengeTerms, pin: Pin | None) -> str | None:

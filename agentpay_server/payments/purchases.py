@@ -29,8 +29,7 @@ from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import opening_of
 from agentpay_server.payments.channels.closing import ChannelClosing
 from agentpay_server.payments.channels.session_payments import SessionPayments
-from agentpay_server.payments.channels.signing import landing_of
-from agentpay_server.payments.responses import problem_of, to_response
+from agentpay_server.payments.responses import nothing_payable, problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem
@@ -60,7 +59,6 @@ class Purchases:
     ) -> None:
         self._context = context
         self._database = context.database
-        self._chain = context.chain
         self._settlement = settlement
         self._execution = execution
         self._closing = closing
@@ -73,23 +71,21 @@ class Purchases:
         deadline = self._execution.deadline()
 
         async def read(now_us: int) -> PaymentView:
-            select = SelectOffer(self._context, principal, request, offers, now_us)
-            return await self._database.read(select)
+            return await SelectOffer(self._context, principal, request, offers, now_us).selected()
 
         async def act(view: PaymentView, judged: Verdict) -> Payment | SessionStep | None:
-            if view.session is not None:
-                return await self._sessions.pay(principal, request, view.session, deadline)
-            if judged is Verdict.REPLAY:
+            if view.session is None and judged is Verdict.REPLAY:
                 return await self._replayed(view)
-            approved = self._approved(view) if judged is Verdict.RESUME else None
-            purchase = await self._purchase(principal, request, view)
-            intent: NewPayment | ApprovedPayment
-            if approved is not None:
-                intent = ApprovedPayment(self._context, principal, purchase, approved)
-            else:
-                key = requested_key(principal, request)
-                intent = NewPayment(self._context, principal, purchase, key, view.held)
-            return await self._decided(intent, view, deadline)
+            try:
+                if view.session is not None:
+                    return await self._sessions.pay(principal, request, view.session, deadline)
+                return await self._decided(self._intent(principal, request, view, judged), view, deadline)
+            except Problem as problem:
+                if problem.code is not ErrorCode.INVALID_RECIPIENT:
+                    raise
+                # Since it was selected. The caller has named no recipient.
+                reason = "its recipient can no longer be paid"
+                raise nothing_payable({view.position: reason}) from None
 
         return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
 
@@ -155,11 +151,11 @@ class Purchases:
             )
         return approved
 
-    async def _purchase(self, principal: Principal, request: AuthorizePayment, view: PaymentView) -> Purchase:
-        landing = None
-        if view.offer.channel is not None and not view.source.paused:
-            landing = await landing_of(self._chain, view.offer, view.position)
-        return Purchase(
+    def _intent(
+        self, principal: Principal, request: AuthorizePayment, view: PaymentView, judged: Verdict
+    ) -> NewPayment | ApprovedPayment:
+        approved = self._approved(view) if judged is Verdict.RESUME else None
+        purchase = Purchase(
             operator_id=principal.operator_id,
             account_id=request.account_id,
             origin=request.origin,
@@ -169,8 +165,12 @@ class Purchases:
             pin=view.pin,
             token_account=next(iter(view.token_accounts)),
             position=view.position,
-            landing=landing,
+            landing=view.landing,
         )
+        if approved is not None:
+            return ApprovedPayment(self._context, principal, purchase, approved)
+        key = requested_key(principal, request)
+        return NewPayment(self._context, principal, purchase, key, view.held)
 
     async def _decided(
         self, intent: NewPayment | ApprovedPayment, view: PaymentView, deadline: float

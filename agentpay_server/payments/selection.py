@@ -1,6 +1,9 @@
-"""Selects the offer of a 402 to pay, by the stored state: the key, the pin, the accounts, the channels.
+"""Selects the offer of a 402 to pay, by one judgment after the other.
 
-Reads only. `challenges/offers.py` says which offers can be paid at all.
+`challenges/offers.py` says which offers can be read, and paid by anybody. Here follow, in the order of
+preference: what the key was used for, whether the payment can be signed, whether the chain could settle it,
+and whether pin and policy allow it. An offer that fails gives way to the next. If pin or policy forbid all
+that are left, the first of these is selected, and its authorization refuses it. Reads only.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,10 +15,17 @@ from attrs import frozen
 from agentpay.contract.payments import AuthorizePayment
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import to_micro
-from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Chain
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.engine.authorization import spending_refusal
+from agentpay_server.engine.policy import (
+    Recipient,
+    Refusal,
+    needs_approval,
+    stored_policy,
+    voucher_refusal,
+)
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import key_totals
 from agentpay_server.ledger.context import Context
@@ -29,14 +39,26 @@ from agentpay_server.payments.challenges.offers import Sifted
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.session_payments import KeyUse, Selected, session_conflict, use_of
-from agentpay_server.payments.pins import unsponsored
+from agentpay_server.payments.channels.signing import OpeningBlockhash, landing_of
+from agentpay_server.payments.channels.store import Channel
+from agentpay_server.payments.judging import (
+    Shown,
+    read_shown,
+    settling_fault,
+    spend_on,
+    token_accounts_of,
+)
+from agentpay_server.payments.pins import pin_refusal, unsponsored
 from agentpay_server.payments.responses import conflict, nothing_payable
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
+from agentpay_server.sessions.rules import escalation_refusal
 from agentpay_server.transfers import store as transfer_store
 
 _CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
+_MAX_LANDINGS: Final = 3
+"""For how many channels of a 402 the chain is asked whether they can be opened."""
 
 
 @frozen(kw_only=True)
@@ -50,6 +72,8 @@ class PaymentView:
         token_accounts: what it pays, the primary recipient's first; each with its account if this service
             holds it.
         session: its stored state, if the offer sells by session.
+        landing: where the opening of a channel can land; None if none is opened.
+        is_replay: whether the key has its payment, and nothing is signed.
     """
 
     terms: str
@@ -60,10 +84,19 @@ class PaymentView:
     pin: Pin | None
     token_accounts: Mapping[str, AccountRecord | None]
     session: Selected | None = None
+    landing: OpeningBlockhash | None = None
+    is_replay: bool = False
+
+    @property
+    def opens_channel(self) -> bool:
+        """Whether the payment opens a channel, which the chain must be able to land."""
+        if self.offer.channel is None or self.source.paused or self.is_replay:
+            return False
+        return self.session is None or self.session.channel is None
 
 
 class SelectOffer:
-    """The unit of work that selects an offer."""
+    """Selects an offer."""
 
     def __init__(
         self,
@@ -79,13 +112,32 @@ class SelectOffer:
         self._now_us = now_us
         self._key = requested_key(principal, request)
         self._sifted = _sifted(context.chain, request, offers, now_us)
+        self._shown: Shown | None = None
+        self._unlandable: dict[int, str] = {}
 
-    def __call__(self, connection: Connection) -> PaymentView:
+    async def selected(self) -> PaymentView:
         """Select the offer.
 
         Raises:
-            Problem: `not_found` of the account, `nothing_payable`, `idempotency_conflict`.
+            Problem: `not_found` of the account, `nothing_payable`, `idempotency_conflict`,
+                `chain_unavailable`.
         """
+        database, chain = self._context.database, self._context.chain
+        while True:
+            view = await database.read(self._read)
+            if view is None:
+                self._shown = await read_shown(chain, self._sifted.payable.values())
+                continue
+            if not view.opens_channel:
+                return view
+            landing = await landing_of(chain, view.offer)
+            if not isinstance(landing, str):
+                session = view.session and attrs.evolve(view.session, landing=landing)
+                return attrs.evolve(view, session=session, landing=landing)
+            self._unlandable[view.position] = landing
+
+    def _read(self, connection: Connection) -> PaymentView | None:
+        """Return the selected offer; None if what the chain shows must be read first."""
         principal, request, key = self._principal, self._request, self._key
         source = account_store.own_account(connection, principal, request.account_id)
         use = use_of(connection, principal, key, self._now_us)
@@ -103,7 +155,10 @@ class SelectOffer:
             # Nothing is signed again.
             position, offer = next(iter(payable.items()))
         else:
-            position, offer = self._first_signable(connection, source, payable, pin)
+            chosen = self._chosen(connection, source, payable, pin, use)
+            if chosen is None:
+                return None
+            position, offer = chosen
         view = PaymentView(
             terms=_digest(offer, request),
             source=source,
@@ -111,11 +166,8 @@ class SelectOffer:
             offer=offer,
             position=position,
             pin=pin,
-            # Only of this offer: a seller may send hundreds of others.
-            token_accounts={
-                token_account: account_store.account_at(connection, token_account)
-                for token_account in _token_accounts(self._context.chain, offer)
-            },
+            token_accounts=self._token_accounts(connection, offer),
+            is_replay=is_replay,
         )
         if is_replay or not offer.is_session:
             return view
@@ -160,26 +212,112 @@ class SelectOffer:
             return _digest(offer, self._request) == use.voucher.digest
         return self._channel_digest(offer) == use.channel.record.terms_digest
 
-    def _first_signable(
+    def _chosen(
         self,
         connection: Connection,
         source: AccountRecord,
         payable: Mapping[int, Offer],
         pin: Pin | None,
-    ) -> tuple[int, Offer]:
-        # A payment that can never be signed must not wait for an approval.
-        found = dict(self._sifted.reasons)
+        use: KeyUse,
+    ) -> tuple[int, Offer] | None:
+        """Return the first offer that passes every judgment, else the first that only rules forbid."""
+        found, forbidden, last = dict(self._sifted.reasons), None, list(payable)[-1]
         for position, offer in payable.items():
-            if offer.channel is not None:
-                reason = channel_fault(connection, self._context, source, offer.channel)
-            else:
-                reason = unsponsored(offer.terms, pin) or build_fault(
-                    connection, self._context, source, offer
+            is_live = use.channel is not None or self._live(connection, offer) is not None
+            # A payment that can never be signed must not wait for an approval.
+            reason = self._signing_fault(connection, source, offer, pin)
+            # Nothing is signed for a paused account, and nothing new is landed for a live channel.
+            if reason is None and not (source.paused or is_live):
+                if self._shown is None:
+                    return None
+                mint = self._context.chain.usdc_mint
+                reason = settling_fault(offer, self._shown, source, mint) or self._landing_fault(
+                    position, offer
                 )
-            if reason is None:
+            if reason is not None:
+                found[position] = reason
+                continue
+            is_only = forbidden is None and position == last
+            if (
+                source.paused
+                or is_only
+                or self._refusal(connection, source, offer, pin, is_live=is_live) is None
+            ):
                 return position, offer
-            found[position] = reason
-        raise nothing_payable(found)
+            forbidden = forbidden or (position, offer)
+        if forbidden is None:
+            raise nothing_payable(found)
+        return forbidden
+
+    def _signing_fault(
+        self, connection: Connection, source: AccountRecord, offer: Offer, pin: Pin | None
+    ) -> str | None:
+        if offer.channel is not None:
+            return channel_fault(connection, self._context, source, offer.channel)
+        return unsponsored(offer.terms, pin) or build_fault(connection, self._context, source, offer)
+
+    def _landing_fault(self, position: int, offer: Offer) -> str | None:
+        if offer.channel is None or len(self._unlandable) < _MAX_LANDINGS:
+            return self._unlandable.get(position)
+        return self._unlandable.get(
+            position, f"it is not judged, since {_MAX_LANDINGS} channels before it cannot be opened"
+        )
+
+    def _refusal(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        offer: Offer,
+        pin: Pin | None,
+        *,
+        is_live: bool,
+    ) -> Refusal | None:
+        """Return why pin or policy forbid an offer, as its authorization would; None if they do not."""
+        request, policy = self._request, stored_policy(source.policy)
+        accounts = self._token_accounts(connection, offer)
+        recipients = [
+            Recipient(
+                account_id=None if account is None else account.account_id,
+                token_account=token_account,
+                owner=owner,
+            )
+            for owner, (token_account, account) in zip(offer.owners, accounts.items(), strict=True)
+        ]
+        is_opening = offer.is_session and not is_live
+        spend = spend_on(
+            offer,
+            recipients,
+            pin=pin,
+            memo=request.memo or request.origin,
+            cap_micro=to_micro(request.session_cap) if is_opening and request.session_cap else None,
+        )
+        refusal = pin_refusal(pin, offer.terms, offer.owners)
+        if refusal is not None:
+            return refusal
+        if is_live:
+            return voucher_refusal(policy, spend)
+        if is_opening and self._principal.is_agent and needs_approval(policy, spend.amount_micro):
+            return escalation_refusal(policy, spend.amount_micro)
+        return spending_refusal(
+            connection,
+            source,
+            spend,
+            key=key_totals.of_principal(self._principal),
+            spent_us=max(self._now_us, source.last_spend_us),
+            # The balance is not a rule: another offer is no way around it.
+            available_micro=spend.amount_micro,
+        )
+
+    def _live(self, connection: Connection, offer: Offer) -> Channel | None:
+        if not offer.is_session:
+            return None
+        return channel_store.live(connection, self._request.account_id, self._channel_digest(offer))
+
+    def _token_accounts(self, connection: Connection, offer: Offer) -> Mapping[str, AccountRecord | None]:
+        return {
+            token_account: account_store.account_at(connection, token_account)
+            for token_account in token_accounts_of(offer, self._context.chain.usdc_mint)
+        }
 
     def _selected(self, connection: Connection, view: PaymentView, use: KeyUse) -> Selected:
         holder = use.held.in_force
@@ -196,7 +334,7 @@ class SelectOffer:
             pin=view.pin,
             key=self._key,
             use=use,
-            channel=use.channel or channel_store.live(connection, self._request.account_id, digest),
+            channel=use.channel or self._live(connection, view.offer),
             token_accounts=view.token_accounts,
         )
 
@@ -236,14 +374,6 @@ def _sifted(
         max_amount_micro=None if request.max_amount is None else to_micro(request.max_amount),
         session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
     )
-
-
-def _token_accounts(chain: Chain, offer: Offer) -> Sequence[str]:
-    """Return the token accounts that an offer pays, without duplicates, the primary recipient's first."""
-    owners = [leg.recipient for leg in offer.terms.legs]
-    if offer.channel is not None:
-        owners += [owner for owner, _ in offer.channel.shares]
-    return list(dict.fromkeys(associated_token_address(owner, chain.usdc_mint) for owner in owners))
 
 
 def _conflict(

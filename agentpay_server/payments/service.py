@@ -49,7 +49,7 @@ class Payments:
         Raises:
             Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
                 `idempotency_conflict`, `payment_expired`, `payment_failed`, a 402 with the transfer,
-                `invalid_recipient`; `chain_unavailable`: nothing was done.
+                `chain_unavailable`: nothing was done.
             DatabaseUnavailableError: the decision may or may not be stored; retry with the same key.
         """
         principal.require_account(request.account_id, AUTHORIZE_PAYMENT.operation)

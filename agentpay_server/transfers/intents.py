@@ -16,7 +16,7 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
-from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend
+from agentpay_server.engine.policy import Recipient, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.engine.treasury import transfer_fee
 from agentpay_server.ledger.apply import apply
@@ -144,7 +144,7 @@ class TransferIntent(Intent[TransferRecord]):
         )
 
 
-def spend_of(terms: TransferTerms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
+def spend_of(terms: TransferTerms, preflight: Preflight) -> Spend:
     """Return the spend that the policy judges for a transfer."""
     return Spend(
         amount_micro=terms.amount_micro,
@@ -152,8 +152,6 @@ def spend_of(terms: TransferTerms, preflight: Preflight, purpose: Purpose = Purp
         recipient=preflight.recipient,
         memo=terms.memo,
         category=terms.category,
-        purpose=purpose,
-        others=preflight.others,
     )
 
 

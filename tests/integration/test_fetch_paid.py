@@ -281,6 +281,18 @@ def test_no_seller_gets_more_than_one_payment(
         assert not paid
 
 
+def test_the_address_of_a_seller_that_cannot_be_paid_is_not_the_models_fault(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str
+) -> None:
+    payee = client.accounts.get(account).chain_address
+    with Paywall(server, {"/forecast": "0.25"}, pay_to=payee) as selling:
+        selling.listen()
+        result = fetched(tools, selling)
+    assert (result["status"], result["may_retry_with_same_ref"]) == ("rejected", True)
+    assert "its recipient is the paying account itself" in str(result["reason"])
+    assert str(result["next_step"]).startswith("Tell the user why the seller cannot be paid.")
+
+
 @sync_and_async
 def test_an_expired_payment_is_failed_and_its_reference_cannot_be_reused(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall

@@ -1,5 +1,6 @@
 """Sessions over HTTP 402: opened by a seller, charged by vouchers, closed by the seller or by force."""
 
+import contextlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,9 @@ from server_world import raw_client
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, UptoSeller
 from sqlalchemy import select
 
+from agentpay_server.chain.channels.codecs import EVENT_AUTHORITY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import accounts
@@ -25,6 +28,7 @@ from agentpay_server.payments.channels.vouchers import PayByVoucher
 
 pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
 
+NOBODY = "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"
 SEAL = 61.0
 """Seconds after which a close that the chain does not show is forced."""
 
@@ -375,11 +379,53 @@ def test_a_payee_gets_its_part_and_so_does_every_share(opened, seller, step, rep
         ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 10_001}]}, "distributionSplits: shares"),
         ({"distributionSplits": [{"recipient": "1" * 32, "shareBps": 1}] * 9}, "more than 8 entries"),
         ({"currency": "So11111111111111111111111111111111111111112"}, "token is So111"),
+        ({"currency": "SOL", "decimals": 9, "minimumDeposit": str(2**64 - 1)}, "token is SOL"),
+        ({"recipient": NOBODY}, f"its recipient {NOBODY} has no USDC token account"),
+        (
+            {"feePayerKey": str(EVENT_AUTHORITY)},
+            f"its fee payer {EVENT_AUTHORITY} is not a key that can sign",
+        ),
+        ({"feePayerKey": USDC_MINTS["mainnet-beta"]}, "belongs to a program, so it cannot pay fees"),
     ],
 )
-def test_bad_terms_of_a_seller_are_not_paid(seller, authorize, details, reason) -> None:
-    body = refused(authorize(seller.ask_session(**details)), 422, "nothing_payable")
+def test_bad_terms_of_a_seller_are_not_paid_and_the_next_offer_is(seller, authorize, details, reason) -> None:
+    session = seller.ask_session(**details)
+    body = refused(authorize(session), 422, "nothing_payable")
     assert reason in body["details"][0]["message"]
+    both = {"headers": [*session["headers"], *seller.ask("mpp")["headers"]]}
+    assert authorize(both).json()["status"] == "submitted"
+
+
+@pytest.mark.parametrize("kind", ["session", "single payment"])
+def test_a_recipient_that_closes_its_token_account_meanwhile_is_not_the_callers_fault(
+    seller, authorize, monkeypatch, kind
+) -> None:
+    token_accounts = EmbeddedChain.token_accounts
+
+    async def closed(self, addresses):
+        found = await token_accounts(self, addresses)
+        gone = seller.wallet.token_account
+        return [None if each == gone else held for each, held in zip(addresses, found, strict=True)]
+
+    asked = seller.ask_session() if kind == "session" else seller.ask()
+    monkeypatch.setattr(EmbeddedChain, "token_accounts", closed)
+    body = refused(authorize(asked), 422, "nothing_payable")
+    assert body["details"] == [{"field": "offers[0]", "message": "its recipient can no longer be paid"}]
+
+
+def test_three_openings_that_cannot_land_are_looked_up(seller, authorize, monkeypatch) -> None:
+    looked_up, blockhash_slot = [], EmbeddedChain.blockhash_slot
+
+    async def counted(self, blockhash):
+        looked_up.append(blockhash)
+        return await blockhash_slot(self, blockhash)
+
+    sessions = [seller.ask_session(1_000 + more, recentBlockhash="1" * 32) for more in range(5)]
+    monkeypatch.setattr(EmbeddedChain, "blockhash_slot", counted)
+    headers = [each["headers"][0] for each in sessions]
+    body = refused(authorize({"headers": headers}), 422, "nothing_payable")
+    assert len(looked_up) == 3
+    assert body["details"][4]["message"] == "it is not judged, since 3 channels before it cannot be opened"
 
 
 def test_our_own_addresses_never_pay_the_fee(seller, authorize, account, server) -> None:
@@ -469,6 +515,46 @@ def test_the_policy_judges_the_cap_at_the_opening(seller, authorize, client, acc
     assert authorize(seller.ask_session()).status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("policy", "pinned", "says"),
+    [
+        ({"max_single_transfer": "0.0009"}, {}, "max_single_transfer is 0.000900 USDC"),
+        ({"max_daily_spend": "0.5"}, {}, "max_daily_spend is 0.500000 USDC"),
+        ({"escalation_threshold": "1"}, {}, "escalation_threshold is 1.000000 USDC"),
+        ({}, {"max_amount": "0.0009"}, "max_amount of the pin"),
+    ],
+)
+def test_a_session_whose_first_voucher_a_rule_forbids_is_not_opened_and_gives_way(
+    seller, server, client, account, policy, pinned, says
+) -> None:
+    client.policies.update(account.account_id, paused=False, **policy)
+    client.sellers.put(ORIGIN, **pinned)
+    key = client.agent_keys.create(account_id=account.account_id).key
+    body = {"account_id": account.account_id, "origin": ORIGIN, "session_cap": "1"}
+    session, single = seller.ask_session(1_000), seller.ask("mpp", 900)
+    with raw_client(server, key) as agent:
+
+        def paid(name: str, *headers: Any) -> httpx.Response:
+            asked = {**body, "idempotency_key": name, "headers": headers}
+            return agent.post("/ext/v1/payments", json=asked)
+
+        response = paid("session", *session["headers"])
+        assert says in refused(response, 402, "policy_violation")["message"]
+        assert client.sessions.list(account_id=account.account_id).data == ()
+        assert str(client.accounts.budget(account.account_id).reserved_usdc) == "0.000000"
+        both = paid("both", *session["headers"], *single["headers"]).json()
+        assert (both["status"], both["amount_usdc"]) == ("submitted", "0.000900")
+
+
+def test_a_voucher_that_a_rule_forbids_gives_way_to_a_single_payment(
+    opened, seller, authorize, client, account
+) -> None:
+    opened()
+    client.policies.update(account.account_id, max_single_transfer="0.0009")
+    both = {"headers": [*seller.ask_session(1_000)["headers"], *seller.ask("mpp", 900)["headers"]]}
+    assert authorize(both, "call-2").json()["amount_usdc"] == "0.000900"
+
+
 def test_the_policy_judges_each_voucher(opened, seller, authorize, client, account, paid, http) -> None:
     opened()
     client.policies.update(account.account_id, max_single_transfer="0.002")
@@ -507,13 +593,37 @@ def test_an_agent_opens_no_session_at_the_threshold(seller, server, client, acco
         assert response.json()["step"] == "open"
 
 
-def test_ten_openings_an_hour_are_the_most_for_a_seller(seller, step, authorize, server) -> None:
-    for _ in range(10):
-        assert step(seller.ask_session(), "call")["step"] == "open"
-        server.sandbox.clock.advance(61)
-    refused(authorize(seller.ask_session(), "call"), 409, "too_many_sessions")
-    server.sandbox.clock.advance(3_600)
-    assert step(seller.ask_session(), "call")["step"] == "open"
+@pytest.mark.parametrize("is_agent", [False, True])
+def test_an_api_key_opens_at_most_ten_sessions_an_hour_with_a_seller(
+    seller, http, server, client, account, is_agent
+) -> None:
+    other = client.accounts.create(name="Other")
+    server.sandbox.fund(other.account_id, 10)
+    agents = [client.agent_keys.create(account_id=each.account_id).key for each in (account, account, other)]
+
+    def asked(by: httpx.Client, payer: Any = account, origin: str = ORIGIN) -> httpx.Response:
+        body = {"account_id": payer.account_id, "idempotency_key": f"call of {by}", "origin": origin}
+        return by.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
+
+    with contextlib.ExitStack() as clients:
+        first, neighbour, elsewhere = (clients.enter_context(raw_client(server, key)) for key in agents)
+        by, others = (first, (http, neighbour)) if is_agent else (http, (first, neighbour))
+        for _ in range(10):
+            assert asked(by).json()["step"] == "open"
+            server.sandbox.clock.advance(61)
+        said = refused(asked(by), 409, "too_many_sessions")["message"]
+        assert said == (
+            f"This API key has opened 10 sessions with {ORIGIN} in an hour, and may open no more. Leave out "
+            "session_cap if the seller takes single payments too, or repeat the call with the same "
+            "idempotency key at 2026-01-01T01:00:00.000Z."
+        )
+        assert asked(by, origin="https://other.example.com").json()["step"] == "open"
+        assert asked(elsewhere, other).json()["step"] == "open"
+        for each in others:
+            assert asked(each).json()["step"] == "open"
+            server.sandbox.clock.advance(61)
+        server.sandbox.clock.advance(3_600 - 12 * 61)
+        assert asked(by).json()["step"] == "open"
 
 
 # --- Closing

@@ -90,6 +90,10 @@ class Wallet:
         accounts = [_account(account, changes=True), _account(self._keypair.pubkey(), signs=True)]
         return await self.send(Instruction(TOKEN_PROGRAM, set_owner, accounts))
 
+    async def give_up(self) -> str:
+        """Give the wallet's own account to a program, so that it pays no more fees; return the signature."""
+        return await self.send(instructions.assign(self._keypair.pubkey(), TOKEN_PROGRAM))
+
     async def send(self, *steps: Instruction, cosigner: "Wallet | None" = None) -> str:
         """Send instructions that the wallet signs, and return the signature, whatever becomes of it."""
         self._sent += 1

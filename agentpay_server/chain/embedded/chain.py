@@ -32,6 +32,7 @@ from agentpay_server.chain.embedded.virtual_machine import (
     token_account_at,
     usdc_held,
 )
+from agentpay_server.chain.parsing import read_account
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
@@ -210,12 +211,14 @@ class EmbeddedChain(LedgeredMachine):
     async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
         """See `Chain`."""
         await self._settled()
-        found = [account_at(self._svm, address) for address in addresses]
+        found = [(address, account_at(self._svm, address)) for address in addresses]
         return [
             None
             if account is None or not account.lamports
-            else AccountData(program=str(account.owner), data=bytes(account.data))
-            for account in found
+            else read_account(
+                address, program=str(account.owner), data=bytes(account.data), usdc_mint=self.usdc_mint
+            )
+            for address, account in found
         ]
 
     async def blockhash_slot(self, blockhash: str) -> int | None:

@@ -26,7 +26,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 
 from agentpay_server.chain.clusters import Cluster, explorer_url
-from agentpay_server.chain.parsing import json_failure_reason, read_token_account
+from agentpay_server.chain.parsing import json_failure_reason, read_account, read_token_account
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Absence,
@@ -287,14 +287,17 @@ class RpcChain:
 
     async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
         """See `Chain`: from a node whose position is at least the last reported one."""
-        tip = await self._head.tip()
+        tip, mint = await self._head.tip(), self.usdc_mint
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         if replies.read_position(reply) < tip.slot:
             raise ChainUnreachableError("a node that lags behind shows old accounts")
+        accounts = replies.read_accounts(reply, len(addresses))
         return [
-            None if account is None else AccountData(program=account.program, data=account.data)
-            for account in replies.read_accounts(reply, len(addresses))
+            None
+            if account is None
+            else read_account(address, program=account.program, data=account.data, usdc_mint=mint)
+            for address, account in zip(addresses, accounts, strict=True)
         ]
 
     async def blockhash_slot(self, blockhash: str) -> int | None:

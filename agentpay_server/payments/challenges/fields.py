@@ -1,4 +1,4 @@
-"""Reads fields that a seller has written. A field of the wrong form makes the challenge unreadable.
+"""Reads fields that a seller has written. A field of the wrong form makes what it is part of unreadable.
 
 Lengths are checked before decoding. An error names the field and never repeats the value, which a stranger
 wrote.
@@ -6,7 +6,7 @@ wrote.
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from solders.hash import Hash
@@ -14,8 +14,7 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
-from agentpay.contract.usdc import MAX_MICRO
-from agentpay_server.payments.challenges.terms import UnreadableChallengeError
+from agentpay_server.payments.challenges.terms import Offer, Skipped, UnreadableChallengeError
 
 T = TypeVar("T")
 
@@ -26,7 +25,11 @@ MAX_TEXT_CHARACTERS: Final = 8 * 1024
 MAX_NESTING: Final = 64
 """How deep the JSON of sellers may nest: they describe the results of their APIs in it."""
 
-MAX_MEMO_BYTES: Final = 256
+MAX_MEMO_BYTES: Final = 566
+"""The longest `externalId` of MPP."""
+
+MAX_AMOUNT: Final = 2**64 - 1
+"""The highest amount of any token, in its smallest unit."""
 
 _AMOUNT: Final = re.compile(r"[0-9]{1,20}")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
@@ -118,11 +121,22 @@ def address(holder: Mapping[str, Any], key: str) -> str:
         raise UnreadableChallengeError(f"{key} is not a Solana address") from None
 
 
-def amount_micro(holder: Mapping[str, Any], key: str) -> int:
-    """Return an amount in the smallest units, written as a text."""
+def token(holder: Mapping[str, Any], key: str) -> str:
+    """Return the address of a mint, or the name that a seller has for its token."""
+    found = unicode_text(member(holder, key, str), key)
+    try:
+        return str(Pubkey.from_string(found))
+    except ValueError:
+        if len(found) > MAX_TEXT_CHARACTERS:
+            raise UnreadableChallengeError(f"{key} is longer than {MAX_TEXT_CHARACTERS} characters") from None
+        return found
+
+
+def amount(holder: Mapping[str, Any], key: str) -> int:
+    """Return an amount in the smallest units of any token, written as a text."""
     found = member(holder, key, str)
-    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
-        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a string")
+    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_AMOUNT:
+        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_AMOUNT}, as a string")
     return int(found)
 
 
@@ -147,6 +161,16 @@ def slot(holder: Mapping[str, Any], key: str) -> int | None:
     if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= 18:
         return int(found)
     raise UnreadableChallengeError(f"{key} must be a whole number, as a string")
+
+
+def each_alone(challenges: Iterable[T], read: Callable[[T], Offer | Skipped]) -> Iterator[Offer | Skipped]:
+    """Read challenges, or the offers in one, each alone: one that cannot be read spoils no other."""
+    for each in challenges:
+        try:
+            found = read(each)
+        except UnreadableChallengeError as error:
+            found = Skipped(str(error), is_read=False)
+        yield found
 
 
 def is_unicode(value: str) -> bool:

@@ -2,19 +2,19 @@
 
 `mpp_sessions.py` reads the intent `session`.
 
-Challenges of several schemes may share a header. Those of other methods and intents are skipped; an
-unreadable one of ours makes the header unreadable.
+Challenges of several schemes may share a header. Each is read alone: one of another method or intent, or one
+that cannot be read, is skipped with its reason.
 """
 
 import base64
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from typing import Any, Final
 
 from agentpay.contract import json_text
 from agentpay_server.payments.challenges import fields, mpp_sessions
-from agentpay_server.payments.challenges.mpp_fields import mint_of, network_of, token_fault
+from agentpay_server.payments.challenges.mpp_fields import network_of, token_fault
 from agentpay_server.payments.challenges.terms import (
     MAX_LEGS,
     ChallengeTerms,
@@ -30,7 +30,6 @@ from agentpay_server.platform.errors import named
 CHALLENGE_HEADER: Final = "www-authenticate"
 
 _MAX_HEADER_CHARACTERS: Final = 64 * 1024
-_MAX_CHALLENGES: Final = 64
 _MAX_CATEGORY_CHARACTERS: Final = 64
 _PAYMENT_HEADERS: Final = {
     "authorization": "Authorization",
@@ -46,20 +45,18 @@ _TOKEN68: Final = re.compile(r"[ \t]+[A-Za-z0-9\-._~+/]+=*[ \t]*(?=,|$)")
 _UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
 
 
-def read_header(value: str) -> Sequence[Offer | Skipped]:
-    """Return the offers of a `WWW-Authenticate` header, in its order.
+_Parameters = list[tuple[str, str]]
+
+
+def read_header(value: str) -> Iterator[Offer | Skipped]:
+    """Yield the offers of a `WWW-Authenticate` header, in its order.
 
     Raises:
-        UnreadableChallengeError: the header, or one of its Solana offers, cannot be read.
+        UnreadableChallengeError: the rest of the header cannot be read.
     """
     if len(value) > _MAX_HEADER_CHARACTERS:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
-    found: list[Offer | Skipped] = []
-    for count, parameters in enumerate(_challenges(value)):
-        if count == _MAX_CHALLENGES:
-            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MAX_CHALLENGES} challenges")
-        found.append(_skipped_form(parameters) or _read(parameters))
-    return found
+    return fields.each_alone(_challenges(value), _read)
 
 
 def _skipped_form(parameters: Mapping[str, str]) -> Skipped | None:
@@ -72,7 +69,13 @@ def _skipped_form(parameters: Mapping[str, str]) -> Skipped | None:
     return None
 
 
-def _read(parameters: dict[str, str]) -> Offer | Skipped:
+def _read(given: _Parameters) -> Offer | Skipped:
+    parameters = dict(given)
+    if len(parameters) < len(given):
+        raise UnreadableChallengeError("a challenge repeats a parameter")
+    skipped = _skipped_form(parameters)
+    if skipped is not None:
+        return skipped
     if parameters["intent"] == "charge":
         return _offer(parameters)
     request = _request(parameters)
@@ -98,16 +101,16 @@ def credential(challenge: Mapping[str, Any], payload: Mapping[str, Any]) -> tupl
     return _payment_header(challenge), f"Payment {encoded}"
 
 
-def _challenges(value: str) -> Iterator[dict[str, str]]:
-    """Yield the parameters of each challenge of the scheme `Payment`, by lower-case name."""
+def _challenges(value: str) -> Iterator[_Parameters]:
+    """Yield the parameters of each challenge of the scheme `Payment`, with lower-case names."""
     position = _skipped(value, 0)
-    current: dict[str, str] | None = None
+    current: _Parameters | None = None
     is_first, is_payment = True, False
     while position < len(value):
         found = _PARAMETER.match(value, position)
         if found is not None and not is_first:
             if current is not None:
-                _add(current, found)
+                current.append((found[1].lower(), found[3] if found[2] is None else _unescaped(found[2])))
             position = _skipped(value, found.end())
             continue
         scheme = _SCHEME.match(value, position)
@@ -116,7 +119,7 @@ def _challenges(value: str) -> Iterator[dict[str, str]]:
         if current is not None:
             yield current
         is_first, is_payment = False, scheme[1].lower() == "payment"
-        current = {} if is_payment else None
+        current = [] if is_payment else None
         position = scheme.end()
         # Some schemes have a token instead of parameters, as in `Negotiate YII=`.
         if not is_payment and _PARAMETER.match(value, _skipped(value, position)) is None:
@@ -130,13 +133,6 @@ def _challenges(value: str) -> Iterator[dict[str, str]]:
 def _skipped(value: str, position: int) -> int:
     found = _SPACES.match(value, position)
     return position if found is None else found.end()
-
-
-def _add(parameters: dict[str, str], found: "re.Match[str]") -> None:
-    name = found[1].lower()
-    if name in parameters:
-        raise UnreadableChallengeError("a challenge repeats a parameter")
-    parameters[name] = found[3] if found[2] is None else _unescaped(found[2])
 
 
 def _unescaped(text: str) -> str:
@@ -159,18 +155,18 @@ def _unescaped(text: str) -> str:
 def _offer(parameters: dict[str, str]) -> Offer:
     request = _request(parameters)
     details = fields.optional(request, "methodDetails", dict) or {}
-    _check_token(details)
     return Offer(
         terms=ChallengeTerms(
             protocol=Protocol.MPP,
             network=network_of(details),
-            mint=mint_of(request),
+            mint=fields.token(request, "currency"),
             legs=_legs(request, details),
             fee_payer=_fee_payer(details),
         ),
         expires_us=_moment(parameters.get("expires")),
         category=_category(parameters.get("opaque")),
         echo=dict(parameters),
+        fault=token_fault(details),
     )
 
 
@@ -191,13 +187,6 @@ def _payment_header(parameters: Mapping[str, Any]) -> str:
         # Otherwise a seller could overwrite any header of the client's request.
         raise UnreadableChallengeError("header must be Authorization or Payment-Authorization")
     return name
-
-
-def _check_token(details: Mapping[str, Any]) -> None:
-    """Refuse decimals or a token program that USDC does not have."""
-    fault = token_fault(details)
-    if fault is not None:
-        raise UnreadableChallengeError(fault)
 
 
 def _fee_payer(details: Mapping[str, Any]) -> str | None:
@@ -221,7 +210,7 @@ def _legs(request: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[Leg, 
 def _leg(holder: Mapping[str, Any], memo_key: str) -> Leg:
     return Leg(
         recipient=fields.address(holder, "recipient"),
-        amount_micro=fields.amount_micro(holder, "amount"),
+        amount_micro=fields.amount(holder, "amount"),
         memo=fields.memo(holder, memo_key),
     )
 

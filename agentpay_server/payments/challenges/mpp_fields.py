@@ -8,7 +8,7 @@ from agentpay_server.payments.challenges import fields
 from agentpay_server.payments.challenges.terms import Network, UnreadableChallengeError
 
 USDC: Final = "USDC"
-"""Symbol that a challenge may use instead of the mint's address."""
+"""Name that a challenge may use instead of the mint's address."""
 
 _USDC_DECIMALS: Final = 6
 _NETWORKS: Final = {
@@ -30,11 +30,6 @@ def network_of(details: Mapping[str, Any]) -> Network:
     if network is None:
         raise UnreadableChallengeError("network is not a Solana network")
     return network
-
-
-def mint_of(request: Mapping[str, Any]) -> str:
-    """Return the mint that a challenge names, or `USDC`."""
-    return USDC if request.get("currency") == USDC else fields.address(request, "currency")
 
 
 def token_fault(details: Mapping[str, Any]) -> str | None:

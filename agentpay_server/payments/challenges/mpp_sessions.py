@@ -11,11 +11,10 @@ from typing import Any, Final
 
 from solders.pubkey import Pubkey
 
-from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelError, OnchainTerms, Share, Voucher
 from agentpay_server.payments.challenges import fields
-from agentpay_server.payments.challenges.mpp_fields import mint_of, network_of, token_fault
+from agentpay_server.payments.challenges.mpp_fields import network_of, token_fault
 from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     ChannelTerms,
@@ -57,7 +56,7 @@ def _offer(
     category: str | None,
     echo: dict[str, Any],
 ) -> Offer:
-    amount, recipient = fields.amount_micro(request, "amount"), fields.address(request, "recipient")
+    amount, recipient = fields.amount(request, "amount"), fields.address(request, "recipient")
     is_sponsored = bool(fields.optional(details, "feePayer", bool))
     sponsor = fields.address(details, "feePayerKey") if is_sponsored else None
     shares = _shares(details)
@@ -70,13 +69,12 @@ def _offer(
         blockhash=fields.blockhash(details, "recentBlockhash"),
         slot=fields.slot(details, "recentSlot"),
         minimum_micro=_amount_or_zero(request, "minimumDeposit"),
-        fault=_fault(details, amount, is_sponsored=is_sponsored),
     )
     return Offer(
         terms=ChallengeTerms(
             protocol=Protocol.MPP,
             network=network_of(details),
-            mint=mint_of(request),
+            mint=fields.token(request, "currency"),
             legs=(Leg(recipient=recipient, amount_micro=amount),),
             fee_payer=sponsor,
         ),
@@ -84,6 +82,7 @@ def _offer(
         category=category,
         echo=echo,
         channel=channel,
+        fault=_fault(details, amount, is_sponsored=is_sponsored),
     )
 
 
@@ -125,7 +124,7 @@ def _amount_or_zero(holder: Mapping[str, Any], key: str) -> int:
     found = fields.text(holder, key)
     if found is None:
         return 0
-    if not (found.isascii() and found.isdigit() and len(found) <= 20 and int(found) <= MAX_MICRO):
+    if not (found.isascii() and found.isdigit() and len(found) <= 20 and int(found) <= fields.MAX_AMOUNT):
         raise UnreadableChallengeError(f"{key} must be a whole number, as a string")
     return int(found)
 

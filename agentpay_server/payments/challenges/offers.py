@@ -1,6 +1,7 @@
 """Chooses the offer of a 402 to pay, and judges repeated requests. Pure functions."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from attrs import frozen
@@ -9,17 +10,31 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
 from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.engine.policy import usdc_text
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.payments.challenges import mpp, x402
 from agentpay_server.payments.challenges.mpp_fields import USDC
-from agentpay_server.payments.challenges.terms import Network, Offer, Protocol, Skipped
+from agentpay_server.payments.challenges.terms import (
+    Network,
+    Offer,
+    Protocol,
+    Skipped,
+    UnreadableChallengeError,
+)
 from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import named
 
 _PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
 
+MAX_OFFERS: Final = 32
+"""How many offers of a 402 are judged."""
+
 MAX_GRACE_SECONDS: Final = 3_600
 """The longest grace period of a channel: for so long a forced close keeps the money locked."""
+
+_FORMS: Final = {True: "intent is session", False: "scheme is upto"}
+"""The form of an offer that sells through a channel, by whether it sells by session."""
 
 
 @frozen(kw_only=True)
@@ -38,25 +53,45 @@ class Sifted:
 def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer | Skipped]:
     """Return the offers of a 402, in its order: those of its headers, then those of its body.
 
+    Each challenge, and each offer in it, is read alone. One that cannot be read has its place among the
+    offers, with the reason. Only the first `MAX_OFFERS` are read; one more place stands for the others.
+
     Args:
         headers: of the response, names in any case; only the first `MAX_HEADERS` are read.
         body: of the response; may be truncated at 64 KiB.
 
     Raises:
-        UnreadableChallengeError: a challenge, or a Solana offer in it, cannot be read.
+        UnreadableChallengeError: none of the challenges and offers can be read; it says why of the first.
     """
-    found: list[Offer | Skipped] = []
-    is_v2 = False
-    for _, (name, value) in zip(range(MAX_HEADERS), headers, strict=False):
-        if name.lower() == mpp.CHALLENGE_HEADER:
-            found += mpp.read_header(value)
-        elif name.lower() == x402.CHALLENGE_HEADER:
-            is_v2 = True
-            found += x402.read_header(value)
-    if not is_v2:
-        # A seller of version 2 may repeat its offers in the body, for clients of version 1.
-        found += x402.read_body(body)
+    offers = _offers(headers, body)
+    found = list(islice(offers, MAX_OFFERS))
+    if found and all(isinstance(each, Skipped) and not each.is_read for each in found):
+        first = found[0]
+        raise UnreadableChallengeError(first.reason if isinstance(first, Skipped) else "")
+    if next(offers, None) is not None:
+        found.append(Skipped(f"it comes after {MAX_OFFERS} others, and no more offers of a 402 are judged"))
     return found
+
+
+def _offers(headers: Iterable[tuple[str, str]], body: bytes) -> Iterator[Offer | Skipped]:
+    is_v2 = False
+    for name, value in islice(headers, MAX_HEADERS):
+        try:
+            if name.lower() == mpp.CHALLENGE_HEADER:
+                yield from mpp.read_header(value)
+            elif name.lower() == x402.CHALLENGE_HEADER:
+                offers = x402.read_header(value)
+                is_v2 = True
+                yield from offers
+        except UnreadableChallengeError as error:
+            yield Skipped(str(error), is_read=False)
+    if is_v2:
+        # A seller of version 2 may repeat its offers in the body, for clients of version 1.
+        return
+    try:
+        yield from x402.read_body(body)
+    except UnreadableChallengeError as error:
+        yield Skipped(str(error), is_read=False)
 
 
 def networks_of(cluster: str | None) -> Collection[Network]:
@@ -96,8 +131,10 @@ def sift(
         if isinstance(offer, Skipped):
             reasons[position] = offer.reason
             continue
-        reason = _reason(offer, networks, usdc_mint, now_us, max_amount_micro) or _channel_reason(
-            offer, session_cap_micro
+        reason = (
+            _money_reason(offer, networks, usdc_mint)
+            or _reason(offer, now_us, max_amount_micro)
+            or _channel_reason(offer, session_cap_micro)
         )
         if reason is None:
             payable[position] = offer
@@ -106,18 +143,22 @@ def sift(
     return Sifted(payable=dict(sorted(payable.items(), key=_preference)), reasons=reasons)
 
 
-def _reason(
-    offer: Offer,
-    networks: Collection[Network],
-    usdc_mint: str,
-    now_us: int,
-    max_amount_micro: int | None,
-) -> str | None:
+def _money_reason(offer: Offer, networks: Collection[Network], usdc_mint: str) -> str | None:
     terms = offer.terms
     if terms.network not in networks:
         return f"network is {terms.network}; this service pays on {' or '.join(sorted(networks))}"
     if terms.mint not in (usdc_mint, USDC):
-        return f"token is {terms.mint}; this service pays only USDC, {usdc_mint}"
+        return f"token is {named(terms.mint)}; this service pays only USDC, {usdc_mint}"
+    if offer.fault is not None:
+        form = "" if offer.channel is None else _FORMS[offer.is_session] + ", and "
+        return form + offer.fault
+    return None
+
+
+def _reason(offer: Offer, now_us: int, max_amount_micro: int | None) -> str | None:
+    terms = offer.terms
+    if terms.amount_micro > MAX_MICRO:
+        return f"price is above {usdc_text(MAX_MICRO)} USDC, the most that this service pays"
     if offer.expires_us is not None and offer.expires_us <= now_us:
         return f"expired at {format_timestamp(from_us(offer.expires_us))}; request the resource again"
     if max_amount_micro is not None and terms.amount_micro > max_amount_micro:
@@ -131,11 +172,9 @@ def _channel_reason(offer: Offer, session_cap_micro: int | None) -> str | None:
     channel = offer.channel
     if channel is None:
         return None
-    fault = channel.fault
-    if fault is None and not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
-        fault = f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
-    if fault is not None:
-        return f"{'intent is session' if offer.is_session else 'scheme is upto'}, and {fault}"
+    if not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
+        bounds = f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
+        return f"{_FORMS[offer.is_session]}, and {bounds}"
     if not offer.is_session:
         return None
     if session_cap_micro is None:

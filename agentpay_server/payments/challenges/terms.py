@@ -13,7 +13,7 @@ MAX_LEGS: Final = 9
 
 
 class UnreadableChallengeError(ValueError):
-    """The challenge cannot be read; the message names the field and the fault."""
+    """A challenge, or an offer in it, cannot be read; the message names the field and the fault."""
 
 
 class Protocol(StrEnum):
@@ -59,7 +59,7 @@ class ChallengeTerms:
     """The parts of a challenge that determine the transaction.
 
     Attributes:
-        mint: address of the mint, or `USDC` for that of the network.
+        mint: address or name of the token; `USDC` is that of the network.
         legs: the transfers, the primary recipient's first.
         fee_payer: address that pays the fee and signs first; None if this service pays it.
     """
@@ -106,7 +106,6 @@ class ChannelTerms:
         slot: slot of that blockhash.
         minimum_micro: the smallest deposit, in micro-USDC.
         timeout_seconds: how long after its signature the seller may settle it; None without a limit.
-        fault: why the service does not pay on these terms to any caller; None if it does.
     """
 
     payee: str
@@ -118,7 +117,6 @@ class ChannelTerms:
     slot: int | None
     minimum_micro: int = 0
     timeout_seconds: int | None = None
-    fault: str | None = None
 
     def digest(self, terms: ChallengeTerms, *, origin: str, limited_key_id: str | None = None) -> str:
         """Return what vouchers of one channel have in common: 64 hex digits. The price may change.
@@ -134,9 +132,15 @@ class ChannelTerms:
 
 @frozen
 class Skipped:
-    """An offer in a form of payment that the service does not know; `reason` says in which."""
+    """An offer that is not paid, whatever else its 402 offers.
+
+    Attributes:
+        reason: in which form of payment it is that the service does not know, or why it cannot be read.
+        is_read: whether its form could be read.
+    """
 
     reason: str
+    is_read: bool = True
 
 
 @frozen(kw_only=True)
@@ -149,6 +153,7 @@ class Offer:
         resource_url: URL of the purchase, as the seller claims.
         echo: the parts that the response must repeat unchanged.
         channel: what it asks of a channel; None for an offer of a single transfer.
+        fault: why the service does not pay on these terms to any caller; None if it does.
     """
 
     terms: ChallengeTerms
@@ -157,6 +162,14 @@ class Offer:
     resource_url: str | None = None
     echo: dict[str, Any] = field(factory=dict, repr=False)
     channel: ChannelTerms | None = None
+    fault: str | None = None
+
+    @property
+    def owners(self) -> tuple[str, ...]:
+        """The owners that it pays, without duplicates, the primary recipient first."""
+        shares = () if self.channel is None else self.channel.shares
+        paid = [*(leg.recipient for leg in self.terms.legs), *(owner for owner, _ in shares)]
+        return tuple(dict.fromkeys(paid))
 
     @property
     def is_session(self) -> bool:

@@ -2,14 +2,14 @@
 
 The scheme `exact` is here, `upto` in `x402_upto.py`.
 
-Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Offers of
-other schemes and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
+Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Each offer is
+read alone: one of another scheme or network, or one that cannot be read, is skipped with its reason.
 Extensions are repeated as the seller wrote them; only `payment-identifier` is parsed.
 """
 
 import base64
 import codecs
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from agentpay.contract import json_text
@@ -29,7 +29,6 @@ from agentpay_server.platform.errors import named
 MAX_BODY_BYTES: Final = 64 * 1024
 CHALLENGE_HEADER: Final = "payment-required"
 
-_MAX_OFFERS: Final = 64
 _NETWORKS: Final = {
     Protocol.X402_V2: {
         "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp": Network.MAINNET,
@@ -44,11 +43,11 @@ _EXTENSIONS: Final = "extensions"
 _IDENTIFIER: Final = "payment-identifier"
 
 
-def read_header(value: str) -> Sequence[Offer | Skipped]:
+def read_header(value: str) -> Iterator[Offer | Skipped]:
     """Return the offers of a `PAYMENT-REQUIRED` header, in its order.
 
     Raises:
-        UnreadableChallengeError: it is no challenge of version 2, or one of its Solana offers cannot be read.
+        UnreadableChallengeError: it is no challenge of version 2.
     """
     challenge, extensions = parsed(fields.base64_bytes(value.strip(), "PAYMENT-REQUIRED"), "PAYMENT-REQUIRED")
     if fields.member(challenge, "x402Version", int) != 2:
@@ -65,21 +64,21 @@ def read_header(value: str) -> Sequence[Offer | Skipped]:
     return _offers(challenge, Protocol.X402_V2, echo, url)
 
 
-def read_body(body: bytes) -> Sequence[Offer | Skipped]:
+def read_body(body: bytes) -> Iterator[Offer | Skipped]:
     """Return the offers in the body of a 402, in its order; none if it is no challenge.
 
     Raises:
-        UnreadableChallengeError: it is a challenge of version 1, and one of its Solana offers cannot be read.
+        UnreadableChallengeError: it claims to be a challenge, and is none.
     """
     body = body.removeprefix(codecs.BOM_UTF8)
     # Most 402 bodies are something else, such as an HTML page.
     if body.lstrip()[:1] != b"{" or b"x402Version" not in body:
-        return []
+        return iter(())
     if len(body) > MAX_BODY_BYTES:
         raise UnreadableChallengeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
     challenge, _ = parsed(body, "the body")
     if challenge.get("x402Version") != 1 or isinstance(challenge["x402Version"], bool):
-        return []
+        return iter(())
     return _offers(challenge, Protocol.X402_V1, {}, None)
 
 
@@ -130,28 +129,24 @@ def wrap_payload(offer: Offer, payload: Mapping[str, Any], *, payment_id: str) -
 
 def _offers(
     challenge: Mapping[str, Any], protocol: Protocol, echo: Mapping[str, Any], url: str | None
-) -> Sequence[Offer | Skipped]:
+) -> Iterator[Offer | Skipped]:
     accepts = fields.member(challenge, "accepts", list)
-    if len(accepts) > _MAX_OFFERS:
-        raise UnreadableChallengeError(f"accepts holds more than {_MAX_OFFERS} offers")
-    found: list[Offer | Skipped] = []
-    for entry in accepts:
+
+    def read(entry: object) -> Offer | Skipped:
         accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
         scheme, name = accepted.get("scheme"), accepted.get("network")
         network = _NETWORKS[protocol].get(name) if isinstance(name, str) else None
         if scheme == x402_upto.SCHEME and protocol is Protocol.X402_V1:
-            found.append(Skipped("scheme is upto, which is paid only in version 2 of x402"))
-        elif scheme not in (_EXACT, x402_upto.SCHEME):
-            found.append(Skipped(f"scheme is {_named(scheme)}; only exact and upto are paid"))
-        elif network is None:
-            found.append(
-                Skipped(f"network is {_named(name)}, which is not a Solana network of this protocol")
-            )
-        elif scheme == _EXACT:
-            found.append(_offer(accepted, protocol, network, echo, url))
-        else:
-            found.append(x402_upto.offer(accepted, network, echo, url))
-    return found
+            return Skipped("scheme is upto, which is paid only in version 2 of x402")
+        if scheme not in (_EXACT, x402_upto.SCHEME):
+            return Skipped(f"scheme is {_named(scheme)}; only exact and upto are paid")
+        if network is None:
+            return Skipped(f"network is {_named(name)}, which is not a Solana network of this protocol")
+        if scheme == _EXACT:
+            return _offer(accepted, protocol, network, echo, url)
+        return x402_upto.offer(accepted, network, echo, url)
+
+    return fields.each_alone(accepts, read)
 
 
 def _named(value: object) -> str:
@@ -166,10 +161,10 @@ def _offer(
     url: str | None,
 ) -> Offer:
     extra = fields.optional(accepted, "extra", dict) or {}
-    amount = fields.amount_micro(accepted, _AMOUNT_KEYS[protocol])
+    amount = fields.amount(accepted, _AMOUNT_KEYS[protocol])
     # Some sellers write both. An offer with two prices is invalid.
     for key in _AMOUNT_KEYS.values():
-        if accepted.get(key) is not None and fields.amount_micro(accepted, key) != amount:
+        if accepted.get(key) is not None and fields.amount(accepted, key) != amount:
             raise UnreadableChallengeError("amount and maxAmountRequired differ")
     leg = Leg(
         recipient=fields.address(accepted, "payTo"), amount_micro=amount, memo=fields.memo(extra, "memo")
@@ -178,7 +173,7 @@ def _offer(
         terms=ChallengeTerms(
             protocol=protocol,
             network=network,
-            mint=fields.address(accepted, "asset"),
+            mint=fields.token(accepted, "asset"),
             legs=(leg,),
             fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
         ),

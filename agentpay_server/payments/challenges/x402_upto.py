@@ -56,7 +56,7 @@ def _offer(
     timeout = fields.member(accepted, "maxTimeoutSeconds", int)
     leg = Leg(
         recipient=recipient,
-        amount_micro=fields.amount_micro(accepted, "amount"),
+        amount_micro=fields.amount(accepted, "amount"),
         memo=fields.memo(extra, "memo"),
     )
     channel = ChannelTerms(
@@ -68,19 +68,19 @@ def _offer(
         blockhash=fields.blockhash(extra, "recentBlockhash"),
         slot=fields.slot(extra, "recentSlot"),
         timeout_seconds=min(timeout, MAX_TIMEOUT_SECONDS),
-        fault=_fault(extra, signer=signer, timeout_seconds=timeout),
     )
     return Offer(
         terms=ChallengeTerms(
             protocol=Protocol.X402_UPTO,
             network=network,
-            mint=fields.address(accepted, "asset"),
+            mint=fields.token(accepted, "asset"),
             legs=(leg,),
             fee_payer=fee_payer,
         ),
         resource_url=resource_url,
         echo={**echo, "accepted": accepted, "network": accepted["network"]},
         channel=channel,
+        fault=_fault(extra, signer=signer, timeout_seconds=timeout),
     )
 
 

@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionProtocol
@@ -20,7 +21,7 @@ from agentpay_server.database.tables import SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import Ending, Resigning
-from agentpay_server.engine.policy import Purpose, Refusal, Spend
+from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
@@ -36,8 +37,12 @@ from agentpay_server.payments.channels.building import closing_fee
 from agentpay_server.payments.channels.rules import MAX_OPENINGS, OPENINGS_WITHIN_US
 from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
 from agentpay_server.payments.channels.upto import PaymentChannel
+from agentpay_server.payments.judging import spend_on
+from agentpay_server.payments.pins import category_of
 from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
 from agentpay_server.payments.store import Pin
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
@@ -65,7 +70,7 @@ class Opening:
     Attributes:
         position: the position of the offer in its 402.
         token_account: of the payee.
-        landing: where the opening can land.
+        landing: where the opening can land; None for a paused account.
         digest: of the terms that all vouchers of the channel share.
     """
 
@@ -77,7 +82,7 @@ class Opening:
     position: int
     pin: Pin | None
     token_account: str
-    landing: OpeningBlockhash
+    landing: OpeningBlockhash | None
     digest: str
 
     @property
@@ -85,11 +90,6 @@ class Opening:
         """What the offer asks of the channel."""
         assert self.offer.channel is not None  # noqa: S101 - a session's offer has it
         return self.offer.channel
-
-    @property
-    def category(self) -> str | None:
-        """Category from the pin, else from the challenge; never from the caller."""
-        return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
 
 
 class OpenChannel(Intent[SessionRecord]):
@@ -128,16 +128,10 @@ class OpenChannel(Intent[SessionRecord]):
         return self._opening.token_account
 
     def spend(self, preflight: Preflight) -> Spend:
-        """Return the spend that the policy judges: the whole cap, to the payee and every share."""
-        return Spend(
-            amount_micro=self._opening.cap_micro,
-            to=self._opening.token_account,
-            recipient=preflight.recipient,
-            memo=None,
-            category=self._opening.category,
-            purpose=Purpose.SESSION_OVER_402,
-            others=preflight.others,
-        )
+        """Return the spend that the policy judges: the whole cap, and the first voucher within it."""
+        opening = self._opening
+        recipients = (preflight.recipient, *preflight.others)
+        return spend_on(opening.offer, recipients, pin=opening.pin, cap_micro=opening.cap_micro)
 
     def cost(self, preflight: Preflight) -> Cost:
         """Return the fees of a forced close: the seller pays for the opening, and lends the rent."""
@@ -156,8 +150,8 @@ class OpenChannel(Intent[SessionRecord]):
 
     def objection(self, unit: SpendUnit) -> Refusal | None:
         """Return a refusal by the pin of the seller's origin."""
-        owners = {self._opening.channel.payee, *(owner for owner, _ in self._opening.channel.shares)}
-        return purchase_objection(self._opening.pin, self._opening.offer.terms, owners, unit.preflight)
+        offer = self._opening.offer
+        return purchase_objection(self._opening.pin, offer.terms, offer.owners, unit.preflight)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
@@ -180,6 +174,7 @@ class OpenChannel(Intent[SessionRecord]):
         """
         self._check_limits(unit)
         opening, principal = self._opening, self._principal
+        assert opening.landing is not None  # noqa: S101 - the account is not paused
         deposit = ChannelDeposit(
             subject_id=self._context.identifiers.new(identifiers.SESSION),
             operator_id=principal.operator_id,
@@ -188,7 +183,7 @@ class OpenChannel(Intent[SessionRecord]):
             protocol=SessionProtocol.MPP.value,
             origin=opening.origin,
             url=opening.url,
-            category=opening.category,
+            category=category_of(opening.offer, opening.pin),
             deposit_micro=opening.cap_micro,
             offer=opening.offer,
             position=opening.position,
@@ -215,18 +210,25 @@ class OpenChannel(Intent[SessionRecord]):
         settings = self._context.settings
         unsettled = session_store.unsettled(unit.connection, unit.source.account_id)
         too_many = session_limit_refusal(unsettled, settings.max_open_sessions)
-        after_us = unit.now_us - OPENINGS_WITHIN_US
-        opened = channel_store.opened_since(
-            unit.connection, self._principal.operator_id, self._opening.origin, after_us=after_us
-        )
-        if too_many is None and opened >= MAX_OPENINGS:
-            too_many = Refusal(
-                code=ErrorCode.TOO_MANY_SESSIONS,
-                message=f"{opened} sessions with {self._opening.origin} were opened within an hour, and at "
-                f"most {MAX_OPENINGS} may be: its seller may close them at once. Retry later.",
-            )
         if too_many is not None:
             raise refused(too_many, None)
+        opened_us = channel_store.newest_openings(
+            unit.connection,
+            self._principal.operator_id,
+            self._principal.key_id,
+            self._opening.origin,
+            after_us=unit.now_us - OPENINGS_WITHIN_US,
+            most=MAX_OPENINGS,
+        )
+        if len(opened_us) == MAX_OPENINGS:
+            again = format_timestamp(from_us(opened_us[-1] + OPENINGS_WITHIN_US))
+            raise Problem(
+                ErrorCode.TOO_MANY_SESSIONS,
+                f"This API key has opened {MAX_OPENINGS} sessions with {self._opening.origin} in an hour, "
+                "and may open no more. Leave out session_cap if the seller takes single payments too, or "
+                f"repeat the call with the same idempotency key at {again}.",
+                says_what_to_do=True,
+            )
 
 
 class ChannelOpenHandler(SessionOpenHandler):

@@ -39,7 +39,7 @@ from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import opening_of, voucher_header
 from agentpay_server.payments.channels.opening import OpenChannel, Opening
-from agentpay_server.payments.channels.signing import landing_of
+from agentpay_server.payments.channels.signing import OpeningBlockhash
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.responses import conflict
@@ -83,6 +83,7 @@ class Selected:
         channel_digest: of the terms that all vouchers of the channel share.
         channel: the channel to use; None to open one.
         token_accounts: of the payee and of the shares, each with its account if this service holds it.
+        landing: where an opening can land; None if none is signed.
     """
 
     source: AccountRecord
@@ -95,6 +96,7 @@ class Selected:
     use: KeyUse
     channel: Channel | None
     token_accounts: Mapping[str, AccountRecord | None]
+    landing: OpeningBlockhash | None = None
 
 
 def use_of(connection: Connection, principal: Principal, key: RequestedKey, now_us: int) -> KeyUse:
@@ -253,7 +255,7 @@ class SessionPayments:
             position=selected.position,
             pin=selected.pin,
             token_account=next(iter(selected.token_accounts)),
-            landing=await landing_of(self._context.chain, selected.offer, selected.position),
+            landing=selected.landing,
             digest=selected.channel_digest,
         )
         first, *others = selected.token_accounts

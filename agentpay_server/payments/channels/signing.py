@@ -83,17 +83,16 @@ class ChannelDeposit:
         return self.offer.channel
 
 
-async def landing_of(chain: Chain, offer: Offer, position: int) -> OpeningBlockhash:
-    """Return where an opening on an offer's terms can land now.
+async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
+    """Return where an opening on an offer's terms can land now, or why it cannot.
 
     Raises:
-        Problem: `nothing_payable` if it cannot, `chain_unavailable`.
+        Problem: `chain_unavailable`.
     """
     channel = offer.channel
     assert channel is not None  # noqa: S101 - the offer sells through a channel
     if offer.is_session and (channel.blockhash is None or channel.slot is None):
-        reason = "it has no recentBlockhash or no recentSlot, and no channel is open on its terms"
-        raise nothing_payable({position: reason})
+        return "it has no recentBlockhash or no recentSlot, and no channel is open on its terms"
     try:
         blockhash = channel.blockhash or (await chain.latest_blockhash()).value
         slot = await chain.blockhash_slot(blockhash)
@@ -101,12 +100,10 @@ async def landing_of(chain: Chain, offer: Offer, position: int) -> OpeningBlockh
         raise chain_unavailable() from None
     named = slot if channel.slot is None else channel.slot
     if slot is None or named is None:
-        reason = "its recentBlockhash is not valid at this service's node: request it again"
-    elif abs(slot - named) > MAX_SLOT_DISTANCE:
-        reason = f"its recentSlot is over {MAX_SLOT_DISTANCE} slots from that of this service's node"
-    else:
-        return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
-    raise nothing_payable({position: reason})
+        return "its recentBlockhash is not valid at this service's node: request it again"
+    if abs(slot - named) > MAX_SLOT_DISTANCE:
+        return f"its recentSlot is over {MAX_SLOT_DISTANCE} slots from that of this service's node"
+    return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
 
 
 def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:

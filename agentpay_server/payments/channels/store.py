@@ -79,12 +79,18 @@ _UNSETTLED_OF: Final = select(sessions.c.session_id).where(
     ),
 )
 # Each payment up to a maximum has a channel of its own; the fee budget limits what these cost.
-_OPENED_SINCE: Final = select(func.count()).where(
-    sessions.c.session_id == channels.c.session_id,
-    IS_LISTED,
-    channels.c.operator_id == bindparam("operator_id"),
-    channels.c.origin == bindparam("origin"),
-    channels.c.created_us > bindparam("after_us"),
+_NEWEST_OPENINGS: Final = (
+    select(channels.c.created_us)
+    .where(
+        sessions.c.session_id == channels.c.session_id,
+        IS_LISTED,
+        sessions.c.key_id == bindparam("key_id"),
+        channels.c.operator_id == bindparam("operator_id"),
+        channels.c.origin == bindparam("origin"),
+        channels.c.created_us > bindparam("after_us"),
+    )
+    .order_by(channels.c.created_us.desc())
+    .limit(bindparam("most"))
 )
 _VOUCHER: Final = select(vouchers).where(
     vouchers.c.account_id == bindparam("account_id"), vouchers.c.idempotency_key == bindparam("key")
@@ -146,10 +152,13 @@ def unsettled_of(connection: Connection, account_id: str) -> list[str]:
     return list(connection.execute(_UNSETTLED_OF, {"account_id": account_id}).scalars())
 
 
-def opened_since(connection: Connection, operator_id: str, origin: str, *, after_us: int) -> int:
-    """Return how many channels an operator's accounts have opened with a seller after a time."""
-    values = {"operator_id": operator_id, "origin": origin, "after_us": after_us}
-    return int(connection.execute(_OPENED_SINCE, values).scalar_one())
+def newest_openings(
+    connection: Connection, operator_id: str, key_id: str, origin: str, *, after_us: int, most: int
+) -> list[int]:
+    """Return when an operator's API key has opened its newest channels with a seller, the newest first."""
+    values = {"operator_id": operator_id, "key_id": key_id, "origin": origin}
+    found = connection.execute(_NEWEST_OPENINGS, {**values, "after_us": after_us, "most": most})
+    return list(found.scalars())
 
 
 def voucher_of(connection: Connection, account_id: str, key: str) -> VoucherRecord | None:

@@ -19,10 +19,8 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, VoucherRecord
 from agentpay_server.engine.policy import (
-    Purpose,
     Recipient,
     Refusal,
-    Spend,
     paused_refusal,
     stored_policy,
     usdc_text,
@@ -40,6 +38,7 @@ from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.claims import to_closing
 from agentpay_server.payments.channels.rules import IN_FLIGHT_US, MAX_REFUSALS
 from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
+from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import real_now_us
@@ -149,18 +148,9 @@ class PayByVoucher:
 
     def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
         charge, session, policy = self._charge, channel.session, stored_policy(source.policy)
-        terms = charge.offer.terms
-        owners = self._owners(channel)
-        recipient, *others = [self._recipient(connection, owner) for owner in owners]
-        spend = Spend(
-            amount_micro=terms.amount_micro,
-            to=session.to,
-            recipient=recipient,
-            memo=None,
-            category=self._category(),
-            purpose=Purpose.SESSION_OVER_402,
-            others=tuple(others),
-        )
+        terms, owners = charge.offer.terms, charge.offer.owners
+        recipients = [self._recipient(connection, owner) for owner in owners]
+        spend = spend_on(charge.offer, recipients, pin=charge.pin)
         refusal = (
             paused_refusal(policy)
             # A limited key is offered its own sessions only; this holds for rows of older servers too.
@@ -177,11 +167,6 @@ class PayByVoucher:
             "session, then request again to open another one.",
         )
 
-    @staticmethod
-    def _owners(channel: Channel) -> list[str]:
-        shares = [owner for owner, _ in json.loads(channel.record.shares)]
-        return list(dict.fromkeys((channel.record.payee, *shares)))
-
     def _recipient(self, connection: Connection, owner: str) -> Recipient:
         token_account = associated_token_address(owner, self._context.chain.usdc_mint)
         account = account_store.account_at(connection, token_account)
@@ -190,10 +175,6 @@ class PayByVoucher:
             token_account=token_account,
             owner=owner,
         )
-
-    def _category(self) -> str | None:
-        pin = self._charge.pin
-        return self._charge.offer.category if pin is None or pin.category is None else pin.category
 
     def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
         charge, context = self._charge, self._context

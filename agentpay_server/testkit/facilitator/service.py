@@ -254,7 +254,7 @@ def _terms(request: _Request) -> ChallengeTerms:
             legs=(
                 Leg(
                     recipient=fields.address(requirements, "payTo"),
-                    amount_micro=fields.amount_micro(requirements, _AMOUNT_KEYS[request.version]),
+                    amount_micro=fields.amount(requirements, _AMOUNT_KEYS[request.version]),
                     memo=fields.memo(extra, "memo"),
                 ),
             ),

@@ -148,7 +148,7 @@ _MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
         *(_request_with(amount=amount) for amount in _AMOUNTS),
         _request_with(recipient="not an address"),
         _request_with(methodDetails={"network": "moonnet"}),
-        _request_with(methodDetails={"decimals": 9}),
+        _request_with(methodDetails={"decimals": "6"}),
         _request_with(methodDetails={"feePayer": True}),
         _request_with(
             methodDetails={"splits": [{"recipient": OTHER_MINT, "amount": "999999999999"}]},

@@ -2,6 +2,8 @@
 
 import base64
 import json
+from collections.abc import Callable, Coroutine
+from itertools import count
 from typing import Any
 
 import chain_facts
@@ -9,9 +11,11 @@ import money
 import pytest
 import validators
 from money import looked
+from outsiders import Wallet, landed
 from receivers import eventually
 from sellers import LANDED, ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
+from solders.keypair import Keypair
 from watched_database import Watched
 
 MINUTE = 61.0
@@ -657,13 +661,99 @@ def test_a_challenge_that_fills_every_bound_is_paid_over_a_port(http, seller, au
     assert paid_for["resource"] == long
 
 
-def test_a_recipient_without_a_token_account_is_not_paid(seller, authorize) -> None:
-    nobody = "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"
-    refused(authorize(seller.ask(payTo=nobody)), "invalid_recipient")
+STRANGERS = count(30)
+NOBODY = "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"
 
 
-def test_a_payment_to_its_own_account_is_refused(seller, authorize, account) -> None:
-    refused(authorize(seller.ask(payTo=account.chain_address)), "invalid_recipient")
+@pytest.fixture
+def stranger(server) -> Wallet:
+    async def opened(context: Any) -> Wallet:
+        wallet = Wallet(context.chain, context.signer, next(STRANGERS))
+        assert await landed(context.chain, await wallet.open(0))
+        return wallet
+
+    return money.on_owner(server, opened)
+
+
+@pytest.fixture(
+    params=["no token account", "a token account", "payer", "frozen", "given away", "off curve", "program"]
+)
+def unsettleable(request, server, seller, account, stranger) -> tuple[dict[str, Any], str]:
+    """Return what an offer has that the chain could never settle, and what is said about it."""
+
+    def does(work: Callable[[], Coroutine[Any, Any, str]]) -> None:
+        async def done(context: Any) -> None:
+            assert await landed(context.chain, await work())
+
+        money.on_owner(server, done)
+
+    tokens, address = seller.wallet.token_account, stranger.address
+    match request.param:
+        case "no token account":
+            return {"payTo": NOBODY}, f"its recipient {NOBODY} has no USDC token account"
+        case "a token account":
+            return {
+                "payTo": tokens
+            }, f"its recipient {tokens} is a token account, and must be the owner of one"
+        case "payer":
+            return {"payTo": account.chain_address}, "its recipient is the paying account itself"
+        case "frozen":
+            money.freeze(server, stranger.token_account)
+            return {"payTo": address}, f"the USDC token account of its recipient {address} is frozen"
+        case "given away":
+            does(lambda: stranger.hand_over(seller.wallet.address))
+            return {"payTo": address}, f"its recipient {address} no longer owns its USDC token account"
+        case "off curve":
+            reason = f"its fee payer {stranger.token_account} is not a key that can sign"
+            return {"extra": {"feePayer": stranger.token_account}}, reason
+        case _:
+            does(stranger.give_up)
+            reason = f"its fee payer {address} belongs to a program, so it cannot pay fees"
+            return {"extra": {"feePayer": address}}, reason
+
+
+def test_an_offer_that_cannot_be_settled_gives_way_to_the_next(
+    http, seller, authorize, paid, account, unsettleable
+) -> None:
+    terms, reason = unsettleable
+    policy(http, account, escalation_threshold=5)
+    bad = seller.ask(amount=900, **terms)
+
+    body = refused(authorize(bad), "nothing_payable")
+    assert body["details"] == [{"field": "offers[0]", "message": reason}]
+    assert http.get("/ext/v1/payments").json()["data"] == []
+    assert http.get("/ext/v1/transfers").json()["data"] == []
+
+    payment = paid({"headers": [*bad["headers"], *seller.ask("mpp")["headers"]]})
+    assert (payment["protocol"], payment["recipient"]) == ("mpp", seller.wallet.address)
+    assert seller.settle(payment["header"]) == LANDED
+    # The signed payment is that of its key, whatever the chain shows of other offers.
+    assert paid({"headers": [*bad["headers"], *seller.ask("mpp")["headers"]]})["is_replay"]
+
+
+def test_a_fee_payer_that_the_chain_does_not_show_is_accepted(seller, authorize) -> None:
+    assert authorize(seller.ask(extra={"feePayer": str(Keypair().pubkey())})).status_code == 201
+
+
+def test_offers_that_cannot_be_read_or_paid_spoil_no_other(http, seller, paid) -> None:
+    good = json.loads(base64.b64decode(seller.ask()["headers"][0][1]))
+    (entry,) = good["accepts"]
+    good["accepts"] = [
+        None,
+        {**entry, "amount": str(2**64 - 1), "asset": NOBODY},
+        {**entry, "payTo": "x"},
+        entry,
+    ]
+    header = base64.b64encode(json.dumps(good).encode()).decode()
+    sol = seller.ask("mpp", currency="SOL", methodDetails={"network": "localnet", "decimals": 9})
+    payment = paid({"headers": [*sol["headers"], ["PAYMENT-REQUIRED", "%"], ["PAYMENT-REQUIRED", header]]})
+    assert payment["protocol"] == "x402_v2"
+    assert seller.settle(payment["header"]) == LANDED
+
+
+def test_an_external_id_of_566_bytes_is_paid(seller, paid) -> None:
+    payment = paid(seller.ask("mpp", externalId="é" * 283))
+    assert seller.settle(payment["header"]) == LANDED
 
 
 def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
@@ -675,7 +765,37 @@ def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
         assert "fee payer" in body["message"]
 
 
-@pytest.fixture(params=["fee payer", "compute units"])
+@pytest.fixture(params=["counterparty", "pinned recipient", "category"])
+def forbidden(request, http, seller, account) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """Return an offer that a rule forbids, one that it allows and is preferred less, and the rule."""
+    cheap, dear = seller.ask(amount=900, payTo=seller.split.address), seller.ask("mpp")
+    match request.param:
+        case "counterparty":
+            policy(http, account, allowed_counterparties=[seller.wallet.address])
+            return cheap, dear, "allowed_counterparties is"
+        case "pinned recipient":
+            pin(http, recipients=[seller.wallet.address])
+            return cheap, dear, "recipients of the pin"
+        case _:
+            policy(http, account, categories=["weather"])
+            return cheap, seller.ask("mpp", category="weather"), "categories is"
+
+
+def test_an_offer_that_a_rule_forbids_gives_way_to_the_next_and_is_refused_if_none_is_left(
+    server, http, authorize, paid, forbidden
+) -> None:
+    first, second, says = forbidden
+    payment = paid({"headers": [*second["headers"], *first["headers"]]})
+    assert payment["protocol"] == "mpp"
+
+    body = refused(authorize({"headers": 2 * first["headers"]}, "other"), "policy_violation")
+    assert says in body["message"]
+    rejected = get(http, body)
+    assert (rejected["status"], rejected["protocol"]) == ("rejected", "x402_v2")
+    assert [name for name, _ in events(server)] == ["transfer.initiated", "transfer.rejected"]
+
+
+@pytest.fixture(params=["fee payer", "size"])
 def unsignable(request, server, seller) -> dict[str, Any]:
     """Return a 402 whose transaction cannot be built."""
     details: dict[str, Any] = {"network": "localnet", "decimals": 6}
@@ -685,7 +805,7 @@ def unsignable(request, server, seller) -> dict[str, Any]:
             "feePayerKey": money.treasury(server),
         }
         return dict(seller.ask("mpp", methodDetails=details))
-    split = {"recipient": seller.split.address, "amount": "1", "memo": "m" * 250}
+    split = {"recipient": seller.split.address, "amount": "1", "memo": "m" * 566}
     return dict(seller.ask("mpp", methodDetails={**details, "splits": [split] * 2}))
 
 

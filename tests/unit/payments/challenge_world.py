@@ -8,7 +8,8 @@ from solders.keypair import Keypair
 
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.payments.challenges.offers import read_challenge, sift, wrap
+from agentpay_server.payments.challenges.fields import MAX_AMOUNT
+from agentpay_server.payments.challenges.offers import MAX_OFFERS, read_challenge, sift, wrap
 from agentpay_server.payments.challenges.terms import Offer, Skipped, UnreadableChallengeError
 
 USDC = USDC_MINTS["mainnet-beta"]
@@ -115,11 +116,14 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
             assert len(offer.reason) < 200
             continue
         terms = offer.terms
-        assert all(1 <= leg.amount_micro <= MAX_MICRO for leg in terms.legs)
-        assert 1 <= terms.amount_micro <= MAX_MICRO
+        assert all(1 <= leg.amount_micro <= MAX_AMOUNT for leg in terms.legs)
+        assert 1 <= terms.amount_micro <= MAX_AMOUNT
         assert len(terms.digest(origin="https://a.example", memo=None)) == 64
         name, value = wrap(offer, b"x", payment_id="txn_1")
         assert f"{name}: {value}".isascii()
         assert "\n" not in value
-    sifted = sift(found, cluster=None, usdc_mint="x", now_us=0)
+    assert len(found) <= MAX_OFFERS + 1
+    sifted = sift(found, cluster=None, usdc_mint=USDC, now_us=0)
     assert sorted((*sifted.payable, *sifted.reasons)) == list(range(len(found)))
+    assert all(len(reason) < 200 for reason in sifted.reasons.values())
+    assert all(1 <= offer.terms.amount_micro <= MAX_MICRO for offer in sifted.payable.values())

@@ -56,6 +56,7 @@ SPLITTING = ChallengeTerms(
     ),
     fee_payer=None,
 )
+LONG = evolve(SPLITTING, legs=(Leg(recipient=SELLER, amount_micro=1_000, memo="é" * 283),))
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -173,7 +174,7 @@ def test_a_payment_with_the_treasury_as_fee_payer_lands_with_every_leg(world: Wo
     assert (world.held(SELLER), world.held(SPLIT), world.held(world.payer)) == (900, 100, 1_000)
 
 
-@pytest.mark.parametrize("terms", [PLAIN, SPLITTING, evolve(SPLITTING, fee_payer=PLAIN.fee_payer)])
+@pytest.mark.parametrize("terms", [PLAIN, SPLITTING, evolve(SPLITTING, fee_payer=PLAIN.fee_payer), LONG])
 def test_the_unit_limit_suffices_and_a_nonce_makes_equal_payments_distinct(
     world: World, terms: ChallengeTerms
 ) -> None:
@@ -228,8 +229,8 @@ def test_a_fee_payer_that_is_our_address_or_part_of_the_payment_is_refused(world
 def test_a_payment_beyond_the_transaction_limits_is_refused_unsigned(world: World) -> None:
     with pytest.raises(TransactionTooLargeError, match="compute units"):
         world.built(PLAIN, nonce=MAX_UNITS)
-    long = Leg(recipient=SELLER, amount_micro=1, memo="x" * 256)
-    with pytest.raises(TransactionTooLargeError):
+    long = Leg(recipient=SELLER, amount_micro=1, memo="x" * 566)
+    with pytest.raises(TransactionTooLargeError, match="bytes"):
         world.built(evolve(SPLITTING, legs=(long, long)))
     with pytest.raises(ValueError, match="nonce"):
         world.built(PLAIN, nonce=-1)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mpp._parsing import ParseError, format_www_authenticate, parse_authorization, parse_www_authenticate
 
 from agentpay_server.payments.challenges import mpp
+from agentpay_server.payments.challenges.offers import read_challenge
 from agentpay_server.payments.challenges.terms import UnreadableChallengeError
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=30).filter(str.strip)
@@ -75,7 +76,7 @@ def test_escapes_are_parsed_as_by_pympp(text: str) -> None:
     except ParseError:
         expected = None
     (parameters,) = mpp._challenges(value)
-    assert parameters["id"] == expected
+    assert dict(parameters)["id"] == expected
 
 
 @pytest.mark.parametrize("header", ["Payment-Authorization", "payment-authorization"])
@@ -94,4 +95,4 @@ def test_an_arbitrary_header_named_by_a_challenge_is_refused() -> None:
         id="a", method="solana", intent="charge", request=mpp_request(), realm="r", header="X-Anything"
     )
     with pytest.raises(UnreadableChallengeError, match="header"):
-        mpp.read_header(format_www_authenticate(challenge, "r"))
+        read_challenge([("WWW-Authenticate", format_www_authenticate(challenge, "r"))], b"")
