@@ -16,7 +16,6 @@ from agentpay_server.database.tables import (
     chain_transactions,
     channels,
     sessions,
-    vouchers,
 )
 from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.sessions.store import IS_LISTED, SESSIONS
@@ -82,22 +81,6 @@ _OPENED_SINCE: Final = select(func.count()).where(
     channels.c.origin == bindparam("origin"),
     channels.c.created_us > bindparam("after_us"),
 )
-_VOUCHER: Final = select(vouchers).where(
-    vouchers.c.account_id == bindparam("account_id"), vouchers.c.idempotency_key == bindparam("key")
-)
-_OPENING_KEY: Final = select(sessions.c.seq).where(
-    sessions.c.account_id == bindparam("account_id"),
-    sessions.c.held_key == bindparam("key"),
-    sessions.c.channel.is_not(None),
-    sessions.c.status.in_(
-        literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
-    ),
-)
-_CLAIMED: Final = select(vouchers.c.account_id).where(
-    vouchers.c.operator_id == bindparam("operator_id"),
-    vouchers.c.idempotency_key == bindparam("key"),
-    vouchers.c.claimed_by_operator,
-)
 _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
     channels.c.session_id == chain_transactions.c.subject_id,
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
@@ -139,27 +122,7 @@ def opened_since(connection: Connection, operator_id: str, origin: str, *, after
     return int(connection.execute(_OPENED_SINCE, values).scalar_one())
 
 
-def voucher_of(connection: Connection, account_id: str, key: str) -> VoucherRecord | None:
-    """Return the voucher of an account's idempotency key; a key never expires."""
-    return VOUCHERS.one(connection, _VOUCHER, account_id=account_id, key=key)
-
-
-def is_claimed_elsewhere(connection: Connection, operator_id: str, account_id: str, key: str) -> bool:
-    """Return whether an operator key has used an idempotency key for a voucher of another account."""
-    values = {"operator_id": operator_id, "key": key}
-    found = connection.execute(_CLAIMED, values).scalar_one_or_none()
-    return found is not None and found != account_id
-
-
 def next_expiry_us(connection: Connection) -> int | None:
     """Return the earliest expiry of the openings that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
-
-
-def is_key_used(connection: Connection, account_id: str, key: str) -> bool:
-    """Return whether an idempotency key belongs to a session over 402, which may still spend under it."""
-    if voucher_of(connection, account_id, key) is not None:
-        return True
-    found = connection.execute(_OPENING_KEY, {"account_id": account_id, "key": key}).scalar_one_or_none()
-    return found is not None
