@@ -171,11 +171,6 @@ def put(
     )
 
 
-def statements() -> dict[str, Select[Any]]:
-    """Return the statements of `find`, for tests of what engines make of them."""
-    return {"of_account": _OF_ACCOUNT, "of_operator": _OF_OPERATOR}
-
-
 _COLUMNS: Final = len(key_claims.columns) + 1
 
 

@@ -170,7 +170,7 @@ class SessionPayments:
         """
         paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
         self._context.wakeup.set()
-        return _step(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+        return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
@@ -225,7 +225,7 @@ class SessionPayments:
             paid.voucher.cumulative,
             challenge=selected.offer.echo,
         )
-        return _step(
+        return step_of(
             paid.channel,
             voucher=paid.voucher,
             amount_micro=paid.voucher.amount,
@@ -294,7 +294,7 @@ class SessionPayments:
         # The opening has the blockhash of its own challenge, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us
         challenge = json.loads(channel.record.challenge) if is_in_force else selected.offer.echo
-        return _step(
+        return step_of(
             channel,
             voucher=None,
             amount_micro=selected.offer.terms.amount_micro,
@@ -303,7 +303,7 @@ class SessionPayments:
         )
 
 
-def _step(
+def step_of(
     channel: Channel,
     *,
     voucher: VoucherRecord | None,
@@ -311,6 +311,7 @@ def _step(
     header: tuple[str, str] | None,
     is_replay: bool = False,
 ) -> SessionStep:
+    """Return a step as callers see it: a voucher, or without one an opening."""
     session, outcome = channel.session, None
     if voucher is not None and voucher.outcome_status is not None:
         outcome = PaymentOutcome(

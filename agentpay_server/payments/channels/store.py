@@ -1,14 +1,14 @@
 """SQL statements for the channels of payments over HTTP 402, and for their vouchers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import ColumnElement, Select, bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.rows import Rows
+from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
     ChannelRecord,
     SessionRecord,
@@ -16,6 +16,7 @@ from agentpay_server.database.tables import (
     chain_transactions,
     channels,
     sessions,
+    vouchers,
 )
 from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.sessions.store import IS_LISTED, SESSIONS
@@ -27,6 +28,20 @@ class Channel:
 
     session: SessionRecord
     record: ChannelRecord
+
+
+@frozen(kw_only=True)
+class Step:
+    """A step of a payment within a session: a voucher, or the opening of the channel.
+
+    Attributes:
+        place: its place in lists: above all payments.
+        voucher: None for an opening.
+    """
+
+    place: int
+    channel: Channel
+    voucher: VoucherRecord | None = None
 
 
 CHANNELS: Final = Rows(ChannelRecord, "session_id")
@@ -81,6 +96,7 @@ _OPENED_SINCE: Final = select(func.count()).where(
     channels.c.origin == bindparam("origin"),
     channels.c.created_us > bindparam("after_us"),
 )
+
 _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
     channels.c.session_id == chain_transactions.c.subject_id,
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
@@ -91,6 +107,52 @@ _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
 def _channel(row: Sequence[Any]) -> Channel:
     values = tuple(row)
     return Channel(session=SESSIONS.record(values[:_COLUMNS]), record=CHANNELS.record(values[_COLUMNS:]))
+
+
+_OPENINGS: Final = 1 << 60
+_VOUCHERS: Final = 2 << 60
+
+
+def _opening_step(row: Sequence[Any]) -> Step:
+    channel = _channel(row)
+    return Step(place=_OPENINGS + channel.session.seq, channel=channel)
+
+
+def _voucher_step(row: Sequence[Any]) -> Step:
+    width = len(vouchers.columns)
+    voucher = VOUCHERS.record(row[:width])
+    return Step(place=_VOUCHERS + voucher.seq, channel=_channel(row[width:]), voucher=voucher)
+
+
+def _steps(select_: Select[Any], record: Callable[[Sequence[Any]], Step], table: Table) -> Pages[Step]:
+    return Pages(
+        select_,
+        record,
+        owner=table.c.operator_id,
+        place=table.c.seq,
+        filters={
+            **{name: (table.c[name] == bindparam(name),) for name in ("account_id", "idempotency_key")},
+            "origin": (channels.c.origin == bindparam("origin"),),
+            "since_us": (table.c.created_us > bindparam("since_us"),),
+        },
+        few="idempotency_key",
+    )
+
+
+_OF_VOUCHER: Final = select(vouchers, sessions, channels).where(
+    vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.session_id
+)
+_VOUCHER_STEPS: Final = _steps(_OF_VOUCHER, _voucher_step, vouchers)
+_OPENING_STEPS: Final = _steps(_both(IS_LISTED), _opening_step, sessions)
+
+
+def steps(connection: Connection, owner: str, before: int, count: int, **given: object) -> list[Step]:
+    """Return up to `count` steps of an operator below a place; `given` are the values of filters."""
+    found: list[Step] = []
+    for first, pages in ((_VOUCHERS, _VOUCHER_STEPS), (_OPENINGS, _OPENING_STEPS)):
+        if before > first and len(found) < count:
+            found += pages(connection, owner, before - first, count - len(found), **given)
+    return found
 
 
 def of_session(connection: Connection, session_id: str, *, lock: bool = False) -> Channel:
