@@ -228,6 +228,6 @@ def _of_operator() -> Select[Any]:
     )
 
 
-_PAYMENT: Final = literal_column(f"'{PurchaseKind.PAYMENT}'")
+_PAYMENT: Final[ColumnElement[str]] = literal_column(f"'{PurchaseKind.PAYMENT}'")
 _OF_ACCOUNT: Final = _of_account()
 _OF_OPERATOR: Final = _of_operator()

@@ -94,9 +94,10 @@ class Payments:
         }
         rows: list[_Listed] = []
         if query.idempotency_key is not None and query.status is None and query.transfer_id is None:
-            rows += await self._database.read(
+            steps = await self._database.read(
                 channel_store.steps, principal.operator_id, before, count, **given
             )
+            rows += steps
         if len(rows) < count:
             rows += await self._database.read(
                 store.PAGES,

@@ -139,10 +139,13 @@ def _steps(select_: Select[Any], record: Callable[[Sequence[Any]], Step], table:
     )
 
 
-_OF_VOUCHER: Final = select(vouchers, sessions, channels).where(
-    vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.session_id
+_VOUCHER_STEPS: Final = _steps(
+    select(vouchers, sessions, channels).where(
+        vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.session_id
+    ),
+    _voucher_step,
+    vouchers,
 )
-_VOUCHER_STEPS: Final = _steps(_OF_VOUCHER, _voucher_step, vouchers)
 _OPENING_STEPS: Final = _steps(_both(IS_LISTED), _opening_step, sessions)
 
 
