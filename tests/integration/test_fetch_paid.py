@@ -810,7 +810,7 @@ def buy(tools: AgentTools, client: AgentPay, paywall: Paywall, way: str) -> dict
     return dict(fetched(tools, paywall) if way == "fetch" else metered(tools, paywall, REF))
 
 
-@pytest.mark.parametrize(("first", "then"), itertools.permutations(WAYS, 2))
+@pytest.mark.parametrize(("first", "then"), list(itertools.permutations(WAYS, 2)))
 def test_a_reference_buys_once_in_whatever_way(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall, first: str, then: str
 ) -> None:
