@@ -519,7 +519,7 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
     ),
-    subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
+    subject=Subject(kind="transfer", refused=("rejected", "approved")),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The cheapest payable offer of the challenge is paid; at one price x402 version 2 before "
