@@ -149,7 +149,7 @@ _VOUCHER_STEPS: Final = _steps(
 _OPENING_STEPS: Final = _steps(_both(IS_LISTED), _opening_step, sessions)
 
 
-def steps(connection: Connection, owner: str, before: int, count: int, **given: object) -> list[Step]:
+def steps(connection: Connection, /, owner: str, before: int, count: int, **given: object) -> list[Step]:
     """Return up to `count` steps of an operator below a place; `given` are the values of filters."""
     found: list[Step] = []
     for first, pages in ((_VOUCHERS, _VOUCHER_STEPS), (_OPENINGS, _OPENING_STEPS)):
