@@ -412,6 +412,7 @@ def error_of(endpoint: Endpoint, reply: RawResponse, now: float) -> errors.APIEr
         transfer_status=None if is_of_session else body.status,
         session_id=session_id,
         session_status=body.status if is_of_session else None,
+        charge_id=body.charge_id,
         details=body.details or (),
         retry_after=retry_after,
         body=sent,

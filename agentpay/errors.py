@@ -509,6 +509,7 @@ class APIError(AgentPayError):
         transfer_status: status of that transfer, or None.
         session_id: the session that the error is about, or None.
         session_status: status of that session, or None; `rejected` if none was opened.
+        charge_id: the voucher that the error is about, or None.
         details: the faults of the request.
         retry_after: after how many seconds the service asks to be called again, or None.
         body: the error as the service sent it, with fields that this version does not know in `body.extra`;
@@ -532,6 +533,7 @@ class APIError(AgentPayError):
         transfer_status: str | None = None,
         session_id: str | None = None,
         session_status: str | None = None,
+        charge_id: str | None = None,
         details: tuple[FieldError, ...] = (),
         retry_after: float | None = None,
         body: ErrorBody | None = None,
@@ -550,6 +552,7 @@ class APIError(AgentPayError):
         self.transfer_status = transfer_status
         self.session_id = session_id
         self.session_status = session_status
+        self.charge_id = charge_id
         self.details = details
         self.retry_after = retry_after
         self.body = body

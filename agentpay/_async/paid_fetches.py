@@ -141,7 +141,7 @@ class AsyncPaidFetches:
         if voucher.step == "open":
             reason = "The seller did not open the channel of its session. No request was paid."
             return _with_page(self._in_session(ref, voucher, "failed", reason), page)
-        problem = self._problem(voucher, request, purchase.transfer, wanted.max_usdc)
+        problem = self._problem(voucher, request, wanted.max_usdc)
         if problem is not None:
             return _with_page(self._in_session(ref, voucher, "rejected", problem), page)
         paid = await self._session_fetches.paid(request, page, voucher)
@@ -197,31 +197,33 @@ class AsyncPaidFetches:
         earlier = purchase.transfer
         if earlier is not None and is_rejected_by_person(earlier):
             return self._report(earlier, ref)
-        if earlier is not None and is_refused(earlier) and not await self._is_for(earlier, request):
-            # The next key would accept it: the service compares only payments of the same key.
+        if earlier is not None and await self._is_of_another(earlier, request):
             return self._conflict(earlier, ref, request)
-        if earlier is not None and str(earlier.status) == "settled":
-            # The service may have forgotten the key. A voucher is spent once it is signed: the seller of its
-            # session can claim it with the next one, even if it is never presented.
-            wanted = evolve(wanted, session_cap_usdc=None)
         try:
             payment = await self._authorized(purchase.key, request, page, wanted)
         except (AgentPayError, ValueError) as error:
             return _if_delivered(await self._not_signed(ref, purchase, error, request), page)
         if isinstance(payment, Payment) and payment.header is None:
             return self._report(await self._client.transfers.get(payment.transfer_id), ref)
-        problem = self._problem(payment, request, earlier, wanted.max_usdc)
+        problem = self._problem(payment, request, wanted.max_usdc)
         # With a problem, only this process has the signed bytes, and they expire: no money can move.
         return payment if problem is None else self._unpresented(ref, purchase, "rejected", problem)
 
-    async def _is_for(self, transfer: Transfer, request: PageRequest) -> bool:
-        """Return whether a transfer pays for a request, as far as the service knows: no query tells."""
+    async def _is_of_another(self, transfer: Transfer, request: PageRequest) -> bool:
+        """Return whether a transfer is another purchase than a request, and the service would sign for both.
+
+        It forgets the key of a transfer that was no payment, and compares only payments of the same key.
+        """
+        if not is_refused(transfer) and str(transfer.status) != "settled":
+            return False
         try:
             payment = await self._client.payments.get(transfer.transfer_id)
         except NotFoundError:
-            return False  # not a payment behind 402, but one of `pay`
+            return True  # not a payment behind 402, but one of `pay`
         target = request.target
-        return (payment.origin, payment.url) == (target.origin, url_sent(target.url))
+        # As far as the service knows: no query tells.
+        is_equal = (payment.origin, payment.url) == (target.origin, url_sent(target.url))
+        return is_refused(transfer) and not is_equal
 
     async def _authorized(
         self, key: str, request: PageRequest, page: FetchedPage, wanted: Wanted
@@ -237,9 +239,7 @@ class AsyncPaidFetches:
             session_cap=wanted.session_cap_usdc,
         )
 
-    def _problem(
-        self, payment: Payment | SessionStep, request: PageRequest, earlier: Transfer | None, max_usdc: str
-    ) -> str | None:
+    def _problem(self, payment: Payment | SessionStep, request: PageRequest, max_usdc: str) -> str | None:
         """Return why a signed payment must not be presented; None if it may."""
         assert isinstance(payment.header, PaymentHeader)  # noqa: S101 - checked before
         if payment.amount_usdc > to_decimal(max_usdc):
@@ -248,10 +248,6 @@ class AsyncPaidFetches:
             return f"the payment is for {payment.origin}"
         if payment.header.name.lower() not in _PRESENTED:
             return f"the payment would be presented in the header {payment.header.name}"
-        is_paid = earlier is not None and str(earlier.status) == "settled"
-        if earlier is not None and is_paid and payment.transfer_id != earlier.transfer_id:
-            # The service forgets a key 24 hours after its payment has settled, but the purchase stays paid.
-            return "this payment_ref was paid before, and is not paid again"
         return None
 
     async def _presented(self, ref: str, request: PageRequest, payment: Payment) -> FetchResult:
@@ -301,8 +297,10 @@ class AsyncPaidFetches:
         held = await self._purchases.found_after(ref, purchase, error)
         if isinstance(error, IdempotencyConflictError):
             # Without a record, what the reference paid is unknown.
-            return self._known(ref, "unknown", reason) if held is None else self._conflict(held, ref, request)
-        is_over = isinstance(error, ConflictError) and (held is None or not is_alive(held))
+            status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "unknown"
+            return self._known(ref, status, reason) if held is None else self._conflict(held, ref, request)
+        is_alive_still = isinstance(held, SessionStep) or (held is not None and is_alive(held))
+        is_over = isinstance(error, ConflictError) and not is_alive_still
         used_up = _USED_UP.fields if is_over else {}
         if held is not None:
             return cast("PaymentResult", {**reports.because(self._report(held, ref), error), **used_up})
@@ -319,7 +317,7 @@ class AsyncPaidFetches:
             return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
         return self._known(ref, "unknown", reason)
 
-    def _conflict(self, held: Transfer, ref: str, request: PageRequest) -> PaymentResult:
+    def _conflict(self, held: Transfer | SessionStep, ref: str, request: PageRequest) -> PaymentResult:
         return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
 
     def _not_fetched(
@@ -341,16 +339,20 @@ class AsyncPaidFetches:
         reason: str,
     ) -> PaymentResult:
         """Return the result of a call that presented no payment."""
-        if purchase.alive is not None:
-            return _because(self._report(purchase.alive, ref), reason)
+        step = purchase.step
+        made = step if step is not None and step.step == "voucher" else purchase.alive
+        if made is not None:
+            return _because(self._report(made, ref), reason)
         return self._known(ref, status, reason)
 
     def _known(self, ref: str, status: PaymentStatus | None, reason: str) -> PaymentResult:
         return reports.payment_without_transfer(ref, status, to=None, amount_usdc=None, reason=reason)
 
-    def _report(self, transfer: Transfer, ref: str) -> PaymentResult:
-        result = reports.payment_of(transfer, ref, base_url=self._client.base_url)
-        advice = _ADVICE.get(str(transfer.status))
+    def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
+        result = reports.payment_of(made, ref, base_url=self._client.base_url)
+        if isinstance(made, SessionStep):
+            return cast("PaymentResult", {**result, "session_id": made.session_id})
+        advice = _ADVICE.get(str(made.status))
         return result if advice is None else cast("PaymentResult", {**result, **advice.fields})
 
 

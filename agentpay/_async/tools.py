@@ -15,6 +15,7 @@ from agentpay._async.paid_fetches import AsyncPaidFetches, Wanted
 from agentpay._async.purchases import AsyncPurchases
 from agentpay._async.session_calls import AsyncSessionCalls
 from agentpay.contract.identity import Identity
+from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     AgentPayError,
@@ -231,7 +232,10 @@ class AsyncAgentTools:
         """
         checked("get_payment", {"payment_ref": payment_ref, "wait_seconds": wait_seconds})
         try:
-            transfer = (await self._purchases.find(payment_ref)).transfer
+            purchase = await self._purchases.find(payment_ref)
+            transfer = purchase.transfer
+            if purchase.step is not None:
+                return await self._with_remaining(self._report(purchase.step, payment_ref))
             if transfer is None:
                 return reports.payment_without_transfer(
                     payment_ref,
@@ -373,6 +377,8 @@ class AsyncAgentTools:
         account_id = await self.account_id()
         purchase = await self._purchases.find(ref)
         earlier = purchase.transfer
+        if purchase.step is not None:
+            return self._conflict(purchase.step, ref, to, amount_usdc)
         if earlier is not None:
             if not reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
                 return self._conflict(earlier, ref, to, amount_usdc)
@@ -408,16 +414,17 @@ class AsyncAgentTools:
             if isinstance(error, IdempotencyConflictError):
                 return self._conflict(held, ref, to, amount_usdc)
             return reports.because(self._report(held, ref), error)
-        if isinstance(error, TransferFailedError | ChainUnavailableError):
-            transfer_id = error.transfer_id
-            return self._without(ref, "failed", error, to, amount_usdc, transfer_id=transfer_id)
+        is_other = reports.is_other_kind(error)
+        if is_other or isinstance(error, TransferFailedError | ChainUnavailableError):
+            status, transfer_id = "conflict" if is_other else "failed", getattr(error, "transfer_id", None)
+            return self._without(ref, status, error, to, amount_usdc, transfer_id=transfer_id)
         # Without a record of another purchase, what the reference paid is unknown.
         if reports.is_refusal(error) and not isinstance(error, IdempotencyConflictError):
             changes = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error)}
             return self._without(ref, "rejected", error, to, amount_usdc, **changes)
         return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
 
-    def _conflict(self, held: Transfer, ref: str, to: str, amount_usdc: str) -> PaymentResult:
+    def _conflict(self, held: Transfer | SessionStep, ref: str, to: str, amount_usdc: str) -> PaymentResult:
         asked = f"{reports.padded(amount_usdc)} USDC to {to}, or for another memo or category"
         return reports.conflict(self._report(held, ref), asked)
 
@@ -441,8 +448,8 @@ class AsyncAgentTools:
         except WaitTimeoutError as error:
             return error.transfer or transfer
 
-    def _report(self, transfer: Transfer, ref: str) -> PaymentResult:
-        return reports.payment_of(transfer, ref, base_url=self.base_url)
+    def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
+        return reports.payment_of(made, ref, base_url=self.base_url)
 
     def _unknown(
         self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None

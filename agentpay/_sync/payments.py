@@ -95,7 +95,8 @@ class Payments(Resource):
         Args:
             account_id: the account that pays, `acct_…`.
             idempotency_key: 1 to 128 characters. It names the purchase, not the attempt: the same key never
-                signs a second payment, and presents the first one again.
+                signs a second payment, and presents the first one again. A refusal or a failure, which paid
+                nothing, releases it after 24 hours.
             response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
                 `headers`, and `origin` or `url`:
             origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
@@ -153,6 +154,7 @@ class Payments(Resource):
         payment: Payment = self._call(request, options)
         return payment
 
+    @overload
     def list(
         self,
         *,
@@ -160,11 +162,41 @@ class Payments(Resource):
         status: TransferStatus | None = None,
         origin: str | None = None,
         transfer_id: str | None = None,
+        idempotency_key: None = None,
         since: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
-    ) -> Page[Payment]:
+    ) -> Page[Payment]: ...
+
+    @overload
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: TransferStatus | None = None,
+        origin: str | None = None,
+        transfer_id: str | None = None,
+        idempotency_key: str,
+        since: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Payment | SessionStep]: ...
+
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: TransferStatus | None = None,
+        origin: str | None = None,
+        transfer_id: str | None = None,
+        idempotency_key: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Payment] | Page[Payment | SessionStep]:
         """List payments of every status, newest first. An agent-scoped key lists those of its account.
 
         Args:
@@ -172,6 +204,9 @@ class Payments(Resource):
             status: only payments with this status.
             origin: only payments to this seller, such as `https://api.example.com`.
             transfer_id: only the payment of this transfer, `txn_…`; none if the transfer is not a payment.
+            idempotency_key: only what was requested under this key. The list then also has what the key paid
+                within sessions, each as a `SessionStep` without a header: vouchers, then openings (their
+                `amount_usdc` is 0), then payments.
             since: only payments requested after this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
@@ -185,6 +220,7 @@ class Payments(Resource):
             "status": status,
             "origin": origin,
             "transfer_id": transfer_id,
+            "idempotency_key": idempotency_key,
             "since": since,
             "limit": limit,
             "cursor": cursor,

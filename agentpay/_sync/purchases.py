@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agentpay._sync.client import AgentPay
+from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     ConflictError,
@@ -12,13 +13,20 @@ from agentpay.errors import (
     OutcomeUnknownError,
     TransferRejectedError,
 )
-from agentpay.tools.references import ATTEMPT_LAST, RecordedPurchase, is_refused, key_of, newest_that_counts
+from agentpay.tools.references import (
+    ATTEMPT_LAST,
+    RecordedPurchase,
+    is_alive,
+    is_refused,
+    key_of,
+    newest_that_counts,
+)
 
 _PAGE: Final = 100
 
 
 class Purchases:
-    """Reads the transfers of a reference.
+    """Reads the transfers of a reference, and what it paid within sessions.
 
     Args:
         client: the client of the service.
@@ -42,7 +50,7 @@ class Purchases:
         """
         newest, refused, unused, step = self._newest(ref, 0), 0, ATTEMPT_LAST + 1, 1
         if newest is None or not is_refused(newest):
-            return RecordedPurchase(newest, key_of(ref))
+            return self._recorded(newest, key_of(ref))
         while unused - refused > 1:
             attempt = min(refused + step, (refused + unused) // 2 if unused <= ATTEMPT_LAST else ATTEMPT_LAST)
             found = self._newest(ref, attempt)
@@ -52,10 +60,12 @@ class Purchases:
                 return RecordedPurchase(found, key_of(ref, attempt))
             else:
                 newest, refused, step = found, attempt, 2 * step
-        return RecordedPurchase(newest, key_of(ref, min(unused, ATTEMPT_LAST)))
+        return self._recorded(newest, key_of(ref, min(unused, ATTEMPT_LAST)))
 
-    def found_after(self, ref: str, purchase: RecordedPurchase, error: Exception) -> Transfer | None:
-        """Return the recorded transfer that describes a request that failed.
+    def found_after(
+        self, ref: str, purchase: RecordedPurchase, error: Exception
+    ) -> Transfer | SessionStep | None:
+        """Return the recorded purchase that describes a request that failed.
 
         Args:
             ref: the reference.
@@ -75,9 +85,23 @@ class Purchases:
             # A repeated refusal may be older than what another process did meanwhile.
             return None if error.decided_at is None else (self.find(ref)).transfer
         if isinstance(error, ConflictError):
-            return (self.find(ref)).transfer
+            found = self.find(ref)
+            return found.step or found.transfer
         # A failed request does not undo earlier ones.
         return purchase.alive
+
+    def _recorded(self, newest: Transfer | None, key: str) -> RecordedPurchase:
+        if newest is not None and is_alive(newest):
+            return RecordedPurchase(newest, key)
+        try:
+            # Vouchers come first.
+            page = self._client.payments.list(
+                account_id=self._account_id(), idempotency_key=key, limit=1
+            )
+        except NotSupportedError:
+            return RecordedPurchase(newest, key)
+        steps = (each for each in page.data if isinstance(each, SessionStep))
+        return RecordedPurchase(newest, key, next(steps, None))
 
     def _newest(self, ref: str, attempt: int) -> Transfer | None:
         try:

@@ -136,5 +136,7 @@ def _unfound(ref: str, charge_ref: str | None) -> SessionResult:
 
 def _unknown(ref: str, error: Exception, *, charge_ref: str | None = None) -> SessionResult:
     status: SessionStatusOrRefusal = "unauthorized" if reports.is_unauthorized(error) else "unknown"
+    if reports.is_other_kind(error):
+        status = "conflict"
     reason = reports.logged_reason(error)
     return reports.session_without_record(ref, status, reason=reason, charge_ref=charge_ref)

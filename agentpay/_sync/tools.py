@@ -16,6 +16,7 @@ from agentpay._sync.paid_fetches import PaidFetches, Wanted
 from agentpay._sync.purchases import Purchases
 from agentpay._sync.session_calls import SessionCalls
 from agentpay.contract.identity import Identity
+from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     AgentPayError,
@@ -232,7 +233,10 @@ class AgentTools:
         """
         checked("get_payment", {"payment_ref": payment_ref, "wait_seconds": wait_seconds})
         try:
-            transfer = (self._purchases.find(payment_ref)).transfer
+            purchase = self._purchases.find(payment_ref)
+            transfer = purchase.transfer
+            if purchase.step is not None:
+                return self._with_remaining(self._report(purchase.step, payment_ref))
             if transfer is None:
                 return reports.payment_without_transfer(
                     payment_ref,
@@ -374,6 +378,8 @@ class AgentTools:
         account_id = self.account_id()
         purchase = self._purchases.find(ref)
         earlier = purchase.transfer
+        if purchase.step is not None:
+            return self._conflict(purchase.step, ref, to, amount_usdc)
         if earlier is not None:
             if not reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
                 return self._conflict(earlier, ref, to, amount_usdc)
@@ -409,16 +415,17 @@ class AgentTools:
             if isinstance(error, IdempotencyConflictError):
                 return self._conflict(held, ref, to, amount_usdc)
             return reports.because(self._report(held, ref), error)
-        if isinstance(error, TransferFailedError | ChainUnavailableError):
-            transfer_id = error.transfer_id
-            return self._without(ref, "failed", error, to, amount_usdc, transfer_id=transfer_id)
+        is_other = reports.is_other_kind(error)
+        if is_other or isinstance(error, TransferFailedError | ChainUnavailableError):
+            status, transfer_id = "conflict" if is_other else "failed", getattr(error, "transfer_id", None)
+            return self._without(ref, status, error, to, amount_usdc, transfer_id=transfer_id)
         # Without a record of another purchase, what the reference paid is unknown.
         if reports.is_refusal(error) and not isinstance(error, IdempotencyConflictError):
             changes = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error)}
             return self._without(ref, "rejected", error, to, amount_usdc, **changes)
         return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
 
-    def _conflict(self, held: Transfer, ref: str, to: str, amount_usdc: str) -> PaymentResult:
+    def _conflict(self, held: Transfer | SessionStep, ref: str, to: str, amount_usdc: str) -> PaymentResult:
         asked = f"{reports.padded(amount_usdc)} USDC to {to}, or for another memo or category"
         return reports.conflict(self._report(held, ref), asked)
 
@@ -442,8 +449,8 @@ class AgentTools:
         except WaitTimeoutError as error:
             return error.transfer or transfer
 
-    def _report(self, transfer: Transfer, ref: str) -> PaymentResult:
-        return reports.payment_of(transfer, ref, base_url=self.base_url)
+    def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
+        return reports.payment_of(made, ref, base_url=self.base_url)
 
     def _unknown(
         self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None

@@ -61,14 +61,12 @@ class Subject:
         unknown: possible values of its status in a 503 with an unknown outcome; empty if there is no such
             503.
         is_always_stored: whether a refusal stores the object; if not, the field is null then.
-        is_named_by_conflicts: whether a 409 names the object that holds the key, if the caller may see it.
     """
 
     kind: str
     refused: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     is_always_stored: bool = True
-    is_named_by_conflicts: bool = False
 
 
 TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))

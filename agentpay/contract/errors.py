@@ -233,6 +233,7 @@ class ErrorBody(Model):
         details: every fault of an invalid request.
         transfer_id: the transfer that the error is about.
         session_id: the session that the error is about; None if none was opened.
+        charge_id: the voucher that the error is about.
         status: status of that transfer or session.
     """
 
@@ -249,4 +250,5 @@ class ErrorBody(Model):
     details: tuple[FieldError, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     transfer_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     session_id: str | None | UnsetType = field(default=UNSET, metadata=OMITTED_BY_DEFAULT)
+    charge_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     status: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)

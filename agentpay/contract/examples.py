@@ -172,8 +172,10 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
         "request_id": FIELDS["request_id"],
         "details": [{"field": FIELDS["field"], "message": FIELDS["message"]}],
         "transfer_id": FIELDS["transfer_id"],
-        "session_id": FIELDS["session_id"],
     }
+    if "transfer_id" not in schema["properties"]:
+        # A conflict names one of them.
+        fields["session_id"] = FIELDS["session_id"]
     if "status" in schema["properties"]:
         # The most common one is the first.
         fields["status"] = schema["properties"]["status"]["enum"][0]

@@ -381,7 +381,8 @@ class AuthorizePayment(Request):
     Attributes:
         account_id: the account that pays.
         idempotency_key: 1 to 128 characters; of the caller's request, not of the challenge. The same key
-            never pays twice. Transfers and payments share their keys.
+            never pays twice: it is released only 24 hours after a refusal or a failure. Transfers, payments
+            and sessions share their keys.
         origin: the seller that returned 402: scheme, host and port, such as `https://api.example.com`.
         url: the requested URL, http or https, at most 8,192 characters; stored and shown, never requested.
         method: HTTP method of the request.
@@ -420,6 +421,7 @@ class ListPayments(Request):
         status: only payments with this status.
         origin: only payments to this seller.
         transfer_id: only the payment of this transfer.
+        idempotency_key: only what was requested under this key, vouchers and openings of sessions included.
         since: only payments requested after this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
@@ -429,6 +431,7 @@ class ListPayments(Request):
     status: TransferStatus | None = None
     origin: Origin | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     since: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -515,7 +518,7 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
     ),
-    subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
+    subject=Subject(kind="transfer", refused=("rejected", "approved")),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The cheapest payable offer of the challenge is paid; at one price x402 version 2 before "
@@ -559,9 +562,11 @@ LIST_PAYMENTS: Final = Endpoint(
     errors=(ErrorCode.FORBIDDEN,),
     echoes={"account_id": "account_id", "origin": "origin", "transfer_id": "transfer_id"},
     summary="List payments of every status, newest first.",
-    description="With an agent-scoped key, only those of its account. The "
-    "page of a `transfer_id` that is not a "
-    "payment is empty.",
+    description="With an agent-scoped key, only those of its account. The page of a `transfer_id` that is "
+    "not a payment is empty.\n\nWith `idempotency_key`, the page also has what the key paid within sessions "
+    "over HTTP 402, each as a step without a header: first vouchers, then openings (`amount_usdc` is 0: they "
+    "pay no request), then payments. `status` and `transfer_id` find payments only. Transfers and other "
+    "sessions have lists of their own.",
 )
 REPORT_OUTCOME: Final = Endpoint(
     name="payments.report_outcome",

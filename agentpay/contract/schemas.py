@@ -37,6 +37,7 @@ IDENTIFIERS: Final[Mapping[str, str]] = {
     "account_id": identifiers.ACCOUNT,
     "transfer_id": identifiers.TRANSFER,
     "session_id": identifiers.SESSION,
+    "charge_id": identifiers.CHARGE,
     "event_id": identifiers.EVENT,
     "id": identifiers.EVENT,  # Only events name their identifier `id`.
     "webhook_id": identifiers.WEBHOOK,
@@ -112,13 +113,21 @@ class Schemas:
         if origin in (Union, UnionType):
             return self._of_union(get_args(kind))
         if origin is tuple:
-            return {"type": "array", "items": self.of(get_args(kind)[0])}
+            return {"type": "array", "items": self.either(get_args(kind)[0])}
         if origin is dict:
             item = get_args(kind)[1]
             return {"type": "object", "additionalProperties": True if item is Any else self.of(item)}
         if origin is Literal:
             kind = _ENUMS.get(kind, kind)
         return self._reference(kind)
+
+    def either(self, kind: Any) -> Schema:  # noqa: ANN401 - any type annotation
+        """Return the schema of a type, which a response may have an alternative to."""
+        schema = self.of(kind)
+        if "alternative" not in vars(_class_of(kind)):
+            return schema
+        _, other = kind.alternative()
+        return {"anyOf": [schema, self.of(other)]}
 
     def properties(self, model: type) -> dict[str, Schema]:
         """Return the schema of each field of a model, with its description, by wire name."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 
 KEY_PREFIX: Final = "mcp:"
@@ -42,10 +43,12 @@ class RecordedPurchase:
         transfer: the transfer that counts: one that moved or may move money, otherwise the newest; None if
             there is none.
         key: the idempotency key for the next request to pay.
+        step: the voucher that the key paid with, or the opening of its session; None without one.
     """
 
     transfer: Transfer | None
     key: str
+    step: SessionStep | None = None
 
     @property
     def alive(self) -> Transfer | None:

@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from attrs import frozen
 
 from agentpay._challenges import ChallengeTooLargeError
+from agentpay.contract.payments import SessionStep
 from agentpay.contract.printable import without_hidden
 from agentpay.contract.sessions import Session
 from agentpay.contract.spending import TransferCheck
@@ -20,6 +21,7 @@ from agentpay.errors import (
     AgentPayError,
     APIError,
     AuthenticationError,
+    IdempotencyConflictError,
     PermissionDeniedError,
     RateLimitError,
     TransferRejectedError,
@@ -104,6 +106,9 @@ NOT_FOUND: Final = _again(
     "If you called pay or fetch_paid with this ref, call it again with the SAME ref and arguments: it never "
     "pays twice. Otherwise list_payments shows the refs that were used."
 )
+OTHER_KIND: Final = _no_retry(
+    "This ref names what reason says, and pays for nothing else. Only a different purchase gets a new ref."
+)
 _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
     "settled": _DONE,
     "submitted": _again(
@@ -128,6 +133,7 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
     "failed": _again("Nothing was paid. Call the same tool again with the same ref for a new attempt."),
     "unknown": _UNKNOWN,
     "unauthorized": UNAUTHORIZED,
+    "conflict": OTHER_KIND,
 }
 UNDELIVERED: Final[dict[str, Any]] = {
     "status": "paid_not_delivered",
@@ -170,8 +176,11 @@ _REFUSALS: Final[Mapping[str, Advice]] = {
 }
 
 
-def payment_of(transfer: Transfer, ref: str, *, base_url: str) -> PaymentResult:
-    """Return the result for a recorded payment."""
+def payment_of(made: Transfer | SessionStep, ref: str, *, base_url: str) -> PaymentResult:
+    """Return the result for a recorded payment, by a transfer or within a session."""
+    if isinstance(made, SessionStep):
+        return _payment_in_session(made, ref)
+    transfer = made
     status: Any = str(transfer.status)
     reason, is_waiting = None if transfer.message is None else without_hidden(transfer.message), False
     advice = _PAYMENT_ADVICE.get(status, _UNKNOWN)
@@ -197,6 +206,20 @@ def payment_of(transfer: Transfer, ref: str, *, base_url: str) -> PaymentResult:
         next_step=advice.next_step,
         approval_url=approval_url(base_url, transfer.transfer_id) if is_waiting else None,
     )
+
+
+def _payment_in_session(step: SessionStep, ref: str) -> PaymentResult:
+    status: PaymentStatus = "charged"
+    reason = f"It was paid within the session {step.session_id}."
+    if step.step == "open":
+        status, reason = "failed", f"The session {step.session_id} was opened for it; no request was paid."
+    elif step.outcome is not None and not _DELIVERED[0] <= step.outcome.status_code < _DELIVERED[1]:
+        status, reason = "paid_not_delivered", f"The seller responded {step.outcome.status_code}."
+    amount = None if step.step == "open" else format_string(step.amount_usdc)
+    return payment_without_transfer(ref, status, to=step.origin, amount_usdc=amount, reason=reason)
+
+
+_DELIVERED: Final = (200, 300)
 
 
 def payment_without_transfer(
@@ -240,8 +263,9 @@ def conflict(earlier: PaymentResult, asked: str) -> PaymentResult:
     done = {"yes": "already paid", "unknown": "is already used to pay"}.get(
         earlier["money_moved"], "is already used for a request to pay"
     )
+    amount = "within a session" if earlier["amount_usdc"] is None else f"{earlier['amount_usdc']} USDC"
     reason = (
-        f"payment_ref {earlier['payment_ref']} {done} {earlier['amount_usdc']} USDC to {earlier['to']} "
+        f"payment_ref {earlier['payment_ref']} {done} {amount} to {earlier['to']} "
         f"({earlier['status']}). This call asked for {asked}, and paid nothing."
     )
     advice = _SAME_IS_DONE if earlier["money_moved"] == "yes" else _SAME_IS_ASKED
@@ -274,6 +298,13 @@ def refusal(error: Exception) -> dict[str, Any]:
     if isinstance(error, RateLimitError) and code not in _REFUSALS:
         advice = _REFUSALS["rate_limited"]
     return {"reason": reason_of(error), **advice.fields}
+
+
+def is_other_kind(error: Exception) -> bool:
+    """Return whether a key was used for a purchase of another kind, which the error names."""
+    if not isinstance(error, IdempotencyConflictError):
+        return False
+    return any((error.transfer_id, error.session_id, error.charge_id))
 
 
 def is_unauthorized(error: Exception) -> bool:
@@ -442,6 +473,7 @@ _WITHOUT_SESSION: Final[Mapping[str, Advice]] = {
     "rejected": _REFUSED,
     "failed": _SESSION_ADVICE["failed"],
     "unauthorized": UNAUTHORIZED,
+    "conflict": OTHER_KIND,
 }
 
 

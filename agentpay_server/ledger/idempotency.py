@@ -2,21 +2,23 @@
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import attrs
 from attrs import frozen
 
+from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.requests import UNSET
+from agentpay_server.database.tables import KeyClaimRecord, PurchaseKind
 from agentpay_server.ledger.idempotency_keys import Held
 from agentpay_server.platform.clock import DAY_US, Clock
 from agentpay_server.platform.errors import Problem
 
-R = TypeVar("R")
 T = TypeVar("T")
 
 KEY_LIFETIME_US: Final = DAY_US
-"""How long a key is held after its request became final."""
+"""How long a key is held after the end of a transfer, or of another purchase that paid nothing."""
 
 
 class Verdict(Enum):
@@ -40,38 +42,62 @@ class Verdict(Enum):
 
 @frozen(kw_only=True)
 class KeyHolder:
-    """The row that holds an idempotency key.
+    """The purchase that holds an idempotency key.
 
     Attributes:
         if_equal: how to treat a request with equal parameters.
-        key_expires_us: when the key is released; None until the row is final.
     """
 
     terms: object
     if_equal: Verdict
-    key_expires_us: int | None
 
 
-def verdict(
-    holder: KeyHolder | None, terms: object, now_us: int, *, is_held_elsewhere: bool = False
-) -> Verdict:
-    """Compare a request with the row that holds its key (interface I1 to I9).
-
-    Args:
-        holder: the row that holds the key under the source account, if any.
-        terms: the requested parameters.
-        now_us: the current time.
-        is_held_elsewhere: whether the caller uses an operator key, and an operator key has claimed the
-            idempotency key for another account. A row of the source account takes precedence.
-    """
-    if holder is None or not is_in_force(holder.key_expires_us, now_us):
-        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
+def verdict(holder: KeyHolder | None, terms: object) -> Verdict:
+    """Compare a request with the purchase that holds its key, if any (interface I1 to I9)."""
+    if holder is None:
+        return Verdict.NEW
     return holder.if_equal if holder.terms == terms else Verdict.CONFLICT
 
 
-def is_in_force(key_expires_us: int | None, now_us: int) -> bool:
-    """Return whether a row still holds its key; None as the expiry means that the row is not final."""
-    return key_expires_us is None or now_us < key_expires_us
+def judge(held: Held, kind: PurchaseKind, holder: KeyHolder | None, terms: object) -> Verdict:
+    """Return how to treat a request.
+
+    Args:
+        held: the claims of its key.
+        kind: what it asks for.
+        holder: the purchase `held.subject_of(kind)`, if there is one.
+        terms: the requested parameters.
+
+    Raises:
+        Problem: `idempotency_conflict`.
+    """
+    claim = held.in_force
+    if claim is not None and claim.kind is not kind:
+        raise other_kind(claim)
+    judged = verdict(holder, terms)
+    if judged is Verdict.CONFLICT or (holder is None and claim is not None):
+        raise conflict(None if holder is None else holder.terms, terms)
+    return judged
+
+
+def other_kind(claim: KeyClaimRecord) -> Problem:
+    """Return the error for a key that was used for another kind of purchase, which it names."""
+    name = claim.subject_id
+    return Problem(
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        f"This idempotency_key was used for {_BOUGHT[claim.kind]}, {name}.",
+        transfer_id=name if name.startswith(identifiers.TRANSFER) else None,
+        session_id=name if name.startswith(identifiers.SESSION) else UNSET,
+        charge_id=name if name.startswith(identifiers.CHARGE) else None,
+    )
+
+
+_BOUGHT: Final = {
+    PurchaseKind.TRANSFER: "a transfer",
+    PurchaseKind.PAYMENT: "a payment behind HTTP 402",
+    PurchaseKind.CHANNEL: "a payment within a session over HTTP 402",
+    PurchaseKind.SESSION: "a session",
+}
 
 
 _PARAMETERS: Final = {
@@ -110,52 +136,27 @@ def differences(first: object, now: object) -> list[str]:
     return [_PARAMETERS[name] for name in differing] if set(differing) <= set(_PARAMETERS) else []
 
 
-class View(Protocol):
-    """The stored data for a request: the rows that hold its key, and what its feature reads with them."""
-
-    @property
-    def held(self) -> Held[Any]:
-        """The rows that hold its key."""
-        ...
-
-    @property
-    def terms(self) -> object:
-        """The requested parameters."""
-        ...
-
-
-V = TypeVar("V", bound=View)
+V = TypeVar("V")
 
 
 async def perform(
     clock: Clock,
     *,
     read: Callable[[int], Awaitable[V]],
-    key_holder: Callable[[R], KeyHolder],
-    act: Callable[[V, Verdict], Awaitable[T | None]],
+    act: Callable[[V], Awaitable[T | None]],
 ) -> T:
     """Process a request under its idempotency key, unless an earlier request has done so.
 
     Args:
         clock: the clock.
-        read: reads the stored data for the request, given the current time.
-        key_holder: describes the record that holds a key.
-        act: processes the request as the verdict says, and returns its result; None if stored data has
-            changed since it was read, and the request must start over. `Verdict.CONFLICT` never reaches it.
-            With `RESUME` and `REPLAY`, a record holds the key.
+        read: reads the stored data for the request and judges it, given the current time.
+        act: processes the request, and returns its result; None if stored data has changed since it was read,
+            and the request must start over.
 
     Raises:
-        Problem: `idempotency_conflict`, or what the callables raise.
+        Problem: what the callables raise.
     """
     while True:
-        now_us = clock.now_us()
-        view = await read(now_us)
-        record: R | None = view.held.holder
-        holder = None if record is None else key_holder(record)
-        judged = verdict(holder, view.terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere)
-        if judged is Verdict.CONFLICT:
-            is_own = holder is not None and is_in_force(holder.key_expires_us, now_us)
-            raise conflict(holder.terms if holder is not None and is_own else None, view.terms)
-        result = await act(view, judged)
+        result = await act(await read(clock.now_us()))
         if result is not None:
             return result

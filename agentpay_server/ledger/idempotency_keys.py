@@ -1,192 +1,233 @@
-"""SQL statements for the idempotency keys of transfers and sessions (interface I9).
+"""The claims of idempotency keys, in one table for all purchases (interface I9).
 
-A row holds its key under its source account. A request with an agent-scoped key sees only its own account's
-keys. A request with an operator key must not use one key for two accounts. Therefore the newest of the rows
-that an operator key created under an idempotency key carries the operator's claim (`claimed_by_operator`); an
-agent's row that retries it takes the claim over. What an agent claims on its own counts in its account only.
-Two constraints decide every race:
+A claim is the newest purchase of an account under a key: a transfer, a payment, the opening of a channel and
+then its voucher, or a session. It is in force until the purchase says that the key is released. A request
+with an agent-scoped key sees only its own account's claims. A request with an operator key must not use one
+key for two accounts. Therefore the newest of the claims that an operator key made under an idempotency key is
+the operator's (`claimed_by_operator`); an agent's retry of its purchase keeps that. What an agent claims on
+its own counts in its account only. Two constraints decide every race:
 
-    UNIQUE (account_id, held_key)                              requests for one account, by any key
-    UNIQUE (operator_id, held_key) WHERE claimed_by_operator   operator keys, for different accounts
+    UNIQUE (account_id, idempotency_key)                              requests for one account, by any key
+    UNIQUE (operator_id, idempotency_key) WHERE claimed_by_operator   operator keys, for different accounts
+
+A claim is stored in the unit of work that stores its purchase, after the account's lock. A request that
+stores nothing claims nothing.
 """
 
 from collections.abc import Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import BindParameter, ColumnElement, FromClause, Select, Table, and_, bindparam, or_, select
+from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, literal_column, or_, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import accounts
+from agentpay_server.database.tables import (
+    KeyClaimRecord,
+    PurchaseKind,
+    accounts,
+    key_claims,
+    sessions,
+    transfers,
+)
+from agentpay_server.platform.principals import Principal
 
+CLAIMS: Final = Rows(KeyClaimRecord, "account_id", "idempotency_key")
 
-class Claim(Protocol):
-    """A row that holds an idempotency key."""
-
-    @property
-    def claimed_by_operator(self) -> object: ...
-
-    @property
-    def key_expires_us(self) -> int | None: ...
-
-
-Row = TypeVar("Row", bound=Claim)
-
-
-@frozen(kw_only=True)
-class Held(Generic[Row]):
-    """The rows that hold an idempotency key, as far as the caller may see them.
-
-    Attributes:
-        holder: the row that holds it under the source account, if any.
-        claim_id: identifier of the row with the operator's claim, under any account; None for agent-scoped
-            keys.
-        is_held_elsewhere: whether the operator's claim is in force under another account; False for
-            agent-scoped keys.
-        claims: whether a new row carries the operator's claim.
-        is_holder_in_force: whether `holder` held the key at the time of the search.
-    """
-
-    holder: Row | None
-    holder_id: str | None
-    claim_id: str | None = None
-    is_held_elsewhere: bool = False
-    claims: bool = True
-    is_holder_in_force: bool = False
-
-    @property
-    def in_force(self) -> Row | None:
-        """The row that held the key at the time of the search."""
-        return self.holder if self.is_holder_in_force else None
-
-    @property
-    def existing(self) -> Row:
-        """The row that holds it under the source account.
-
-        Raises:
-            LookupError: there is none.
-        """
-        if self.holder is None:
-            raise LookupError("nothing holds the idempotency key")
-        return self.holder
-
-    @property
-    def is_held(self) -> bool:
-        """Whether any row prevents another one under this key."""
-        return self.holder_id is not None or self.claim_id is not None
+_IS_OF: Final = key_claims.c.subject_id == bindparam("held_by")
+_IS_OPERATORS: Final = key_claims.c.claimed_by_operator
 
 
 @frozen(kw_only=True)
 class RequestedKey:
     """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
 
+    operator_id: str
     account_id: str
     idempotency_key: str
     by_operator: bool
 
-
-class IdempotencyKeys(Generic[Row]):
-    """The idempotency keys that the rows of one table hold; `identifier` is the column of its key."""
-
-    def __init__(self, rows: Rows[Row], identifier: str) -> None:
-        self._rows = rows
-        self._identifier = identifier
-        self._holds = rows.c.held_key.is_not(None)
-        self._of_account = select(rows.table).where(
-            rows.c.account_id == bindparam("account_id"), rows.c.held_key == bindparam("held_key")
-        )
-        self._of_operator = _of_operator(rows.table, identifier)
-
-    def statements(self) -> dict[str, Select[Any]]:
-        """Return the statements of `find`, for tests of what engines make of them."""
-        return {"of_account": self._of_account, "of_operator": self._of_operator}
-
-    def find(self, connection: Connection, requested: RequestedKey, now_us: int) -> Held[Row]:
-        """Return the rows that hold a key. The row of an expired key still holds it, but not in force."""
-        values = {"account_id": requested.account_id, "held_key": requested.idempotency_key}
-        if not requested.by_operator:
-            found = connection.execute(self._of_account, values).one_or_none()
-            held = self._held(found, now_us)
-            return evolve(held, claims=held.holder is not None and _is_claim_in_force(held.holder, now_us))
-        found = connection.execute(self._of_operator, {**values, "now_us": now_us}).one_or_none()
-        assert found is not None  # noqa: S101 - accounts are never deleted
-        *row, claim_id, is_held_elsewhere = found
-        held = self._held(None if row[0] is None else row, now_us)
-        return evolve(held, claim_id=claim_id, is_held_elsewhere=bool(is_held_elsewhere))
-
-    def take(self, connection: Connection, requested: RequestedKey, seen: Held[Row], now_us: int) -> bool:
-        """Free a key for a new row of an account, which must be locked.
-
-        The key is read again, because the constraints do not cover a key in force under another account. For
-        an agent-scoped request whose key was free, the account's constraint decides. The insertion may then
-        wait for a transaction that settles a row. That transaction has locked its accounts first, so no
-        deadlock can occur.
-
-        Returns:
-            False if the rows differ from `seen`: the request must be judged again.
-        """
-        if not requested.by_operator and not seen.is_held:
-            return True
-        found = self.find(connection, requested, now_us)
-        if (found.holder_id, found.claim_id) != (seen.holder_id, seen.claim_id):
-            return False
-        if found.is_held_elsewhere != seen.is_held_elsewhere:
-            return False
-        if found.is_holder_in_force != seen.is_holder_in_force:
-            # It expired since, or a wrong clock made it look expired.
-            return False
-        # The new row carries the claim from now on. The old one keeps the key under its own account.
-        claim_id = None if found.claim_id == found.holder_id else found.claim_id
-        change, holds, claims = self._rows.change, self._holds, self._rows.c.claimed_by_operator
-        if (
-            claim_id is not None
-            and change(connection, claim_id, holds, claims, claimed_by_operator=False) is None
-        ):
-            return False
-        holder_id = found.holder_id
-        return holder_id is None or change(connection, holder_id, holds, held_key=None) is not None
-
-    def _held(self, row: Sequence[Any] | None, now_us: int) -> Held[Row]:
-        if row is None:
-            return Held(holder=None, holder_id=None)
-        holder = self._rows.record(row)
-        return Held(
-            holder=holder,
-            holder_id=getattr(holder, self._identifier),
-            is_holder_in_force=_is_in_force(holder, now_us),
+    @classmethod
+    def of(cls, principal: Principal, account_id: str, idempotency_key: str) -> "RequestedKey":
+        """Return the key of a request of a principal."""
+        return cls(
+            operator_id=principal.operator_id,
+            account_id=account_id,
+            idempotency_key=idempotency_key,
+            by_operator=not principal.is_agent,
         )
 
 
-def _of_operator(table: Table, identifier: str) -> Select[Any]:
-    claim = table.alias("claim")
-    key: BindParameter[str] = bindparam("held_key")
-    is_held_elsewhere = and_(
-        claim.c.account_id.is_not(None), claim.c.account_id != accounts.c.account_id, _in_force(claim)
+@frozen(kw_only=True)
+class Held:
+    """The claims of an idempotency key, as far as the caller may see them, at the time of the search.
+
+    Attributes:
+        own: that of the source account.
+        elsewhere: the operator's claim, if it is of another account; None for agent-scoped keys.
+        is_own_in_force: whether `own` was in force.
+        is_elsewhere_in_force: whether `elsewhere` was in force.
+        claims: whether a new purchase gets the operator's claim.
+    """
+
+    own: KeyClaimRecord | None = None
+    elsewhere: KeyClaimRecord | None = None
+    is_own_in_force: bool = False
+    is_elsewhere_in_force: bool = False
+    claims: bool = True
+
+    @property
+    def in_force(self) -> KeyClaimRecord | None:
+        """The claim that decides about a request: the source account's takes precedence."""
+        if self.is_own_in_force:
+            return self.own
+        return self.elsewhere if self.is_elsewhere_in_force else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is any claim, in force or not."""
+        return self.own is not None or self.elsewhere is not None
+
+    def subject_of(self, kind: PurchaseKind) -> str | None:
+        """Return the source account's purchase under the key, if it is in force and of this kind."""
+        own = self.own
+        return own.subject_id if own is not None and self.is_own_in_force and own.kind is kind else None
+
+
+def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
+    """Return the claims of a key."""
+    values = {
+        "account_id": requested.account_id,
+        "idempotency_key": requested.idempotency_key,
+        "now_us": now_us,
+    }
+    if not requested.by_operator:
+        row = connection.execute(_OF_ACCOUNT, values).one_or_none()
+        held = Held() if row is None else _held(row)
+        is_operators = held.own is not None and held.own.claimed_by_operator
+        return evolve(held, claims=held.is_own_in_force and is_operators)
+    row = connection.execute(_OF_OPERATOR, values).one_or_none()
+    assert row is not None  # noqa: S101 - accounts are never deleted
+    return _held(row)
+
+
+def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_us: int) -> bool:
+    """Prepare a new claim of an account, which must be locked: return whether the key's claims are unchanged.
+
+    They are read again, because the constraints do not cover an operator's claim of another account that is
+    in force. For an agent-scoped request whose key was free, the account's constraint decides. The insertion
+    may then wait for a transaction that settles a purchase. That transaction has locked its accounts first,
+    so no deadlock can occur.
+    """
+    if not requested.by_operator and not seen.is_held:
+        return True
+    # One may have expired since, or a wrong clock made it look expired.
+    if find(connection, requested, now_us) != seen:
+        return False
+    other = seen.elsewhere
+    # The new claim is the operator's from now on. The other remains that of its own account.
+    return other is None or (
+        CLAIMS.change(
+            connection,
+            other,
+            _IS_OF,
+            _IS_OPERATORS,
+            given={"held_by": other.subject_id},
+            claimed_by_operator=False,
+        )
+        is not None
     )
+
+
+def put(
+    connection: Connection, requested: RequestedKey, seen: Held, kind: PurchaseKind, subject_id: str
+) -> None:
+    """Claim a key for a new purchase; requires `is_as_seen`.
+
+    Raises:
+        ConstraintError: another request has claimed it. It may be raised as late as by the end of the unit of
+            work.
+    """
+    own = seen.own
+    if own is None:
+        new = KeyClaimRecord(
+            operator_id=requested.operator_id,
+            account_id=requested.account_id,
+            idempotency_key=requested.idempotency_key,
+            kind=kind,
+            subject_id=subject_id,
+            claimed_by_operator=seen.claims,
+        )
+        CLAIMS.insert(connection, new)
+        return
+    CLAIMS.changed(
+        connection,
+        own,
+        _IS_OF,
+        given={"held_by": own.subject_id},
+        kind=kind.value,
+        subject_id=subject_id,
+        claimed_by_operator=seen.claims,
+    )
+
+
+_COLUMNS: Final = len(key_claims.columns) + 1
+
+
+def _held(row: Sequence[Any]) -> Held:
+    """Return the claims of a row: the account's, and for operator keys that of another account."""
+    own, is_own_in_force = _claim(row[:_COLUMNS])
+    elsewhere, is_elsewhere_in_force = _claim(row[_COLUMNS:])
+    return Held(
+        own=own,
+        elsewhere=elsewhere,
+        is_own_in_force=is_own_in_force,
+        is_elsewhere_in_force=is_elsewhere_in_force,
+    )
+
+
+def _claim(row: Sequence[Any]) -> tuple[KeyClaimRecord | None, bool]:
+    if not row or row[0] is None:
+        return None, False
+    *columns, is_in_force = row
+    return CLAIMS.record(columns), bool(is_in_force)
+
+
+def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    return and_(claim.c.account_id == account_id, claim.c.idempotency_key == bindparam("idempotency_key"))
+
+
+def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, list[ColumnElement[Any]]]:
+    """Join the purchases of claims; return that, and the columns: of the claim, and if it is in force."""
+    # A voucher is in neither table: it never releases its key. The channel of a payment up to a maximum has
+    # the payment's identifier.
+    paid, opened = transfers.alias(), sessions.alias()
+    is_opened = and_(opened.c.session_id == claim.c.subject_id, claim.c.kind != _PAYMENT)
+    joined = joined.outerjoin(paid, paid.c.transfer_id == claim.c.subject_id).outerjoin(opened, is_opened)
+    expires_us = func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)
+    return joined, [*claim.c, or_(expires_us.is_(None), expires_us > bindparam("now_us"))]
+
+
+def _of_account() -> Select[Any]:
+    joined, columns = _with_purchases(key_claims, key_claims)
+    return select(*columns).select_from(joined).where(_is_key(key_claims, bindparam("account_id")))
+
+
+def _of_operator() -> Select[Any]:
+    own, claim = key_claims.alias("own"), key_claims.alias("claim")
+    joined, columns = _with_purchases(accounts.outerjoin(own, _is_key(own, accounts.c.account_id)), own)
+    is_elsewhere = and_(
+        claim.c.operator_id == accounts.c.operator_id,
+        claim.c.idempotency_key == bindparam("idempotency_key"),
+        claim.c.claimed_by_operator,
+        claim.c.account_id != accounts.c.account_id,
+    )
+    joined, others = _with_purchases(joined.outerjoin(claim, is_elsewhere), claim)
     return (
-        select(table, claim.c[identifier], is_held_elsewhere)
-        .select_from(accounts)
-        .outerjoin(table, and_(table.c.account_id == accounts.c.account_id, table.c.held_key == key))
-        .outerjoin(
-            claim,
-            and_(
-                claim.c.operator_id == accounts.c.operator_id,
-                claim.c.held_key == key,
-                claim.c.claimed_by_operator,
-            ),
-        )
-        .where(accounts.c.account_id == bindparam("account_id"))
+        select(*columns, *others).select_from(joined).where(accounts.c.account_id == bindparam("account_id"))
     )
 
 
-def _is_in_force(row: Claim, now_us: int) -> bool:
-    return row.key_expires_us is None or now_us < row.key_expires_us
-
-
-def _is_claim_in_force(row: Claim, now_us: int) -> bool:
-    return bool(row.claimed_by_operator) and _is_in_force(row, now_us)
-
-
-def _in_force(claim: FromClause) -> ColumnElement[bool]:
-    return or_(claim.c.key_expires_us.is_(None), claim.c.key_expires_us > bindparam("now_us"))
+_PAYMENT: Final[ColumnElement[str]] = literal_column(f"'{PurchaseKind.PAYMENT}'")
+_OF_ACCOUNT: Final = _of_account()
+_OF_OPERATOR: Final = _of_operator()

@@ -20,7 +20,7 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
+from agentpay_server.database.tables import AccountRecord, PaymentRow, PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Decided, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import pending_transaction
@@ -43,7 +43,6 @@ from agentpay_server.payments.building import (
 )
 from agentpay_server.payments.challenges import x402_upto
 from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
-from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import closing_fee
 from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
 from agentpay_server.payments.judging import spend_on
@@ -288,6 +287,8 @@ class PaymentIntent(TransferIntent):
             token_account=purchase.token_account,
             landing=landing,
             terms_digest=offer.channel.digest(offer.terms, origin=purchase.origin),
+            # The row of the payment has the caller's.
+            idempotency_key=self._transfer_id,
             expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
             memo=offer.terms.legs[0].memo or self._transfer_id,
         )
@@ -329,6 +330,7 @@ class NewPayment(PaymentIntent, NewSpend):
     """A new payment; see `NewSpend`."""
 
     action: ClassVar[str] = AUTHORIZE_PAYMENT.name
+    kind = PurchaseKind.PAYMENT
 
     def __init__(
         self,
@@ -336,19 +338,14 @@ class NewPayment(PaymentIntent, NewSpend):
         principal: Principal,
         purchase: Purchase,
         requested: RequestedKey,
-        held: Held[TransferRecord],
+        held: Held,
     ) -> None:
         self._purchase = purchase
         super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key, if the pin is as it was read, and no session has used the key."""
-        key = self._requested_key
-        return (
-            self._is_pin_as_seen(connection)
-            and not channel_store.is_key_used(connection, key.account_id, key.idempotency_key)
-            and super().claim(connection, now_us)
-        )
+        """Check that the pin and the key's claims are as they were."""
+        return self._is_pin_as_seen(connection) and super().claim(connection, now_us)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:

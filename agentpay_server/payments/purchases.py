@@ -19,6 +19,7 @@ from agentpay_server.ledger import transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict, perform
+from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
@@ -30,7 +31,7 @@ from agentpay_server.payments.channels.building import opening_of
 from agentpay_server.payments.channels.closing import ChannelClosing
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.responses import nothing_payable, problem_of, to_response
-from agentpay_server.payments.selection import PaymentView, SelectOffer, key_holder_of, requested_key
+from agentpay_server.payments.selection import PaymentView, SelectOffer
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -70,16 +71,20 @@ class Purchases:
         offers = _offers(request)
         deadline = self._execution.deadline()
 
-        async def read(now_us: int) -> PaymentView:
-            return await SelectOffer(self._context, principal, request, offers, now_us).selected()
+        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
 
-        async def act(view: PaymentView, judged: Verdict) -> Payment | SessionStep | None:
-            if view.session is None and judged is Verdict.REPLAY:
-                return await self._replayed(view)
+        async def read(now_us: int) -> PaymentView:
+            select = SelectOffer(self._context, principal, request, key, offers, now_us=now_us)
+            return await select.selected()
+
+        async def act(view: PaymentView) -> Payment | SessionStep | None:
+            transfer = view.transfer
+            if view.session is None and transfer is not None and view.judged is Verdict.REPLAY:
+                return await self._replayed(transfer, view.offer)
             try:
                 if view.session is not None:
                     return await self._sessions.pay(principal, request, view.session, deadline)
-                return await self._decided(self._intent(principal, request, view, judged), view, deadline)
+                return await self._decided(self._intent(principal, request, key, view), view, deadline)
             except Problem as problem:
                 if problem.code is not ErrorCode.INVALID_RECIPIENT:
                     raise
@@ -87,7 +92,7 @@ class Purchases:
                 reason = "its recipient can no longer be paid"
                 raise nothing_payable({view.position: reason}) from None
 
-        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
+        return await perform(self._context.clock, read=read, act=act)
 
     async def poll_one(self, payment: PaymentRow) -> None:
         """Post the outcome of a submitted payment if the chain shows one."""
@@ -107,8 +112,7 @@ class Purchases:
 
     # --- Repeated requests ----------------------------------------------------------------------------------
 
-    async def _replayed(self, view: PaymentView) -> Payment:
-        transfer = view.held.existing
+    async def _replayed(self, transfer: TransferRecord, offer: Offer) -> Payment:
         payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
         now_us = self._context.clock.now_us()
         if transfer.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
@@ -116,7 +120,7 @@ class Purchases:
             await self.poll_one(payment)
             transfer = await self._database.read(transfer_store.TRANSFERS.existing, transfer.transfer_id)
         if transfer.status in _UNPRESENTED:
-            return await self._presented(transfer, payment, view.offer, is_replay=True)
+            return await self._presented(transfer, payment, offer, is_replay=True)
         if transfer.status == TransferStatus.PENDING_APPROVAL:
             return to_response(transfer, payment)
         raise problem_of(transfer, is_replay=True)
@@ -136,11 +140,10 @@ class Purchases:
 
     # --- Deciding -------------------------------------------------------------------------------------------
 
-    def _approved(self, view: PaymentView) -> TransferRecord:
+    def _approved(self, approved: TransferRecord) -> TransferRecord:
         """Return the payment that an operator has approved, if there is still time to sign it."""
         # A wrong clock would also expire the approval.
         self._context.clock_check.require()
-        approved = view.held.existing
         expires_us = approved.approval_expires_us
         if expires_us is not None and expires_us <= self._context.clock.now_us():
             raise Problem(
@@ -152,9 +155,11 @@ class Purchases:
         return approved
 
     def _intent(
-        self, principal: Principal, request: AuthorizePayment, view: PaymentView, judged: Verdict
+        self, principal: Principal, request: AuthorizePayment, key: RequestedKey, view: PaymentView
     ) -> NewPayment | ApprovedPayment:
-        approved = self._approved(view) if judged is Verdict.RESUME else None
+        approved = None
+        if view.transfer is not None and view.judged is Verdict.RESUME:
+            approved = self._approved(view.transfer)
         purchase = Purchase(
             operator_id=principal.operator_id,
             account_id=request.account_id,
@@ -169,7 +174,6 @@ class Purchases:
         )
         if approved is not None:
             return ApprovedPayment(self._context, principal, purchase, approved)
-        key = requested_key(principal, request)
         return NewPayment(self._context, principal, purchase, key, view.held)
 
     async def _decided(

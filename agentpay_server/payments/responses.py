@@ -78,12 +78,11 @@ def conflict(holder: TransferRecord | None = None, differences: Sequence[str] = 
     """Return the error for a key that was used for something else.
 
     Args:
-        holder: the transfer with the key; None if it belongs to another account.
-        differences: the terms in which it differs, if it is a payment.
+        holder: the payment with the key; None if it belongs to another account.
+        differences: the terms in which it differs.
     """
-    if holder is None or holder.payment_digest is None:
-        used = "for a transfer" if holder is not None else "for another account"
-        rest = ""
+    if holder is None:
+        used, rest = "for another account", ""
     else:
         used = f"for a payment on other terms: {'; '.join(differences)}"
         rest = f" That payment, {holder.transfer_id}, {_FATES[TransferStatus(holder.status)]}."

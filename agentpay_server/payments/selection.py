@@ -13,11 +13,10 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract.payments import AuthorizePayment
-from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.protocol import Chain
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import spending_refusal
 from agentpay_server.engine.policy import (
     Recipient,
@@ -27,9 +26,9 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import key_totals
+from agentpay_server.ledger import idempotency_keys, key_totals
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import KeyHolder, Verdict
+from agentpay_server.ledger.idempotency import Verdict, other_kind
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import build_fault, channel_fault
@@ -56,6 +55,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions.rules import escalation_refusal
 from agentpay_server.transfers import store as transfer_store
 
+_PAYMENTS: Final = (PurchaseKind.PAYMENT, PurchaseKind.CHANNEL)
 _CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
 _MAX_LANDINGS: Final = 3
 """For how many channels of a 402 the chain is asked whether they can be opened."""
@@ -67,7 +67,10 @@ class PaymentView:
 
     Attributes:
         terms: the digest of the offer.
-        position: its position in the 402.
+        held: the claims of the key.
+        transfer: the payment that holds it, if any.
+        judged: how to treat the request. With `REPLAY` and `RESUME` there is a payment.
+        position: the position of the offer in the 402.
         pin: the operator's pin of the origin, if any.
         token_accounts: what it pays, the primary recipient's first; each with its account if this service
             holds it.
@@ -78,7 +81,9 @@ class PaymentView:
 
     terms: str
     source: AccountRecord
-    held: Held[TransferRecord]
+    held: Held
+    transfer: TransferRecord | None
+    judged: Verdict
     offer: Offer
     position: int
     pin: Pin | None
@@ -103,14 +108,16 @@ class SelectOffer:
         context: Context,
         principal: Principal,
         request: AuthorizePayment,
+        key: RequestedKey,
         offers: Sequence[Offer | Skipped],
+        *,
         now_us: int,
     ) -> None:
         self._context = context
         self._principal = principal
         self._request = request
         self._now_us = now_us
-        self._key = requested_key(principal, request)
+        self._key = key
         self._sifted = _sifted(context.chain, request, offers, now_us)
         self._shown: Shown | None = None
         self._unlandable: dict[int, str] = {}
@@ -138,19 +145,20 @@ class SelectOffer:
 
     def _read(self, connection: Connection) -> PaymentView | None:
         """Return the selected offer; None if what the chain shows must be read first."""
-        principal, request, key = self._principal, self._request, self._key
+        principal, request = self._principal, self._request
         source = account_store.own_account(connection, principal, request.account_id)
-        use = use_of(connection, principal, key, self._now_us)
+        held = self._held(connection)
+        holder, transfer_id = None, held.subject_of(PurchaseKind.PAYMENT)
+        if transfer_id is not None:
+            holder = transfer_store.TRANSFERS.existing(connection, transfer_id)
+        use = use_of(connection, held)
         payable, reasons = self._sifted.payable, self._sifted.reasons
         if not payable and use.channel is None:
             raise nothing_payable(reasons)
-        held = transfer_store.KEYS.find(connection, key, self._now_us)
-        holder = held.in_force
-        if holder is None and held.is_held_elsewhere:
-            raise conflict()
         payable = self._of_key(connection, payable, holder, use)
         pin = store.PINS.get(connection, (principal.operator_id, request.origin))
-        is_replay = holder is not None and key_holder_of(holder).if_equal is Verdict.REPLAY
+        judged = Verdict.NEW if holder is None else rules.verdict_if_equal(holder.status, holder.error)
+        is_replay = judged is Verdict.REPLAY
         if is_replay:
             # Nothing is signed again.
             position, offer = next(iter(payable.items()))
@@ -163,6 +171,8 @@ class SelectOffer:
             terms=_digest(offer, request),
             source=source,
             held=held,
+            transfer=holder,
+            judged=judged,
             offer=offer,
             position=position,
             pin=pin,
@@ -172,6 +182,20 @@ class SelectOffer:
         if is_replay or not offer.is_session:
             return view
         return attrs.evolve(view, session=self._selected(connection, view, use))
+
+    def _held(self, connection: Connection) -> Held:
+        """Return the claims of the key.
+
+        Raises:
+            Problem: `idempotency_conflict`, if it was used for no payment of this account.
+        """
+        held = idempotency_keys.find(connection, self._key, self._now_us)
+        claim = held.in_force
+        if claim is not None and claim.kind not in _PAYMENTS:
+            raise other_kind(claim)
+        if claim is not None and claim is not held.own:
+            raise conflict()
+        return held
 
     def _of_key(
         self,
@@ -190,12 +214,12 @@ class SelectOffer:
             equal = {
                 position: offer
                 for position, offer in payable.items()
-                if _digest(offer, request) == holder.payment_digest
+                if not offer.is_session and _digest(offer, request) == holder.payment_digest
             }
             if not equal:
                 raise _conflict(connection, holder, request, payable.values())
             return equal
-        if use.channel is not None:
+        if use.opened is not None:
             continued = {
                 position: offer for position, offer in payable.items() if self._continues(use, offer)
             }
@@ -206,11 +230,11 @@ class SelectOffer:
 
     def _continues(self, use: KeyUse, offer: Offer) -> bool:
         """Return whether an offer is for the purchase that the key was used for in a session."""
-        if not offer.is_session or use.channel is None:
+        if not offer.is_session or use.opened is None:
             return False
         if use.voucher is not None:
             return _digest(offer, self._request) == use.voucher.digest
-        return self._channel_digest(offer) == use.channel.record.terms_digest
+        return self._channel_digest(offer) == use.opened.record.terms_digest
 
     def _chosen(
         self,
@@ -320,10 +344,6 @@ class SelectOffer:
         }
 
     def _selected(self, connection: Connection, view: PaymentView, use: KeyUse) -> Selected:
-        holder = use.held.in_force
-        is_of_escrow = holder is not None and holder.channel is None and holder.status != SessionStatus.FAILED
-        if use.channel is None and (is_of_escrow or use.held.is_held_elsewhere):
-            raise conflict()
         digest = self._channel_digest(view.offer)
         return Selected(
             source=view.source,
@@ -344,24 +364,6 @@ class SelectOffer:
         return offer.channel.digest(offer.terms, origin=self._request.origin, limited_key_id=limited)
 
 
-def requested_key(principal: Principal, request: AuthorizePayment) -> RequestedKey:
-    """Return a request's idempotency key and its scope."""
-    return RequestedKey(
-        account_id=request.account_id,
-        idempotency_key=request.idempotency_key,
-        by_operator=not principal.is_agent,
-    )
-
-
-def key_holder_of(record: TransferRecord) -> KeyHolder:
-    """Return a stored payment as the holder of an idempotency key."""
-    return KeyHolder(
-        terms=record.payment_digest,
-        if_equal=rules.verdict_if_equal(record.status, record.error),
-        key_expires_us=record.key_expires_us,
-    )
-
-
 def _sifted(
     chain: Chain, request: AuthorizePayment, offers: Sequence[Offer | Skipped], now_us: int
 ) -> Sifted:
@@ -380,16 +382,18 @@ def _conflict(
     connection: Connection, holder: TransferRecord, request: AuthorizePayment, offers: Iterable[Offer]
 ) -> Problem:
     """Return the error that says in what the most similar offer differs from the payment with the key."""
-    payment = store.PAYMENTS.get(connection, holder.transfer_id)
-    if payment is None:
-        return conflict(holder)
+    payment = store.PAYMENTS.existing(connection, holder.transfer_id)
     if payment.protocol == Protocol.X402_UPTO and payment.raw is not None:
         # Once it is settled, its amount is what the seller took; the terms are the maximum.
         maximum = channel_store.of_session(connection, holder.transfer_id).session.cap
         holder = attrs.evolve(holder, amount=maximum)
     memo = request.memo or None
-    found = [differences(holder, payment, offer.terms, origin=request.origin, memo=memo) for offer in offers]
-    return conflict(holder, min(found, key=len))
+    found = [
+        differences(holder, payment, offer.terms, origin=request.origin, memo=memo)
+        for offer in offers
+        if not offer.is_session
+    ]
+    return conflict(holder, min(found, key=len, default=["it was not within a session"]))
 
 
 def _digest(offer: Offer, request: AuthorizePayment) -> str:

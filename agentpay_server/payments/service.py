@@ -23,13 +23,17 @@ from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
-from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels.session_payments import SessionPayments, step_of
+from agentpay_server.payments.channels.store import Step
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.responses import to_response
 from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.service import own_transfer
+
+_Listed = Step | tuple[TransferRecord, PaymentRow]
 
 
 class Payments:
@@ -70,8 +74,10 @@ class Payments:
             transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         return to_response(transfer, payment)
 
-    async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
+    async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment | SessionStep]:
         """Return a page of payments, newest first; for an agent-scoped key, only those of its account.
+
+        Those of an `idempotency_key` include steps of sessions, which come first.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -79,18 +85,35 @@ class Payments:
         if query.account_id is not None:
             principal.require_account(query.account_id, LIST_PAYMENTS.operation)
         listing = List("payments", principal.account_id or principal.operator_id)
-        rows = await self._database.read(
-            store.PAGES,
-            principal.operator_id,
-            listing.before(query.cursor),
-            query.limit + 1,
-            account_id=principal.account_id or query.account_id,
-            origin=query.origin,
-            status=query.status,
-            transfer_id=query.transfer_id,
-            since_us=None if query.since is None else end_of_millisecond_us(query.since),
+        before, count = listing.before(query.cursor), query.limit + 1
+        given: dict[str, object] = {
+            "account_id": principal.account_id or query.account_id,
+            "origin": query.origin,
+            "idempotency_key": query.idempotency_key,
+            "since_us": None if query.since is None else end_of_millisecond_us(query.since),
+        }
+        rows: list[_Listed] = []
+        if query.idempotency_key is not None and query.status is None and query.transfer_id is None:
+            steps = await self._database.read(
+                channel_store.steps, principal.operator_id, before, count, **given
+            )
+            rows += steps
+        if len(rows) < count:
+            rows += await self._database.read(
+                store.PAGES,
+                principal.operator_id,
+                before,
+                count - len(rows),
+                status=query.status,
+                transfer_id=query.transfer_id,
+                **given,
+            )
+        return listing.page(
+            rows,
+            query.limit,
+            seq=lambda row: row.place if isinstance(row, Step) else row[1].seq,
+            item=_listed,
         )
-        return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: to_response(*row))
 
     async def report_outcome(
         self, principal: Principal, transfer_id: str, request: ReportOutcome
@@ -126,6 +149,13 @@ class Payments:
             now_us=self._context.clock.now_us(),
             after=audit.given(status_code=request.status_code, duration_ms=request.duration_ms),
         )
+
+
+def _listed(row: _Listed) -> Payment | SessionStep:
+    if not isinstance(row, Step):
+        return to_response(*row)
+    amount = 0 if row.voucher is None else row.voucher.amount
+    return step_of(row.channel, voucher=row.voucher, amount_micro=amount, header=None)
 
 
 def _own_payment(

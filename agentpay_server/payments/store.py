@@ -61,8 +61,13 @@ PAGES: Final = Pages(
         "origin": (payments.c.origin == bindparam("origin"),),
         "status": (transfers.c.status == bindparam("status"),),
         "transfer_id": (payments.c.transfer_id == bindparam("transfer_id"),),
+        "idempotency_key": (
+            transfers.c.operator_id == payments.c.operator_id,
+            transfers.c.idempotency_key == bindparam("idempotency_key"),
+        ),
         "since_us": (transfers.c.created_us > bindparam("since_us"),),
     },
+    few="idempotency_key",
 )
 
 

@@ -33,6 +33,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         details: tuple[FieldError, ...] | None = None,
         transfer_id: str | None = None,
         session_id: str | None | UnsetType = UNSET,
+        charge_id: str | None = None,
         status: str | None = None,
         retry_after_seconds: int | None = None,
         decided_at: datetime | None = None,
@@ -45,6 +46,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.details = details
         self.transfer_id = transfer_id
         self.session_id = session_id
+        self.charge_id = charge_id
         self.status = status
         self.retry_after_seconds = retry_after_seconds
         self.decided_at = decided_at
@@ -66,6 +68,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
             details=self.details,
             transfer_id=self.transfer_id,
             session_id=self.session_id,
+            charge_id=self.charge_id,
             status=self.status,
         )
 

@@ -32,7 +32,6 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
@@ -283,7 +282,6 @@ class SessionSettleHandler(Handler[SessionRecord]):
             settlement_tx_signature=ending.tx.signature,
             settled_us=ending.now_us,
             closes_us=None,
-            key_expires_us=ending.now_us + KEY_LIFETIME_US,
         )
         return outcomes.settled(change, ending.tx, ending.now_us)
 

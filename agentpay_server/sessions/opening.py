@@ -16,7 +16,7 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, SessionRecord
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
@@ -29,7 +29,7 @@ from agentpay_server.engine.handlers import (
 )
 from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger import audit, idempotency_keys, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
@@ -63,7 +63,7 @@ _FAILED: Final = Refusal(
 class NewSession(Intent[SessionRecord]):
     """A requested session. Storing it raises ConflictError if another request has taken its key.
 
-    `held` are the rows that held the key when the request was judged; an ended session loses the key.
+    `held` are the key's claims when the request was judged.
     """
 
     operation = Operation.SESSION_OPEN
@@ -73,14 +73,14 @@ class NewSession(Intent[SessionRecord]):
         context: Context,
         principal: Principal,
         request: OpenSession,
-        held: Held[SessionRecord],
+        held: Held,
         *,
         rent_exempt_lamports: int,
     ) -> None:
         self._context = context
         self._principal = principal
         self._request = request
-        self._requested_key = requested_key(principal, request)
+        self._requested_key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
@@ -121,12 +121,13 @@ class NewSession(Intent[SessionRecord]):
         return key_totals.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._requested_key, self._held, now_us)
+        """Check that the key's claims are as they were."""
+        return idempotency_keys.is_as_seen(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
+        now_us = self._context.clock.now_us()
+        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
 
     def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -172,7 +173,6 @@ class NewSession(Intent[SessionRecord]):
             cap=terms.cap_micro,
             running_total=0,
             idempotency_key=request.idempotency_key,
-            held_key=request.idempotency_key,
             key_expires_us=None,
             status=SessionStatus.OPENING.value,
             error=None,
@@ -188,7 +188,6 @@ class NewSession(Intent[SessionRecord]):
             settled_us=None,
             closes_us=None,
             created_us=now_us,
-            claimed_by_operator=self._held.claims,
             recipient_owner=preflight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
@@ -198,6 +197,7 @@ class NewSession(Intent[SessionRecord]):
             by_operator=unit.by_operator,
         )
         store.SESSIONS.insert(connection, record)
+        idempotency_keys.put(connection, self._requested_key, self._held, PurchaseKind.SESSION, session_id)
         tx = pending_transaction(
             signed,
             kind=Kind.SESSION_OPEN,
@@ -362,15 +362,6 @@ def _signed(
     )
 
 
-def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
-    """Return a request's idempotency key and its scope."""
-    return RequestedKey(
-        account_id=request.account_id,
-        idempotency_key=request.idempotency_key,
-        by_operator=not principal.is_agent,
-    )
-
-
 def terms_of(request: OpenSession) -> OpeningTerms:
     """Return the request's terms."""
     return OpeningTerms(
@@ -389,8 +380,6 @@ def key_holder_of(record: SessionRecord) -> KeyHolder:
             to=record.to,
             cap_micro=record.cap,
             category=record.category,
-            protocol=record.protocol,
         ),
         if_equal=verdict_if_equal(record.status),
-        key_expires_us=record.key_expires_us,
     )

@@ -25,7 +25,7 @@ from attrs import field, frozen, validators
 from agentpay.contract.choices import EventType
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import ClosingReason, SessionProtocol, SessionStatus
+from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string
 from agentpay_server.engine.policy import (
     Refusal,
@@ -86,7 +86,6 @@ class OpeningTerms:
     to: str
     cap_micro: int
     category: str | None
-    protocol: str = SessionProtocol.ESCROW.value
 
 
 def verdict_if_equal(status: str) -> Verdict:

@@ -26,13 +26,14 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import SessionRecord
+from agentpay_server.database.tables import PurchaseKind, SessionRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import idempotency_keys
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, perform
-from agentpay_server.ledger.idempotency_keys import Held
+from agentpay_server.ledger.idempotency import Verdict, judge, perform
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -42,23 +43,25 @@ from agentpay_server.sessions.access import own_session
 from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
+from agentpay_server.sessions.opening import NewSession, key_holder_of, terms_of
 from agentpay_server.sessions.responses import limits_of, refused, stopped, to_response, unresolved
-from agentpay_server.sessions.rules import OpeningTerms, closing_refusal
+from agentpay_server.sessions.rules import closing_refusal
 
 
 @frozen(kw_only=True)
 class _SessionView:
-    """The stored data for a request: its terms, the accounts, the rows that hold its key, and `is_to_escrow`.
+    """The stored data for a request: the accounts, its key's claims, and the session that holds the key.
 
     Attributes:
+        judged: how to treat it. With `REPLAY` and `RESUME` there is a session.
         is_to_escrow: whether it pays an escrow. That is a token account that will be closed: a payment to it
             could be stuck.
     """
 
-    terms: OpeningTerms
     parties: Parties
-    held: Held[SessionRecord]
+    held: Held
+    session: SessionRecord | None
+    judged: Verdict
     is_to_escrow: bool
 
 
@@ -169,11 +172,12 @@ class Sessions:
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
 
-        async def act(view: _SessionView, judged: Verdict) -> Session | None:
-            if judged is Verdict.REPLAY:
-                session = view.held.existing
-            elif judged is Verdict.RESUME:
-                session = view.held.existing
+        async def act(view: _SessionView) -> Session | None:
+            held_by = view.session
+            if held_by is not None and view.judged is Verdict.REPLAY:
+                session = held_by
+            elif held_by is not None and view.judged is Verdict.RESUME:
+                session = held_by
                 opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
                 session = opened or await self._current(session)
             else:
@@ -188,15 +192,23 @@ class Sessions:
             return to_response(session)
 
         read = partial(self._view, principal, request)
-        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
+        return await perform(self._context.clock, read=read, act=act)
 
     async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _SessionView:
         # Separate reads, as for a transfer.
         read = self._database.read
+        parties = await read(own_parties, principal, request.account_id, request.to)
+        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
+        held = await read(idempotency_keys.find, key, now_us)
+        session, session_id = None, held.subject_of(PurchaseKind.SESSION)
+        if session_id is not None:
+            session = await read(store.SESSIONS.existing, session_id)
+        holder = None if session is None else key_holder_of(session)
         return _SessionView(
-            terms=terms_of(request),
-            parties=await read(own_parties, principal, request.account_id, request.to),
-            held=await read(store.KEYS.find, requested_key(principal, request), now_us),
+            parties=parties,
+            held=held,
+            session=session,
+            judged=judge(held, PurchaseKind.SESSION, holder, terms_of(request)),
             is_to_escrow=await read(store.is_escrow, request.to),
         )
 

@@ -1,4 +1,4 @@
-"""SQL statements for sessions, their idempotency keys, and their charges."""
+"""SQL statements for sessions and their charges."""
 
 from typing import Final
 
@@ -9,7 +9,6 @@ from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
-from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 
 
 @frozen(kw_only=True)
@@ -39,8 +38,6 @@ PAGES: Final = SESSIONS.pages(
     IS_LISTED,
     equal=("account_id", "status", "idempotency_key"),
 )
-KEYS: Final = IdempotencyKeys(SESSIONS, "session_id")
-"""The idempotency keys that sessions hold."""
 
 IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")
 IS_FAILED: Final = sessions.c.status == literal_column(f"'{SessionStatus.FAILED}'")

@@ -9,9 +9,9 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import TransferRecord
+from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Decided, SpendUnit
-from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger import audit, idempotency_keys, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KeyHolder
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
@@ -33,11 +33,13 @@ _PENDING_SECONDS: Final = 60
 class NewSpend(TransferIntent):
     """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
-    `held` are the rows that held the key when the request was judged; an ended transfer loses the key.
+    `held` are the key's claims when the request was judged.
     """
 
     action: ClassVar[str]
     """Name of the action in the audit trail."""
+
+    kind: ClassVar[PurchaseKind]
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class NewSpend(TransferIntent):
         principal: Principal,
         terms: TransferTerms,
         requested: RequestedKey,
-        held: Held[TransferRecord],
+        held: Held,
     ) -> None:
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
         super().__init__(context, transfer_id=transfer_id, terms=terms)
@@ -58,12 +60,13 @@ class NewSpend(TransferIntent):
         return key_totals.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._requested_key, self._held, now_us)
+        """Check that the key's claims are as they were."""
+        return idempotency_keys.is_as_seen(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
+        now_us = self._context.clock.now_us()
+        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
 
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
         """Store the transfer as pending approval, unless too many of an agent's key are."""
@@ -86,8 +89,6 @@ class NewSpend(TransferIntent):
             memo=terms.memo,
             category=terms.category,
             idempotency_key=self._requested_key.idempotency_key,
-            held_key=self._requested_key.idempotency_key,
-            claimed_by_operator=self._held.claims,
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,
@@ -96,6 +97,7 @@ class NewSpend(TransferIntent):
             **decision.columns(now_us),
         )
         store.TRANSFERS.insert(connection, record)
+        idempotency_keys.put(connection, self._requested_key, self._held, self.kind, self._transfer_id)
         audit.record(
             connection,
             self._principal,
@@ -111,6 +113,7 @@ class NewTransfer(NewSpend):
     """A new transfer, requested by `POST /v1/transfers`."""
 
     action: ClassVar[str] = CREATE_TRANSFER.name
+    kind = PurchaseKind.TRANSFER
 
 
 def require_room_to_wait(connection: Connection, principal: Principal) -> None:
@@ -126,15 +129,6 @@ def require_room_to_wait(connection: Connection, principal: Principal) -> None:
             "until an operator has decided about one.",
             retry_after_seconds=_PENDING_SECONDS,
         )
-
-
-def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey:
-    """Return a request's idempotency key and its scope."""
-    return RequestedKey(
-        account_id=request.from_,
-        idempotency_key=request.idempotency_key,
-        by_operator=not principal.is_agent,
-    )
 
 
 def terms_of(request: CreateTransfer) -> TransferTerms:
@@ -165,5 +159,4 @@ def key_holder_of(record: TransferRecord) -> KeyHolder:
     return KeyHolder(
         terms=terms_of_record(record),
         if_equal=verdict_if_equal(record.status, record.error),
-        key_expires_us=record.key_expires_us,
     )

@@ -185,8 +185,10 @@ def ended(
 ) -> Change[TransferRecord]:
     """Return the change of a transfer to a final status.
 
-    Its transaction leaves `pending` in the same commit, so no other driver can do the same.
+    Its transaction leaves `pending` in the same commit, so no other driver can do the same. The key of a
+    payment that settled is never released.
     """
+    is_paid = status is TransferStatus.SETTLED
     return store.TRANSFERS.to_change(
         transfer,
         store.WAS,
@@ -195,8 +197,8 @@ def ended(
         error=error,
         message=message,
         tx_signature=tx_signature,
-        settled_us=now_us if status is TransferStatus.SETTLED else None,
-        key_expires_us=now_us + KEY_LIFETIME_US,
+        settled_us=now_us if is_paid else None,
+        key_expires_us=None if is_paid and transfer.payment_digest is not None else now_us + KEY_LIFETIME_US,
         **columns,
     )
 

@@ -13,8 +13,8 @@
     failed ── landed after all ───────────────────────────► settled
 
 `settled`, `rejected` and `failed` are final, except that a transaction may land although the chain reported
-it as impossible. Money moves only in `submitted`. One transfer of an account holds a key at a time, until 24
-hours after it became final; a transfer that is not final holds its key (interface I1 to I9).
+it as impossible. Money moves only in `submitted`. A transfer holds its key until 24 hours after it became
+final. One that is not final holds its key, and so does a payment that settled (interface I1 to I9).
 """
 
 from typing import Final

@@ -20,11 +20,12 @@ from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.database.tables import TransferRecord
+from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import idempotency_keys
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, perform
+from agentpay_server.ledger.idempotency import Verdict, judge, perform
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
@@ -32,7 +33,7 @@ from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers import store
-from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
+from agentpay_server.transfers.creation import NewTransfer, key_holder_of, terms_of
 from agentpay_server.transfers.intents import TransferIntent
 from agentpay_server.transfers.responses import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
@@ -43,11 +44,16 @@ _CLOCKS_APART_US: Final = HOUR_US
 
 @frozen(kw_only=True)
 class _TransferView:
-    """The stored data for a request: its terms, the accounts, and the rows that hold its key."""
+    """The stored data for a request: the accounts, its key's claims, and the transfer that holds the key.
 
-    terms: TransferTerms
+    Attributes:
+        judged: how to treat it. With `REPLAY` and `RESUME` there is a transfer.
+    """
+
     parties: Parties
-    held: Held[TransferRecord]
+    held: Held
+    transfer: TransferRecord | None
+    judged: Verdict
 
 
 class Transfers:
@@ -80,10 +86,11 @@ class Transfers:
             request = attrs.evolve(request, memo=None)
         # Requests with different keys do not share a task: agent-scoped and operator keys see different
         # idempotency keys (interface I9), and a key may be revoked while the task runs.
-        name, terms = (principal.key_id, requested_key(principal, request)), terms_of(request)
+        key = RequestedKey.of(principal, request.from_, request.idempotency_key)
+        name, terms = (principal.key_id, key), terms_of(request)
         running = self._running.get(name)
         if running is None or running[0] != terms:
-            task = self._context.tasks.start(self._create(principal, request, terms))
+            task = self._context.tasks.start(self._create(principal, key, terms))
             if running is not None:
                 # Different parameters: compare with the stored transfer.
                 return await asyncio.shield(task)
@@ -92,33 +99,39 @@ class Transfers:
         # Shielded: a caller that disconnects cancels nothing, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
-    async def _create(self, principal: Principal, request: CreateTransfer, terms: TransferTerms) -> Transfer:
-        deadline, requested = self._execution.deadline(), requested_key(principal, request)
+    async def _create(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> Transfer:
+        deadline = self._execution.deadline()
 
-        async def act(view: _TransferView, judged: Verdict) -> Transfer | None:
-            if judged is Verdict.REPLAY:
-                return final_response(view.held.existing, self._chain, is_replay=True)
-            if judged is Verdict.RESUME:
-                transfer = await self._execution.resumed(view.held.existing, deadline)
+        async def act(view: _TransferView) -> Transfer | None:
+            held_by = view.transfer
+            if held_by is not None and view.judged is Verdict.REPLAY:
+                return final_response(held_by, self._chain, is_replay=True)
+            if held_by is not None and view.judged is Verdict.RESUME:
+                transfer = await self._execution.resumed(held_by, deadline)
             else:
-                intent = NewTransfer(self._context, principal, terms, requested, view.held)
+                intent = NewTransfer(self._context, principal, terms, key, view.held)
                 decided = await self._execution.decided(intent, view.parties, deadline)
                 if decided is None:
                     return None
                 transfer = await self._execution.driven(decided, deadline)
             return final_response(transfer, self._chain)
 
-        read = partial(self._view, principal, request, terms)
-        return await perform(self._context.clock, read=read, key_holder=key_holder_of, act=act)
+        read = partial(self._view, principal, key, terms)
+        return await perform(self._context.clock, read=read, act=act)
 
     async def _view(
-        self, principal: Principal, request: CreateTransfer, terms: TransferTerms, now_us: int
+        self, principal: Principal, key: RequestedKey, terms: TransferTerms, now_us: int
     ) -> _TransferView:
         # Separate reads, because a transaction around both would double the round trips. The decision checks
         # under a lock what may change between them.
-        parties = await self._database.read(own_parties, principal, request.from_, request.to)
-        held = await self._database.read(store.KEYS.find, requested_key(principal, request), now_us)
-        return _TransferView(terms=terms, parties=parties, held=held)
+        parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
+        held = await self._database.read(idempotency_keys.find, key, now_us)
+        transfer, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
+        if transfer_id is not None:
+            transfer = await self._database.read(store.TRANSFERS.existing, transfer_id)
+        holder = None if transfer is None else key_holder_of(transfer)
+        judged = judge(held, PurchaseKind.TRANSFER, holder, terms)
+        return _TransferView(parties=parties, held=held, transfer=transfer, judged=judged)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).

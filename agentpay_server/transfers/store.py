@@ -1,4 +1,4 @@
-"""SQL statements for transfers and the idempotency keys that they hold."""
+"""SQL statements for transfers."""
 
 import json
 from collections.abc import Sequence
@@ -10,12 +10,9 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import TransferRecord, transfers
-from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 from agentpay_server.transfers.rules import Split
 
 TRANSFERS: Final = Rows(TransferRecord, "transfer_id")
-KEYS: Final = IdempotencyKeys(TRANSFERS, "transfer_id")
-"""The idempotency keys that transfers hold."""
 
 # A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")

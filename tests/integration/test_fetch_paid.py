@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -804,3 +805,52 @@ def test_a_stolen_voucher_is_paid_and_not_delivered(
     assert {(each["status"], each["money_moved"]) for each in results} == {("paid_not_delivered", "yes")}
     (session,) = client.sessions.list()
     assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
+
+
+# --- One reference, one purchase of any kind
+
+WAYS = ("pay", "fetch", "session", "escrow")
+
+
+def buy(tools: AgentTools, client: AgentPay, paywall: Paywall, way: str) -> dict[str, Any]:
+    if way == "pay":
+        payee = next(each.account_id for each in client.accounts.list() if each.name == "Payee")
+        return dict(tools.pay(payment_ref=REF, to=payee, amount_usdc="0.5"))
+    if way == "escrow":
+        payee = next(each.account_id for each in client.accounts.list() if each.name == "Payee")
+        return dict(tools.open_session(session_ref=REF, to=payee, cap_usdc="1"))
+    return dict(fetched(tools, paywall) if way == "fetch" else metered(tools, paywall, REF))
+
+
+@pytest.mark.parametrize(("first", "then"), list(itertools.permutations(WAYS, 2)))
+def test_a_reference_buys_once_in_whatever_way(
+    tools: AgentTools, client: AgentPay, account: str, paywall: Paywall, first: str, then: str
+) -> None:
+    client.accounts.create(name="Payee")
+    paywall.sell_by_session("/tick", "0.001")
+    done = buy(tools, client, paywall, first)
+    assert done["status"] in {"settled", "charged", "open"}
+    before = spent(client, account)
+    again = buy(tools, client, paywall, then)
+    assert (again["status"], again["money_moved"], again["may_retry_with_same_ref"]) == (
+        "conflict",
+        "no",
+        False,
+    )
+    assert spent(client, account) == before
+    if first != "escrow":
+        shown = tools.get_payment(payment_ref=REF)
+        assert (shown["status"], shown["money_moved"]) == (done["status"], "yes")
+        assert shown["amount_usdc"] == done["amount_usdc"]
+
+
+def test_a_reference_that_paid_a_transfer_buys_nothing_after_its_key_has_expired(
+    tools: AgentTools, client: AgentPay, account: str, server: AgentPayServer, paywall: Paywall
+) -> None:
+    client.accounts.create(name="Payee")
+    buy(tools, client, paywall, "pay")
+    server.sandbox.clock.advance(hours=25)
+    before = spent(client, account)
+    assert buy(tools, client, paywall, "fetch")["status"] == "conflict"
+    assert client.accounts.budget(account).reserved_usdc == 0
+    assert spent(client, account) == before

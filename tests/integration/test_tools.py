@@ -690,9 +690,8 @@ TRANSFER = {
 @respx.mock(base_url="https://pay.example.com")
 def test_a_service_without_the_listing_is_paid_by_its_idempotency_key_alone(respx_mock: Any) -> None:
     respx_mock.get("/ext/v1/whoami").respond(json=IDENTITY)
-    respx_mock.get("/ext/v1/transfers").respond(
-        404, json={"error": "not_found", "message": "No.", "request_id": "1"}
-    )
+    for path in ("/ext/v1/transfers", "/ext/v1/payments"):
+        respx_mock.get(path).respond(404, json={"error": "not_found", "message": "No.", "request_id": "1"})
     respx_mock.get("/ext/v1/accounts/acct_1/budget").mock(side_effect=httpx.ConnectError("down"))
     paid = {
         **TRANSFER,

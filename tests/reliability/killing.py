@@ -314,7 +314,6 @@ class Survey:
         (transfer,) = self.rows("transfers")
         assert (transfer["transfer_id"], transfer["status"]) == (answer.transfer_id, "settled")
         assert self.landed() - landed_before == {transfer["tx_signature"]} == {answer.tx_signature}
-        assert transfer["held_key"] == "key"
         (tx,) = signed.of_kind(self.rows("chain_transactions"), "transfer")[-1:]
         assert (tx["state"], tx["raw"], tx["leased_until_us"]) == ("finalized", None, 0)
         accounts = {row["account_id"]: row for row in self.rows("accounts")}

@@ -132,7 +132,6 @@ class MoneyWithSessions(Money):
 
     def book_settled(self, session: Session) -> None:
         session.status, session.is_lost = "settled", False
-        session.key_expires_us = self.now_us + DAY_US
         source, to, cap = session.terms
         payer = self.accounts[source]
         payer.balance += cap + session.dust

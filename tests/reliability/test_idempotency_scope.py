@@ -255,7 +255,7 @@ async def open_at_once(scene: Scene, key: str, count: int) -> None:
     for number in range(2):
         assert outcomes[Ask(None, number, "10")] <= {*opened[number], (409, "idempotency_conflict")}
     for source in scene.sources:
-        rows = await scene.first.rows("sessions", account_id=source.account_id, held_key=key)
+        rows = await scene.first.rows("sessions", account_id=source.account_id, idempotency_key=key)
         assert len(rows) == 1
         assert scene.first.attempts(rows[0]["session_id"]) == ["landed"]
 

@@ -26,14 +26,14 @@ from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.database.tables import sessions
+from agentpay_server.database.tables import PurchaseKind, sessions
 from agentpay_server.engine import authorization, outcomes
 from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.settlement_schedule import RecoverySchedule
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, entries, spending
+from agentpay_server.ledger import accounts, deliveries, entries, idempotency_keys, spending
 from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
@@ -45,9 +45,8 @@ from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
-from agentpay_server.sessions import service as session_service
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import approvals, creation, intents
+from agentpay_server.transfers import approvals, intents
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.outcomes import TransferHandler
@@ -247,11 +246,7 @@ def a_worker_ends_at_its_first_error(patch: Patch) -> None:
 
 @planted
 def an_idempotency_key_is_not_held(patch: Patch) -> None:
-    insert = transfer_store.TRANSFERS.insert
-    patch(creation.NewTransfer, "claim", lambda self, connection, now_us: True)
-    patch(
-        transfer_store.TRANSFERS, "insert", lambda c, record: insert(c, attrs.evolve(record, held_key=None))
-    )
+    _claims_nothing(patch, PurchaseKind.TRANSFER)
 
 
 @planted
@@ -262,10 +257,17 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 
 @planted
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
-    insert = session_store.SESSIONS.insert
-    patch(session_service, "key_holder_of", lambda record: None)
-    patch(session_store.KEYS, "take", lambda *_: True)
-    patch(session_store.SESSIONS, "insert", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
+    _claims_nothing(patch, PurchaseKind.SESSION)
+
+
+def _claims_nothing(patch: Patch, of: PurchaseKind) -> None:
+    put = idempotency_keys.put
+
+    def put_others(connection, requested, seen, kind, subject_id):
+        if kind is not of:
+            put(connection, requested, seen, kind, subject_id)
+
+    patch(idempotency_keys, "put", put_others)
 
 
 @planted

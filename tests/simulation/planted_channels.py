@@ -12,6 +12,7 @@ from agentpay_server.payments.channels import on_chain, upto
 from agentpay_server.payments.channels import rules as channel_rules
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.selection import SelectOffer
 from agentpay_server.sessions import unknown_payouts
 
 
@@ -29,6 +30,18 @@ def _signs(patch: Patch, cumulative) -> None:
 @planted
 def a_repeated_key_gets_a_higher_voucher(patch: Patch) -> None:
     _signs(patch, lambda paid: paid.voucher.cumulative + paid.is_replay)
+
+
+@planted
+def a_session_over_402_has_keys_of_its_own(patch: Patch) -> None:
+    init = SelectOffer.__init__
+
+    def apart(self, context, principal, request, key, offers, *, now_us):
+        if request.session_cap is not None:
+            key = attrs.evolve(key, idempotency_key=f"session {key.idempotency_key}")
+        init(self, context, principal, request, key, offers, now_us=now_us)
+
+    patch(SelectOffer, "__init__", apart)
 
 
 @planted

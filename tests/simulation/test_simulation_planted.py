@@ -23,6 +23,7 @@ SAMPLE = (
     "an_unknown_outcome_is_told_as_a_failure",
     "a_payment_expires_before_that_is_proved",
     "a_repeated_key_gets_a_higher_voucher",
+    "a_session_over_402_has_keys_of_its_own",
 )
 
 

@@ -44,6 +44,7 @@ from agentpay_server.database.tables.identity import (
     server_state,
     sign_in_codes,
 )
+from agentpay_server.database.tables.keys import KeyClaimRecord, PurchaseKind, key_claims
 from agentpay_server.database.tables.money import (
     ChainTransactionRecord,
     EntryRecord,
@@ -81,12 +82,14 @@ __all__ = [
     "DeliveryRecord",
     "EntryRecord",
     "EventRecord",
+    "KeyClaimRecord",
     "KeyRecord",
     "Kind",
     "OperatorRecord",
     "PaymentRow",
     "PinRecord",
     "PolicyRecordRow",
+    "PurchaseKind",
     "SessionRecord",
     "SignInCodeRecord",
     "State",
@@ -110,6 +113,7 @@ __all__ = [
     "delivery_attempts",
     "entries",
     "events",
+    "key_claims",
     "metadata",
     "operators",
     "payments",

@@ -10,7 +10,6 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
 
 @row(
     "sessions",
-    UniqueConstraint("account_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),
     Index("ix_sessions_operator_status", "operator_id", "status", "seq"),
     Index("ix_sessions_account", "account_id", "seq"),
@@ -18,14 +17,6 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
     Index("ix_sessions_requested_by", "key_id"),
     Index("ix_sessions_settlement", "settlement_tx_signature"),
-    index_where(
-        "claimed_by_operator",
-        "ux_sessions_claimed_key",
-        "operator_id",
-        "held_key",
-        unique=True,
-        on_sqlite="claimed_by_operator = 1",
-    ),
     index_where("closes_us IS NOT NULL", "ix_sessions_closes", "closes_us"),
     index_where(
         "payee_created_us IS NOT NULL", "ix_sessions_payee_created", "account_id", "payee_created_us"
@@ -48,8 +39,7 @@ class SessionRecord:
     # The sum of the charges, at most the cap. It is what the settlement pays.
     running_total: int
     idempotency_key: str
-    # The idempotency key while this session holds it, and until when, as in `transfers`.
-    held_key: str | None
+    # Until when it may hold its key (`key_claims`), if it has failed; else NULL.
     key_expires_us: int | None
     status: str
     # Why it failed; while it is closing, why its settlement failed.
@@ -71,8 +61,6 @@ class SessionRecord:
     # signed (again); NULL once signed.
     closes_us: int | None
     created_us: int
-    # Whether it holds the operator's claim to its key (ledger/idempotency_keys.py).
-    claimed_by_operator: bool
     # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     recipient_owner: str | None
     # Which time limit closed it (`ClosingReason`); NULL if a caller closed it, or if it is open.
@@ -148,17 +136,9 @@ class ChannelRecord:
 
 @row(
     "vouchers",
-    # A key has one cumulative amount, for ever, and each amount of a channel has one key.
-    UniqueConstraint("account_id", "idempotency_key"),
+    # Each amount of a channel has one key.
     UniqueConstraint("session_id", "cumulative"),
-    index_where(
-        "claimed_by_operator",
-        "ux_vouchers_claimed_key",
-        "operator_id",
-        "idempotency_key",
-        unique=True,
-        on_sqlite="claimed_by_operator = 1",
-    ),
+    Index("ix_vouchers_key", "operator_id", "idempotency_key", "seq"),
 )
 @frozen(kw_only=True)
 class VoucherRecord:
@@ -170,8 +150,6 @@ class VoucherRecord:
     operator_id: str
     account_id: str
     idempotency_key: str
-    # Whether an operator key has created it: such keys share their idempotency keys.
-    claimed_by_operator: bool
     # Digest of the purchase, which the same key must repeat.
     digest: str
     url: str | None

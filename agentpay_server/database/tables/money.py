@@ -11,21 +11,12 @@ from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where,
 
 @row(
     "transfers",
-    UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
     Index("ix_transfers_operator_status", "operator_id", "status", "seq"),
     Index("ix_transfers_account", "operator_id", "account_id", "seq"),
     Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
     Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
     Index("ix_transfers_requested_by", "key_id", "status", "amount"),
-    index_where(
-        "claimed_by_operator",
-        "ux_transfers_claimed_key",
-        "operator_id",
-        "held_key",
-        unique=True,
-        on_sqlite="claimed_by_operator = 1",
-    ),
     index_where("status = 'pending_approval'", "ix_transfers_pending", "operator_id", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending_due", "approval_expires_us", "seq"),
     index_where("status = 'approved'", "ix_transfers_approved_due", "approval_expires_us", "seq"),
@@ -46,9 +37,7 @@ class TransferRecord:
     memo: str | None
     category: str | None
     idempotency_key: str
-    # The idempotency key while this transfer holds it, otherwise NULL; and until when, NULL before it is
-    # final.
-    held_key: str | None
+    # Until when it may hold its key (`key_claims`); NULL before it is final, and for a payment that settled.
     key_expires_us: int | None
     status: str
     error: str | None
@@ -59,8 +48,6 @@ class TransferRecord:
     created_us: int
     # Until when an operator may approve it; NULL for a transfer that never needed approval.
     approval_expires_us: int | None
-    # Whether it holds the operator's claim to its key (ledger/idempotency_keys.py).
-    claimed_by_operator: bool
     # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
     payment_digest: str | None = None
     # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.

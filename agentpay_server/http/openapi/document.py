@@ -238,9 +238,8 @@ class _Printer:
             return answer
         schema = self._schemas.of(model)
         example = self._examples.of(schema)
-        if status != 202 and "alternative" in vars(model):
-            _, other = model.alternative()
-            schema = {"anyOf": [schema, self._schemas.of(other)]}
+        if status != 202:
+            schema = self._schemas.either(model)
         if status == 202 and "settled_at" in example:
             unsigned = ("tx_signature", "chain_explorer_url", "settled_at", "header")
             pending = dict.fromkeys(name for name in unsigned if name in example)

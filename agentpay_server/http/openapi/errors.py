@@ -83,9 +83,10 @@ class Errors:
         optional: dict[str, Schema] = {}
         if not {ErrorCode.NOTHING_PAYABLE, ErrorCode.SCENE_INCOMPLETE}.isdisjoint(codes):
             optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
-        if status == 409 and subject is not None and subject.is_named_by_conflicts:
-            name = f"{subject.kind}_id"
-            optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}
+        if ErrorCode.IDEMPOTENCY_CONFLICT in codes:
+            # What the key has bought, if the caller may see it.
+            for name in ("transfer_id", "session_id", "charge_id"):
+                optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}
         return _exactly(
             f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields, optional
         )

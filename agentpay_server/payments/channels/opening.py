@@ -17,13 +17,13 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionProtocol
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import SessionRecord, TransferRecord
+from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger import audit, idempotency_keys, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
@@ -50,7 +50,6 @@ from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.opening import SessionOpenHandler, failed
 from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
-from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.responses import report as report_transfer
 
 _EXPIRED: Final = Refusal(
@@ -103,7 +102,7 @@ class OpenChannel(Intent[SessionRecord]):
         principal: Principal,
         opening: Opening,
         requested: RequestedKey,
-        held: Held[SessionRecord],
+        held: Held,
     ) -> None:
         self._context = context
         self._principal = principal
@@ -138,14 +137,12 @@ class OpenChannel(Intent[SessionRecord]):
         return Cost(fees=closing_fee(preflight.blockhash))
 
     def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key, if pin and channels are as they were read."""
+        """Check that pin, channels and the key's claims are as they were."""
         opening, key = self._opening, self._requested_key
         return (
             pin_is_as_seen(connection, self._principal.operator_id, opening.origin, opening.pin)
             and channel_store.live(connection, opening.account_id, opening.digest) is None
-            and channel_store.voucher_of(connection, opening.account_id, key.idempotency_key) is None
-            and not transfer_store.KEYS.find(connection, key, now_us).is_holder_in_force
-            and session_store.KEYS.take(connection, key, self._held, now_us)
+            and idempotency_keys.is_as_seen(connection, key, self._held, now_us)
         )
 
     def objection(self, unit: SpendUnit) -> Refusal | None:
@@ -156,7 +153,7 @@ class OpenChannel(Intent[SessionRecord]):
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         now_us = self._context.clock.now_us()
-        return session_store.KEYS.find(connection, self._requested_key, now_us).is_held
+        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
 
     def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -190,12 +187,14 @@ class OpenChannel(Intent[SessionRecord]):
             token_account=opening.token_account,
             landing=opening.landing,
             terms_digest=opening.digest,
-            held_key=self._requested_key.idempotency_key,
-            is_claimed=self._held.claims,
+            idempotency_key=self._requested_key.idempotency_key,
             expires_us=opening.offer.expires_us,
         )
         channel, tx = sign_channel(unit, deposit)
         session, held = channel.session, unit.hold_cap(tx, opening.cap_micro)
+        idempotency_keys.put(
+            unit.connection, self._requested_key, self._held, PurchaseKind.CHANNEL, session.session_id
+        )
         audit.record(
             unit.connection,
             principal,

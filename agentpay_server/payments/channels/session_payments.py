@@ -23,11 +23,12 @@ from agentpay.contract.payments import (
     SessionStep,
     VoucherReport,
 )
+from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import format_number, from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord, SessionRecord, VoucherRecord
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
@@ -42,7 +43,6 @@ from agentpay_server.payments.channels.opening import OpenChannel, Opening
 from agentpay_server.payments.channels.signing import OpeningBlockhash
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
-from agentpay_server.payments.responses import conflict
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem, invalid
@@ -64,14 +64,20 @@ class KeyUse:
     """What an idempotency key has been used for in sessions.
 
     Attributes:
-        held: the sessions that hold it.
+        held: its claims.
         voucher: the voucher signed under it, if any.
-        channel: the channel of that voucher, else of a live session that was opened under the key.
+        opened: the channel of that voucher, else the one that was opened under the key.
     """
 
-    held: Held[SessionRecord]
-    voucher: VoucherRecord | None
-    channel: Channel | None
+    held: Held
+    voucher: VoucherRecord | None = None
+    opened: Channel | None = None
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel, if it has the voucher or may still get it."""
+        opened = self.opened
+        return opened if self.voucher or (opened and opened.session.status in _LIVE) else None
 
 
 @frozen(kw_only=True)
@@ -99,26 +105,14 @@ class Selected:
     landing: OpeningBlockhash | None = None
 
 
-def use_of(connection: Connection, principal: Principal, key: RequestedKey, now_us: int) -> KeyUse:
-    """Return what a key has been used for in sessions.
-
-    Raises:
-        Problem: `idempotency_conflict`, if an operator key has used it for another account.
-    """
-    held = session_store.KEYS.find(connection, key, now_us)
-    voucher = channel_store.voucher_of(connection, key.account_id, key.idempotency_key)
-    if voucher is not None:
-        channel = channel_store.of_session(connection, voucher.session_id)
-        return KeyUse(held=held, voucher=voucher, channel=channel)
-    if key.by_operator and channel_store.is_claimed_elsewhere(
-        connection, principal.operator_id, key.account_id, key.idempotency_key
-    ):
-        raise conflict()
-    holder = held.in_force
-    opened: Channel | None = None
-    if holder is not None and holder.channel is not None and holder.status in _LIVE:
-        opened = channel_store.of_session(connection, holder.session_id)
-    return KeyUse(held=held, voucher=None, channel=opened)
+def use_of(connection: Connection, held: Held) -> KeyUse:
+    """Return what a key has been used for in sessions, given its claims."""
+    subject_id = held.subject_of(PurchaseKind.CHANNEL)
+    if subject_id is None:
+        return KeyUse(held=held)
+    voucher = channel_store.VOUCHERS.get(connection, subject_id)
+    session_id = subject_id if voucher is None else voucher.session_id
+    return KeyUse(held=held, voucher=voucher, opened=channel_store.of_session(connection, session_id))
 
 
 class SessionPayments:
@@ -178,7 +172,7 @@ class SessionPayments:
         """
         paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
         self._context.wakeup.set()
-        return _step(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+        return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
@@ -194,6 +188,7 @@ class SessionPayments:
         charge = VoucherRequest(
             session_id=channel.session.session_id,
             key=selected.key,
+            held=selected.use.held,
             offer=selected.offer,
             digest=selected.digest,
             url=request.url,
@@ -213,7 +208,7 @@ class SessionPayments:
             paid = await self._database.run(unit)
         except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
-            if await self._database.read(pay.is_claimed):
+            if await self._database.read(pay.is_key_taken):
                 return None
             raise
         if paid is None:
@@ -232,7 +227,7 @@ class SessionPayments:
             paid.voucher.cumulative,
             challenge=selected.offer.echo,
         )
-        return _step(
+        return step_of(
             paid.channel,
             voucher=paid.voucher,
             amount_micro=paid.voucher.amount,
@@ -301,7 +296,7 @@ class SessionPayments:
         # The opening has the blockhash of its own challenge, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us
         challenge = json.loads(channel.record.challenge) if is_in_force else selected.offer.echo
-        return _step(
+        return step_of(
             channel,
             voucher=None,
             amount_micro=selected.offer.terms.amount_micro,
@@ -310,7 +305,7 @@ class SessionPayments:
         )
 
 
-def _step(
+def step_of(
     channel: Channel,
     *,
     voucher: VoucherRecord | None,
@@ -318,6 +313,7 @@ def _step(
     header: tuple[str, str] | None,
     is_replay: bool = False,
 ) -> SessionStep:
+    """Return a step as callers see it: a voucher, or without one an opening."""
     session, outcome = channel.session, None
     if voucher is not None and voucher.outcome_status is not None:
         outcome = PaymentOutcome(
@@ -346,8 +342,10 @@ def _step(
 def session_conflict(use: KeyUse) -> Problem:
     """Return the error for a key that was used in a session for something else."""
     used = "for a voucher" if use.voucher is not None else "for the opening"
-    session_id = "" if use.channel is None else f" {use.channel.session.session_id}"
+    session_id = None if use.opened is None else use.opened.session.session_id
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        f"This idempotency_key was used {used} of session{session_id} on other terms, or by another key.",
+        f"This idempotency_key was used {used} of session {session_id} on other terms, or by another key.",
+        session_id=session_id if use.voucher is None else UNSET,
+        charge_id=None if use.voucher is None else use.voucher.charge_id,
     )

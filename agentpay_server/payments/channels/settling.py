@@ -21,7 +21,6 @@ from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.channels import upto
@@ -64,7 +63,6 @@ def post(
         error=None,
         message=None,
         stuck_reason=None,
-        key_expires_us=unit.now_us + KEY_LIFETIME_US,
     )
     # With another channel of the account that it pays out, or before: this one may have been empty.
     is_posted = entries.is_deposit_posted(connection, session.account_id, payout.signature)

@@ -51,8 +51,7 @@ class ChannelDeposit:
         position: the position of the offer in its 402.
         token_account: of the primary recipient.
         terms_digest: what vouchers of the channel have in common.
-        held_key: the idempotency key, if the channel's own row holds it.
-        is_claimed: whether it holds the operator's claim to the key.
+        idempotency_key: the key of the request.
         expires_us: until when the seller may use the opening, if it says.
         memo: a memo in the transaction.
     """
@@ -71,8 +70,7 @@ class ChannelDeposit:
     token_account: str
     landing: OpeningBlockhash
     terms_digest: str
-    held_key: str | None = None
-    is_claimed: bool = False
+    idempotency_key: str
     expires_us: int | None = None
     memo: str | None = None
 
@@ -206,9 +204,7 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         category=deposit.category,
         cap=deposit.deposit_micro,
         running_total=0,
-        # The row of a payment up to a maximum holds the key of that payment.
-        idempotency_key=deposit.held_key or deposit.subject_id,
-        held_key=deposit.held_key,
+        idempotency_key=deposit.idempotency_key,
         key_expires_us=None,
         status=SessionStatus.OPENING.value,
         error=None,
@@ -222,7 +218,6 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         settled_us=None,
         closes_us=None,
         created_us=unit.now_us,
-        claimed_by_operator=deposit.is_claimed,
         recipient_owner=terms.payee,
         closed_by=None,
         stuck_reason=None,

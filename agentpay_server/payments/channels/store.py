@@ -1,14 +1,14 @@
 """SQL statements for the channels of payments over HTTP 402, and for their vouchers."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import ColumnElement, Select, bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.rows import Rows
+from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
     ChannelRecord,
     SessionRecord,
@@ -28,6 +28,20 @@ class Channel:
 
     session: SessionRecord
     record: ChannelRecord
+
+
+@frozen(kw_only=True)
+class Step:
+    """A step of a payment within a session: a voucher, or the opening of the channel.
+
+    Attributes:
+        place: its place in lists: above all payments.
+        voucher: None for an opening.
+    """
+
+    place: int
+    channel: Channel
+    voucher: VoucherRecord | None = None
 
 
 CHANNELS: Final = Rows(ChannelRecord, "session_id")
@@ -92,22 +106,7 @@ _NEWEST_OPENINGS: Final = (
     .order_by(channels.c.created_us.desc())
     .limit(bindparam("most"))
 )
-_VOUCHER: Final = select(vouchers).where(
-    vouchers.c.account_id == bindparam("account_id"), vouchers.c.idempotency_key == bindparam("key")
-)
-_OPENING_KEY: Final = select(sessions.c.seq).where(
-    sessions.c.account_id == bindparam("account_id"),
-    sessions.c.held_key == bindparam("key"),
-    sessions.c.channel.is_not(None),
-    sessions.c.status.in_(
-        literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
-    ),
-)
-_CLAIMED: Final = select(vouchers.c.account_id).where(
-    vouchers.c.operator_id == bindparam("operator_id"),
-    vouchers.c.idempotency_key == bindparam("key"),
-    vouchers.c.claimed_by_operator,
-)
+
 _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
     channels.c.session_id == chain_transactions.c.subject_id,
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
@@ -118,6 +117,55 @@ _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
 def _channel(row: Sequence[Any]) -> Channel:
     values = tuple(row)
     return Channel(session=SESSIONS.record(values[:_COLUMNS]), record=CHANNELS.record(values[_COLUMNS:]))
+
+
+_OPENINGS: Final = 1 << 60
+_VOUCHERS: Final = 2 << 60
+
+
+def _opening_step(row: Sequence[Any]) -> Step:
+    channel = _channel(row)
+    return Step(place=_OPENINGS + channel.session.seq, channel=channel)
+
+
+def _voucher_step(row: Sequence[Any]) -> Step:
+    width = len(vouchers.columns)
+    voucher = VOUCHERS.record(row[:width])
+    return Step(place=_VOUCHERS + voucher.seq, channel=_channel(row[width:]), voucher=voucher)
+
+
+def _steps(select_: Select[Any], record: Callable[[Sequence[Any]], Step], table: Table) -> Pages[Step]:
+    return Pages(
+        select_,
+        record,
+        owner=table.c.operator_id,
+        place=table.c.seq,
+        filters={
+            **{name: (table.c[name] == bindparam(name),) for name in ("account_id", "idempotency_key")},
+            "origin": (channels.c.origin == bindparam("origin"),),
+            "since_us": (table.c.created_us > bindparam("since_us"),),
+        },
+        few="idempotency_key",
+    )
+
+
+_VOUCHER_STEPS: Final = _steps(
+    select(vouchers, sessions, channels).where(
+        vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.session_id
+    ),
+    _voucher_step,
+    vouchers,
+)
+_OPENING_STEPS: Final = _steps(_both(IS_LISTED), _opening_step, sessions)
+
+
+def steps(connection: Connection, /, owner: str, before: int, count: int, **given: object) -> list[Step]:
+    """Return up to `count` steps of an operator below a place; `given` are the values of filters."""
+    found: list[Step] = []
+    for first, pages in ((_VOUCHERS, _VOUCHER_STEPS), (_OPENINGS, _OPENING_STEPS)):
+        if before > first and len(found) < count:
+            found += pages(connection, owner, before - first, count - len(found), **given)
+    return found
 
 
 def of_session(connection: Connection, session_id: str, *, lock: bool = False) -> Channel:
@@ -161,27 +209,7 @@ def newest_openings(
     return list(found.scalars())
 
 
-def voucher_of(connection: Connection, account_id: str, key: str) -> VoucherRecord | None:
-    """Return the voucher of an account's idempotency key; a key never expires."""
-    return VOUCHERS.one(connection, _VOUCHER, account_id=account_id, key=key)
-
-
-def is_claimed_elsewhere(connection: Connection, operator_id: str, account_id: str, key: str) -> bool:
-    """Return whether an operator key has used an idempotency key for a voucher of another account."""
-    values = {"operator_id": operator_id, "key": key}
-    found = connection.execute(_CLAIMED, values).scalar_one_or_none()
-    return found is not None and found != account_id
-
-
 def next_expiry_us(connection: Connection) -> int | None:
     """Return the earliest expiry of the openings that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
-
-
-def is_key_used(connection: Connection, account_id: str, key: str) -> bool:
-    """Return whether an idempotency key belongs to a session over 402, which may still spend under it."""
-    if voucher_of(connection, account_id, key) is not None:
-        return True
-    found = connection.execute(_OPENING_KEY, {"account_id": account_id, "key": key}).scalar_one_or_none()
-    return found is not None

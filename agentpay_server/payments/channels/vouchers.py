@@ -17,7 +17,7 @@ from agentpay.contract.payments import AUTHORIZE_PAYMENT, REPORT_OUTCOME, Report
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, VoucherRecord
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, VoucherRecord
 from agentpay_server.engine.policy import (
     Recipient,
     Refusal,
@@ -27,10 +27,10 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, key_totals
+from agentpay_server.ledger import audit, idempotency_keys, key_totals
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency_keys import RequestedKey
+from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.outcome import Unit
 from agentpay_server.payments.authorizing import pin_is_as_seen
 from agentpay_server.payments.challenges.terms import Offer
@@ -48,7 +48,6 @@ from agentpay_server.sessions import outcomes
 from agentpay_server.sessions.responses import limits_of, refused
 from agentpay_server.sessions.rules import closes_us, key_refusal
 from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
-from agentpay_server.transfers import store as transfer_store
 
 _REFUSED: Final = 402
 _SERVER_ERROR: Final = 500
@@ -59,12 +58,14 @@ class VoucherRequest:
     """A request to pay within a session.
 
     Attributes:
+        held: the claims of the key, as read before the unit of work.
         digest: of the purchase, which the same key must repeat.
         pin: the operator's pin of the origin, as read before the unit of work.
     """
 
     session_id: str
     key: RequestedKey
+    held: Held
     offer: Offer
     digest: str
     url: str | None
@@ -92,8 +93,8 @@ class PayByVoucher:
         """Store the voucher.
 
         Returns:
-            None if the request must start over, because the session is no longer open, the pin is not as it
-                was read, or the key was used.
+            None if the request must start over, because the session is no longer open, or the pin or the
+                key's claims are not as they were read.
 
         Raises:
             Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
@@ -106,7 +107,9 @@ class PayByVoucher:
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)
         channel = channel_store.of_session(connection, charge.session_id, lock=True)
-        if channel.session.status != SessionStatus.OPEN or self._is_key_used(connection, now_us):
+        if channel.session.status != SessionStatus.OPEN:
+            return None
+        if not idempotency_keys.is_as_seen(connection, key, charge.held, now_us):
             return None
         # Comparing the account with the chain may have taken long since the pin was read.
         if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, charge.pin):
@@ -119,21 +122,10 @@ class PayByVoucher:
         self._require_turn(channel)
         return self._store(connection, channel, now_us)
 
-    def is_claimed(self, connection: Connection) -> bool:
-        """Return whether a voucher has the key: one of the account, or of another one by an operator key."""
-        key, principal = self._charge.key, self._principal
-        return channel_store.voucher_of(connection, key.account_id, key.idempotency_key) is not None or (
-            key.by_operator
-            and channel_store.is_claimed_elsewhere(
-                connection, principal.operator_id, key.account_id, key.idempotency_key
-            )
-        )
-
-    def _is_key_used(self, connection: Connection, now_us: int) -> bool:
-        key = self._charge.key
-        if channel_store.voucher_of(connection, key.account_id, key.idempotency_key) is not None:
-            return True
-        return transfer_store.KEYS.find(connection, key, now_us).is_holder_in_force
+    def is_key_taken(self, connection: Connection) -> bool:
+        """Return whether another request holds the idempotency key."""
+        now_us = self._context.clock.now_us()
+        return idempotency_keys.find(connection, self._charge.key, now_us).is_held
 
     def _require_turn(self, channel: Channel) -> None:
         until_us = channel.record.in_flight_until_us
@@ -198,7 +190,6 @@ class PayByVoucher:
             operator_id=session.operator_id,
             account_id=session.account_id,
             idempotency_key=charge.key.idempotency_key,
-            claimed_by_operator=charge.key.by_operator,
             digest=charge.digest,
             url=charge.url,
             amount=amount,
@@ -206,6 +197,7 @@ class PayByVoucher:
             created_us=now_us,
         )
         VOUCHERS.insert(connection, voucher)
+        idempotency_keys.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, voucher.charge_id)
         record = CHANNELS.changed(
             connection,
             channel.record,

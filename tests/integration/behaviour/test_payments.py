@@ -250,26 +250,6 @@ def test_an_approved_payment_is_signed_for_the_fee_payer_and_memo_of_the_last_ch
     assert seller.received == 1_000
 
 
-# --- Keys are shared with transfers
-
-
-def test_a_transfer_cannot_take_the_key_of_a_payment(http, seller, paid, account) -> None:
-    paid(seller.ask())
-
-    body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
-    refused(
-        http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}), "idempotency_conflict"
-    )
-
-
-def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, account) -> None:
-    body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
-    assert http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}).status_code == 200
-
-    assert "for a transfer." in refused(authorize(seller.ask()), "idempotency_conflict")["message"]
-    assert seller.received == 1_000
-
-
 # --- Expiry
 
 

@@ -2,7 +2,7 @@
 
 from sqlalchemy import text
 
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, KeyClaimRecord
 from agentpay_server.ledger import accounts
 from agentpay_server.transfers import store as transfers
 
@@ -63,9 +63,18 @@ def new_transfer(number):
         "to": "acct_2",
         "amount": 1,
         "idempotency_key": "key",
-        "held_key": "key",
         "status": "submitted",
         "created_us": 0,
-        "claimed_by_operator": True,
     }
     return transfers.TransferRecord(**fields)
+
+
+def new_claim(number, *, by_operator=True):
+    return KeyClaimRecord(
+        operator_id="op_1",
+        account_id="acct_1",
+        idempotency_key="key",
+        kind="transfer",
+        subject_id=f"txn_{number}",
+        claimed_by_operator=by_operator,
+    )

@@ -25,7 +25,6 @@ import agentpay_server
 from agentpay_server.database.memory import _template
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import metadata
-from agentpay_server.ledger.idempotency_keys import IdempotencyKeys
 
 ROWS = 8
 TEXTS = [f"v{number}" for number in range(ROWS)]
@@ -62,7 +61,7 @@ def all_statements() -> dict[str, Statement]:
 
 
 def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
-    if isinstance(value, Rows | Pages | IdempotencyKeys):
+    if isinstance(value, Rows | Pages):
         return value.statements().items()
     return value.items() if isinstance(value, dict) else [("", value)]
 
@@ -119,9 +118,9 @@ def _value(table: Table, column: Column[Any], number: int) -> Any:
     if isinstance(column.type, Text):
         if table.name == "counters":
             return ["key_index", *TEXTS][number]
-        if column.name in ("transaction_id", "held_key", "tx_signature", "signature", "subject_id", "origin"):
+        if column.name in ("transaction_id", "tx_signature", "signature", "subject_id", "origin"):
             is_unique = True
-        if (table.name, column.name) == ("vouchers", "idempotency_key"):
+        if (table.name, column.name) == ("key_claims", "idempotency_key"):
             is_unique = True
         return TEXTS[number if is_unique else number % 3]
     if isinstance(column.type, Boolean):

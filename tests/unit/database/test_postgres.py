@@ -8,7 +8,7 @@ import asyncpg
 import attrs
 import pytest
 import stores
-from postgres_rows import KILL_OTHERS, new_transfer, put_account, until_waiting
+from postgres_rows import KILL_OTHERS, new_claim, put_account, until_waiting
 from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
@@ -18,12 +18,11 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.database.tables import EventRecord, WebhookRecord, counters
-from agentpay_server.ledger import accounts, deliveries, events, webhooks
+from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
+from agentpay_server.ledger import accounts, deliveries, events, idempotency_keys, webhooks
 from agentpay_server.ledger.delivery_rules import LEASE_US
 from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
-from agentpay_server.transfers import store as transfers
 
 pytestmark = pytest.mark.anyio
 
@@ -535,7 +534,7 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
 
 async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     def claim(connection, number):
-        transfers.TRANSFERS.insert(connection, new_transfer(number))
+        idempotency_keys.CLAIMS.insert(connection, new_claim(number))
 
     results = await asyncio.gather(
         *(
@@ -547,9 +546,9 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     assert results.count(None) == 1
     assert all(result is None or isinstance(result, ConstraintError) for result in results)
     await database.run(put_account)
-    asked = RequestedKey(account_id="acct_1", idempotency_key="key", by_operator=True)
-    held = await database.read(transfers.KEYS.find, asked, 0)
-    assert held.holder_id == held.claim_id == f"txn_{results.index(None)}"
+    asked = RequestedKey(operator_id="op_1", account_id="acct_1", idempotency_key="key", by_operator=True)
+    held = await database.read(idempotency_keys.find, asked, 0)
+    assert held.subject_of(PurchaseKind.TRANSFER) == f"txn_{results.index(None)}"
 
 
 @pytest.mark.parametrize("by_operator", [False, True])
@@ -557,10 +556,8 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
     database, other, by_operator
 ):
     def claim(connection, number):
-        transfer = attrs.evolve(
-            new_transfer(number), account_id=f"acct_{number}", claimed_by_operator=by_operator
-        )
-        transfers.TRANSFERS.insert(connection, transfer)
+        new = new_claim(number, by_operator=by_operator)
+        idempotency_keys.CLAIMS.insert(connection, attrs.evolve(new, account_id=f"acct_{number}"))
 
     results = await asyncio.gather(
         *(

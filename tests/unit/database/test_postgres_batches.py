@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 import stores
 from attrs import evolve
-from postgres_rows import KILL_OTHERS, new_transfer, put_account, until_waiting
+from postgres_rows import KILL_OTHERS, new_claim, new_transfer, put_account, until_waiting
 from sqlalchemy import BigInteger, bindparam, cast, func, insert, select, update
 
 from agentpay.contract.errors import ErrorCode
@@ -18,6 +18,7 @@ from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
 from agentpay_server.ledger import accounts, audit, audit_store, transactions
+from agentpay_server.ledger.idempotency_keys import CLAIMS
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfers
@@ -138,7 +139,7 @@ def spend(connection, account_id, *, limit=100, fails_at=None):
     reach("posted")
     transfer = evolve(new_transfer(f"{account_id}_{source.spent_total}"), account_id=account_id)
     key = f"{account_id} {source.spent_total}"
-    transfers.TRANSFERS.insert_now(connection, evolve(transfer, idempotency_key=key, held_key=key))
+    transfers.TRANSFERS.insert_now(connection, evolve(transfer, idempotency_key=key))
     reach("sent")
     return row.spent_total, transaction
 
@@ -213,10 +214,7 @@ async def test_a_unit_that_fails_before_it_writes_disturbs_no_other(database, se
 async def test_a_constraint_that_two_units_violate_refuses_one_of_them(database):
     def claim(connection, account_id):
         accounts.post(connection, account_id, add={"balance": 1}, now_us=1)
-        transfers.TRANSFERS.insert(
-            connection,
-            evolve(new_transfer(account_id), account_id=account_id, held_key="one for the operator"),
-        )
+        CLAIMS.insert(connection, evolve(new_claim(account_id), account_id=account_id))
 
     results = await asyncio.gather(
         *(database.run(of_account(each, claim), each) for each in IDS), return_exceptions=True
@@ -341,7 +339,7 @@ async def test_a_batch_holds_no_account_of_a_unit_whose_transaction_another_serv
 
 
 async def test_a_unit_may_lock_its_subject_if_the_batch_has_locked_it(database):
-    rows = [evolve(new_transfer(each), idempotency_key=each, held_key=each) for each in IDS]
+    rows = [evolve(new_transfer(each), idempotency_key=each) for each in IDS]
     await database.run(lambda c: transfers.TRANSFERS.insert(c, *rows))
 
     def lock(connection, transfer_id):

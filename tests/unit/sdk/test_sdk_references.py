@@ -1,6 +1,6 @@
 """The keys of a reference, and the search for the one that the next attempt uses."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -94,11 +94,23 @@ def test_a_settled_transfer_counts_before_a_newer_one_that_may_settle() -> None:
     assert is_alive(transfer("status_of_a_later_version"))
 
 
+class Unpaid:
+    """A list of payments under a key, in which nothing is paid within sessions."""
+
+    @staticmethod
+    def list(**_: Any) -> Any:
+        class Page:
+            data: ClassVar = []
+
+        return Page
+
+
 class Recorded:
     """A service on which the first keys of the reference are refused, and the next has another transfer."""
 
     def __init__(self, refused: int, then: Transfer | None) -> None:
         self.transfers, self._refused, self._then = self, refused, then
+        self.payments = Unpaid()
         self.reads: list[int] = []
 
     def list(self, *, idempotency_key: str, **_: Any) -> Any:

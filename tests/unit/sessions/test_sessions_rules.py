@@ -21,7 +21,7 @@ from agentpay_server.engine.policy import (
     paused_refusal,
     spending_refusal,
 )
-from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.ledger.idempotency import KeyHolder, Verdict, verdict
 from agentpay_server.platform.clock import DAY_US, HOUR_US
 from agentpay_server.sessions.rules import (
     TRANSITIONS,
@@ -117,39 +117,23 @@ OTHER_TERMS = [
 ]
 
 
-def holder(status, *, expires_us=None):
-    return KeyHolder(terms=TERMS, if_equal=verdict_if_equal(status), key_expires_us=expires_us)
+def holder(status):
+    return KeyHolder(terms=TERMS, if_equal=verdict_if_equal(status))
 
 
 def test_an_unused_key_is_new():
-    assert verdict(None, TERMS, NOW_US) is Verdict.NEW
+    assert verdict(None, TERMS) is Verdict.NEW
 
 
 @pytest.mark.parametrize(("status", "expected"), KEY_STATES)
 def test_a_repeated_opening_gets_a_verdict_by_the_status_of_the_first(status, expected):
-    assert verdict(holder(status), TERMS, NOW_US) is expected
+    assert verdict(holder(status), TERMS) is expected
 
 
 @pytest.mark.parametrize("status", SessionStatus)
 @pytest.mark.parametrize("terms", OTHER_TERMS)
 def test_other_parameters_under_a_used_key_conflict(status, terms):
-    assert verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
-
-
-@pytest.mark.parametrize(("status", "expected"), KEY_STATES)
-def test_a_key_expires_to_the_microsecond(status, expected):
-    expires_us = NOW_US + KEY_LIFETIME_US
-    held = holder(status, expires_us=expires_us)
-
-    assert verdict(held, TERMS, expires_us - 1) is expected
-    assert verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
-    assert verdict(held, TERMS, expires_us) is Verdict.NEW
-    assert verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
-
-
-@pytest.mark.parametrize("status", ["opening", "open", "closing"])
-def test_the_key_of_an_unfinished_session_never_expires(status):
-    assert verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+    assert verdict(holder(status), terms) is Verdict.CONFLICT
 
 
 # --- Opening: the policy ----------------------------------------------------------------------------------

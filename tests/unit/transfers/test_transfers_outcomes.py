@@ -32,7 +32,6 @@ TRANSFER = TransferRecord(
     memo="private",
     category="compute",
     idempotency_key="one",
-    held_key="one",
     key_expires_us=None,
     status="submitted",
     error=None,
@@ -41,7 +40,6 @@ TRANSFER = TransferRecord(
     settled_us=None,
     created_us=1,
     approval_expires_us=None,
-    claimed_by_operator=True,
 )
 TX = StoredTransaction(
     signature="sig",

@@ -32,39 +32,22 @@ STATES = [
 ]
 
 
-def holder(status, error=None, *, expires_us=None):
-    equal = verdict_if_equal(status, error)
-    return KeyHolder(terms=TERMS, if_equal=equal, key_expires_us=expires_us)
+def holder(status, error=None):
+    return KeyHolder(terms=TERMS, if_equal=verdict_if_equal(status, error))
 
 
 def test_an_unused_key_is_new():
-    assert verdict(None, TERMS, NOW_US) is Verdict.NEW
+    assert verdict(None, TERMS) is Verdict.NEW
 
 
 @pytest.mark.parametrize(("status", "error", "expected"), STATES)
 def test_a_repeated_request_gets_a_verdict_by_the_status_of_the_first(status, error, expected):
-    assert verdict(holder(status, error), TERMS, NOW_US) is expected
+    assert verdict(holder(status, error), TERMS) is expected
 
 
 @pytest.mark.parametrize(("state", "terms"), list(product(STATES, OTHER_TERMS)))
 def test_other_parameters_under_a_used_key_always_conflict(state, terms):
-    assert verdict(holder(*state[:2]), terms, NOW_US) is Verdict.CONFLICT
-
-
-@pytest.mark.parametrize(("status", "error", "expected"), STATES)
-def test_a_key_is_held_for_24_hours_to_the_microsecond(status, error, expected):
-    expires_us = NOW_US + KEY_LIFETIME_US
-    held = holder(status, error, expires_us=expires_us)
-
-    assert verdict(held, TERMS, expires_us - 1) is expected
-    assert verdict(held, TERMS, expires_us) is Verdict.NEW
-    assert verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
-    assert verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
-
-
-@pytest.mark.parametrize("status", ["submitted", "pending_approval"])
-def test_an_unresolved_key_never_expires(status):
-    assert verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+    assert verdict(holder(*state[:2]), terms) is Verdict.CONFLICT
 
 
 def test_the_lifetime_of_a_key_is_24_hours():

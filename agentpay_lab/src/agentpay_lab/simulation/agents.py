@@ -35,6 +35,9 @@ _CHARGE_KEYS: Final = 400
 _CLOSES: Final = 0.1
 """Share of the calls to sellers with channels that close one."""
 
+_OTHER_WAYS: Final = 0.1
+"""Share of repeated purchases that request a transfer in place of what the seller sells."""
+
 _UPTO_SHARE: Final = 0.35
 _UNKNOWN_FROM_STATUS: Final = 500
 """From this status on, it is unknown whether the request was processed."""
@@ -174,6 +177,9 @@ class Agent(Worker):
             return
         if purchases and chance.random() < world.plan.skew.repeats:
             purchase = chance.choice(purchases)
+            if chance.random() < _OTHER_WAYS:
+                await self._pay_instead(chance, purchase)
+                return
         else:
             source, _ = self._parties(chance)
             is_upto = chance.random() < _UPTO_SHARE
@@ -185,6 +191,13 @@ class Agent(Worker):
             )
             purchases.append(purchase)
         await self._twice(chance, lambda client: channel_sellers.buy(world, client, self.name, purchase))
+
+    async def _pay_instead(self, chance: random.Random, purchase: ChannelPurchase) -> None:
+        """Request a transfer under the key of a purchase: a mistake, which must not pay twice."""
+        _, to = self._parties(chance)
+        key, source, micro = purchase.key, purchase.account_id, chance.randint(1, 70_000)
+        if to != source:
+            await pay(self.world, self._clients[0], self.name, key=key, source=source, to=to, micro=micro)
 
     async def _open(self, chance: random.Random) -> None:
         source, to = self._parties(chance)

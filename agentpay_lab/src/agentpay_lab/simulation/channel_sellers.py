@@ -283,6 +283,7 @@ async def _present(
     world.timeline.note("answer", who, purchase.key, step.charge_id, step.running_total_usdc)
     read = _read(step.header)
     assert isinstance(read, SessionAction)  # noqa: S101 - it is a session's
+    world.invariants.bought(purchase.key, purchase.account_id, "a voucher")
     world.invariants.channels.voucher_handed_out(
         purchase.key, purchase.account_id, step, read.voucher().voucher
     )

@@ -74,6 +74,7 @@ class Invariants:
         self.keys: dict[str, str] = {}
         self.prices: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._landed_keys: dict[str, str] = {}
+        self._bought: dict[tuple[str, str], str] = {}
         self._final: dict[str, tuple[Transfer, float]] = {}
         self._sources: dict[str, str] = {}
         self._opened: dict[str, str] = {}
@@ -247,6 +248,12 @@ class Invariants:
         if status != "failed" and self._opened.setdefault(key, session_id) != session_id:
             self._violate("one key, two sessions", key, self._opened[key], session_id)
 
+    def bought(self, key: str, account_id: str, kind: str) -> None:
+        """Check that a key pays in one way, given that it has paid in this one."""
+        first = self._bought.setdefault((account_id, key), kind)
+        if first != kind:
+            self._violate("one key, two purchases", key, first, kind)
+
     def refused(self, key: str, account_id: str, error: APIError) -> None:
         if error.transfer_id is not None and error.transfer_status is not None:
             self._learn(key, account_id, error.transfer_id, error.transfer_status)
@@ -254,6 +261,7 @@ class Invariants:
     def forget_responses(self) -> None:
         """Accept other responses than before: the service has lost what it knew."""
         self._final.clear()
+        self._bought.clear()
         self._failed.clear()
         self.told.clear()
 
@@ -261,6 +269,8 @@ class Invariants:
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.transfers[transfer_id] = status
         self.keys[transfer_id] = key
+        if status == TransferStatus.SETTLED:
+            self.bought(key, account_id, "a transfer")
         has_landed = any(self.landed.get((transfer_id, kind)) for kind in ("transfer", "payment", "channel"))
         if status in ("failed", "rejected"):
             self._failed.add(transfer_id)

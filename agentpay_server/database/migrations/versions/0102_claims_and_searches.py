@@ -10,6 +10,7 @@ down_revision = "0101"
 def upgrade() -> None:
     """Add what this version needs to a database of the version before."""
     _fees_by_operator()
+    _claim_keys()
 
 
 def _fees_by_operator() -> None:
@@ -30,3 +31,101 @@ def _fees_by_operator() -> None:
         sqlite_where=sa.text("burned_us IS NOT NULL"),
         postgresql_where=sa.text("burned_us IS NOT NULL"),
     )
+
+
+def _claim_keys() -> None:
+    op.create_table(
+        "key_claims",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("account_id", "idempotency_key"),
+    )
+    op.create_index(
+        "ux_key_claims_operator",
+        "key_claims",
+        ["operator_id", "idempotency_key"],
+        unique=True,
+        sqlite_where=sa.text("claimed_by_operator = 1"),
+        postgresql_where=sa.text("claimed_by_operator"),
+    )
+    op.execute(_CLAIMS)
+    # Payments that settled, and sessions that opened, never release their keys.
+    op.execute(
+        "UPDATE transfers SET key_expires_us = NULL WHERE payment_digest IS NOT NULL AND status = 'settled'"
+    )
+    op.execute("UPDATE sessions SET key_expires_us = NULL WHERE status != 'failed'")
+    _drop_claim("transfers", "held_key", "held_key", "claimed_by_operator")
+    _drop_claim("sessions", "held_key", "held_key", "claimed_by_operator")
+    _drop_claim("vouchers", "idempotency_key", "claimed_by_operator")
+    op.create_index("ix_vouchers_key", "vouchers", ["operator_id", "idempotency_key", "seq"])
+
+
+def _drop_claim(table: str, key: str, *columns: str) -> None:
+    """Drop what a table had for the claims of its own keys."""
+    op.drop_index(f"ux_{table}_claimed_key", table)
+    if op.get_bind().dialect.name != "sqlite":
+        op.drop_constraint(f"{table}_account_id_{key}_key", table)
+        for column in columns:
+            op.drop_column(table, column)
+        return
+    # SQLite names no constraint, and drops no column of one: the table is made anew.
+    found = sa.Table(table, sa.MetaData(), autoload_with=op.get_bind())
+    found.constraints = {
+        each
+        for each in found.constraints
+        if not isinstance(each, sa.UniqueConstraint) or set(each.columns.keys()) != {"account_id", key}
+    }
+    with op.batch_alter_table(table, copy_from=found, recreate="always") as batch:
+        for column in columns:
+            batch.drop_column(column)
+
+
+# Earlier versions kept the keys of each kind apart, and forgot those of payments and sessions. Of an
+# account's purchases under one key, the claim is held by one that paid or may pay for ever, else by one that
+# may pay or has paid lately, else by the newest. The others stay in their tables, and are found there.
+_CLAIMS = """
+INSERT INTO key_claims (operator_id, account_id, idempotency_key, kind, subject_id, claimed_by_operator)
+WITH purchases AS (
+    SELECT operator_id, account_id, idempotency_key, transfer_id AS subject_id, created_us,
+        claimed_by_operator, CASE WHEN payment_digest IS NULL THEN 'transfer' ELSE 'payment' END AS kind,
+        CASE
+            WHEN status IN ('rejected', 'failed') THEN 2
+            WHEN payment_digest IS NULL THEN 1
+            ELSE 0
+        END AS place
+    FROM transfers
+    WHERE held_key IS NOT NULL OR (payment_digest IS NOT NULL AND status NOT IN ('rejected', 'failed'))
+    UNION ALL
+    SELECT operator_id, account_id, idempotency_key, session_id, created_us, claimed_by_operator,
+        CASE WHEN channel IS NULL THEN 'session' ELSE 'channel' END,
+        CASE WHEN status = 'failed' THEN 2 ELSE 0 END
+    FROM sessions
+    WHERE protocol != 'x402_upto' AND (held_key IS NOT NULL OR status != 'failed')
+    UNION ALL
+    SELECT operator_id, account_id, idempotency_key, charge_id, created_us, claimed_by_operator, 'channel', -1
+    FROM vouchers
+), claims AS (
+    SELECT purchases.*,
+        ROW_NUMBER() OVER (
+            PARTITION BY account_id, idempotency_key ORDER BY place, created_us DESC, subject_id DESC
+        ) AS rank,
+        MAX(CASE WHEN claimed_by_operator THEN 1 ELSE 0 END) OVER (
+            PARTITION BY account_id, idempotency_key
+        ) AS is_operators
+    FROM purchases
+)
+SELECT operator_id, account_id, idempotency_key, kind, subject_id,
+    is_operators = 1 AND ROW_NUMBER() OVER (
+        PARTITION BY operator_id, idempotency_key
+        ORDER BY is_operators DESC, place, created_us DESC, subject_id DESC
+    ) = 1
+FROM claims WHERE rank = 1 ORDER BY created_us, subject_id
+"""
