@@ -24,6 +24,7 @@ from agentpay import _messages
 from agentpay._challenges import payment_key
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.json_text import print_json
+from agentpay.contract.payments import Payment
 from agentpay.errors import IdempotencyConflictError, TransferRejectedError
 
 JOINABLE_SECONDS: Final = 600.0
@@ -91,6 +92,15 @@ def name_of(request: Any, *, is_stream: bool) -> Name:  # noqa: ANN401 - a reque
 
 def _digest(parts: list[str | None]) -> str:
     return hashlib.sha256(print_json(parts)).hexdigest()
+
+
+def is_news(payment: Payment, *, is_delivered: bool) -> bool:
+    """Return whether the service must be told a response, so that no list shows the opposite of it.
+
+    An error after a delivery is none: sellers refuse a payment that they have served.
+    """
+    has_failed = payment.outcome is not None and not payment.outcome.is_delivered
+    return has_failed or (not is_delivered and not payment.is_replay)
 
 
 class Purchase:

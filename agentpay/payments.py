@@ -47,7 +47,7 @@ from agentpay._late_reports import LateReports
 from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
-from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
+from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, is_news, name_of
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
@@ -163,10 +163,10 @@ class _Opened(NamedTuple):
 
 
 class _Send(NamedTuple):
-    """Send the request; if the seller does not respond, report that for the voucher."""
+    """Send the request; if the seller does not respond, report that for the payment or voucher."""
 
     request: Any
-    charge_id: str | None = None
+    paid_by: str | None = None
 
 
 _Step: TypeAlias = _PeekStep | _Authorize | _Read | _Report | _Send | _Lock | _Opened
@@ -175,8 +175,13 @@ _Step: TypeAlias = _PeekStep | _Authorize | _Read | _Report | _Send | _Lock | _O
 class PaymentAuth(Auth):
     """An `auth` of httpx and httpx2 that pays the amount that a server requests with HTTP 402.
 
-    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. It
-    stores no state of requests, so one auth can be used by any number of clients, threads and tasks.
+    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. One
+    auth can be used by any number of clients, threads and tasks.
+
+    A purchase is named by `extensions={"payment_key": …}` of its request, else by the header
+    `Idempotency-Key`, else by the request itself. If an SDK or a loop above repeats a request that ended
+    undelivered, within ten minutes and in this process, the repetition presents the same payment. Purchases
+    that were delivered, and those in flight, are never joined.
 
     With `session_cap`, it also pays sellers that sell by session, one request to a seller at a time. Leave
     `with PaymentAuth(…)`, or call `close`, to close the sessions that it has used: otherwise they stay open
@@ -187,8 +192,9 @@ class PaymentAuth(Auth):
     `error.request.extensions["payment"]` has key and `transfer_id`.
 
     The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
-    `PaymentPendingApprovalError` and `OutcomeUnknownError`; and `PaymentRefusedError` if the seller
-    responds to the presented payment with 402.
+    `PaymentPendingApprovalError` and `OutcomeUnknownError`. If the seller responds to the presented payment
+    with 402, or with an error to one that is presented again, it raises `PaidNotDeliveredError` if the
+    service shows that the payment has settled or a voucher was signed, else `PaymentRefusedError`.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034
@@ -219,10 +225,11 @@ class PaymentAuth(Auth):
                 are not paid. Floats are refused.
             read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
                 raised to it. None keeps the request's.
-            report: whether to report the seller's response (`payments.report_outcome`), in an additional
-                request to the service. A failed report is logged and changes nothing. Those to vouchers are
-                always reported, because the next voucher waits for it; within `with PaymentAuth(…)` the next
-                request to the service takes them along, or they are sent after a second.
+            report: whether to report the seller's response (`payments.report_outcome`) also if it delivers,
+                in an additional request to the service. That a seller did not deliver is always reported. A
+                failed report is logged and changes nothing. Responses to vouchers are always reported,
+                because the next voucher waits for it; within `with PaymentAuth(…)` the next request to the
+                service takes them along, or they are sent after a second.
             seller_client: the HTTP client that presents the close of a session to its seller; by default a
                 new one. Pass one for a seller in this process.
 
@@ -356,10 +363,10 @@ class PaymentAuth(Auth):
                 except GeneratorExit as end:
                     # The library ends the flow while it raises the error of its transport.
                     failure = _messages.http_module_of(request).TransportError
-                    charge_id = step.charge_id if isinstance(step, _Send) else None
-                    if charge_id is not None and isinstance(end.__context__, failure):
-                        with _logged(charge_id):
-                            self._client.payments.report_outcome(charge_id, **_NO_RESPONSE)
+                    paid_by = step.paid_by if isinstance(step, _Send) else None
+                    if paid_by is not None and isinstance(end.__context__, failure):
+                        with _logged(paid_by):
+                            self._client.payments.report_outcome(paid_by, **_NO_RESPONSE)
                     raise
                 except Exception as error:  # noqa: BLE001 - the flow raises what it does not handle
                     step = flow.throw(error)
@@ -406,8 +413,8 @@ class PaymentAuth(Auth):
                             answer = await self._aperform(step, held)
                     except GeneratorExit:
                         # Here nothing says why; a caller that gives up has no response either.
-                        if isinstance(step, _Send) and step.charge_id is not None:
-                            await self._report_lost(step.charge_id)
+                        if isinstance(step, _Send) and step.paid_by is not None:
+                            await self._report_lost(step.paid_by)
                         raise
                     except Exception as error:  # noqa: BLE001 - the flow raises what it does not handle
                         step = flow.throw(error)
@@ -431,11 +438,11 @@ class PaymentAuth(Auth):
                 await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
         return None
 
-    async def _report_lost(self, charge_id: str) -> None:
-        import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it
+    async def _report_lost(self, paid_by: str) -> None:
+        import anyio  # noqa: PLC0415 - httpx brings it, and few responses are lost
 
-        with anyio.move_on_after(REFUSAL_SECONDS, shield=True), _logged(charge_id):
-            await self._client.payments.report_outcome(charge_id, **_NO_RESPONSE)
+        with anyio.move_on_after(REFUSAL_SECONDS, shield=True), _logged(paid_by):
+            await self._client.payments.report_outcome(paid_by, **_NO_RESPONSE)
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
@@ -518,13 +525,13 @@ class PaymentAuth(Auth):
         _messages.drop(response)
         self._present(request, record, payment.header, response)
         started = time.monotonic()
-        response = yield _Send(request)
+        response = yield _Send(request, payment.transfer_id if is_news(payment, is_delivered=False) else None)
         outcome = _outcome(response, started)
         _note(response, evolve(record, receipt=outcome["receipt"]))
         logger.info(
             "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
         )
-        if self._reports or not _is_delivered(response):
+        if self._reports or is_news(payment, is_delivered=_is_delivered(response)):
             yield _Report(payment.transfer_id, outcome)
         yield from self._end(response, purchase, payment)
 

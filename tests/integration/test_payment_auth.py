@@ -294,29 +294,40 @@ def test_a_lost_reply_carries_the_payment_record(server: AgentPayServer, bot: st
         assert server.client().payments.get(record.transfer_id).account_id == bot
 
 
-UNPAYABLE = {
-    "price": ({"mode": Mode.HONEST}, {"max_amount": "0.009999"}, "Raise max_amount if the price is right"),
-    "network": ({"mode": Mode.WRONG_NETWORK}, {}, "Nothing that you pass changes this"),
-    "token": ({"mode": Mode.WRONG_MINT}, {}, "Nothing that you pass changes this"),
+RAISE, NOTHING = "Raise max_amount if the price is right", "Nothing that you pass changes this"
+LOCK = "ass a session_cap of what you are willing to lock in a channel"
+UNPAYABLE: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "price": (sell(Mode.HONEST, Protocol.X402_V2), {"max_amount": "0.009999"}, [RAISE]),
+    "network": (sell(Mode.WRONG_NETWORK, Protocol.X402_V2), {}, [NOTHING]),
+    "token": (sell(Mode.WRONG_MINT, Protocol.X402_V2), {}, [NOTHING]),
+    "session": (sell_by_session("honest"), {}, [LOCK]),
+    "session above the cap": (
+        lambda paywall: paywall.sell_by_session("/forecast", PRICE, minimum_deposit="2"),
+        {"session_cap": "1"},
+        [LOCK],
+    ),
+    "session and price": (
+        lambda paywall: (sell(Mode.HONEST, Protocol.X402_V2)(paywall), sell_by_session("honest")(paywall)),
+        {"max_amount": "0.009999"},
+        [RAISE, LOCK],
+    ),
 }
 
 
 @pytest.mark.parametrize("unpayable", UNPAYABLE.values(), ids=UNPAYABLE)
 def test_the_advice_of_an_unpayable_402_fits_its_reason(
-    server: AgentPayServer, bot: str, unpayable: tuple[dict[str, Any], dict[str, Any], str]
+    server: AgentPayServer, bot: str, unpayable: tuple[Any, dict[str, Any], list[str]]
 ) -> None:
-    seller, options, advice = unpayable
-    with (
-        shop(server, **seller) as paywall,
-        buyer(server, paywall, bot, **options) as http,
-        pytest.raises(errors.UnpayableChallengeError) as caught,
-    ):
-        http.get("/forecast")
+    sold, options, advice = unpayable
+    with Paywall(server) as paywall, buyer(server, paywall, bot, **options) as http:
+        sold(paywall)
+        with pytest.raises(errors.UnpayableChallengeError) as caught:
+            http.get("/forecast")
     error = caught.value
     assert error.details[0].field == "offers[0]"
     assert all(fault.message in str(error) for fault in error.details)
     assert len(error.details) == 1 or "; offers[1] " in str(error)
-    assert advice in str(error)
+    assert [each for each in (RAISE, LOCK, NOTHING) if each in str(error)] == advice
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.advice) == (str(error), error.advice)
 
