@@ -85,16 +85,13 @@ BODY_SECONDS: Final = 30.0
 """How long the body of a 402 is read that may be a challenge itself, in seconds."""
 
 REFUSAL_SECONDS: Final = 5.0
-"""How long the body of a refusal is read, in seconds."""
+"""How long the body of a refusal is read, and its payment, in seconds."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _MAX_OPENINGS: Final = 3
 _MAX_PRESENTED: Final = 2
-_NO_RESPONSE: Final[dict[str, Any]] = {
-    "status_code": NO_RESPONSE,
-    "max_retries": 0,
-    "timeout": REFUSAL_SECONDS,
-}
+_BRIEFLY: Final[dict[str, Any]] = {"max_retries": 0, "timeout": REFUSAL_SECONDS}
+_NO_RESPONSE: Final[dict[str, Any]] = {"status_code": NO_RESPONSE, **_BRIEFLY}
 
 
 @frozen(kw_only=True)
@@ -380,7 +377,7 @@ class PaymentAuth(Auth):
             with self._late_report(step) as late:
                 return self._client.payments.authorize(**self._order(step), **late)
         if isinstance(step, _Read):
-            return self._client.payments.get(step.transfer_id)
+            return self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
             held.enter_context(self._locks.of(step.origin))
         elif isinstance(step, _Opened):
@@ -428,7 +425,7 @@ class PaymentAuth(Auth):
             with self._late_report(step) as late:
                 return await self._client.payments.authorize(**self._order(step), **late)
         if isinstance(step, _Read):
-            return await self._client.payments.get(step.transfer_id)
+            return await self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
             await held.enter_async_context(self._locks.of(step.origin))
         elif isinstance(step, _Opened):

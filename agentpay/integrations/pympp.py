@@ -24,7 +24,7 @@ from agentpay.errors import ConfigurationError, ConflictError, PaymentPendingApp
 
 with needing("agentpay.integrations.pympp", package="pympp"):
     from mpp import Challenge, Credential
-    from mpp.events import PAYMENT_RESPONSE
+    from mpp.events import PAYMENT_FAILED, PAYMENT_RESPONSE
     from mpp.methods import Method
     from mpp.runtime import ClientMethod, CredentialParams, PaymentRuntime
     from pydantic import BaseModel
@@ -92,7 +92,8 @@ class AgentPayRuntime(PaymentRuntime):
         # By key, with the task that presents it.
         self._in_flight: dict[str, tuple[Purchase, asyncio.Task[Any] | None]] = {}
         super().__init__([ours, *methods], events=events)
-        self.events.on(PAYMENT_RESPONSE, self._delivered)
+        for name in (PAYMENT_RESPONSE, PAYMENT_FAILED):
+            self.events.on(name, self._ended)
 
     async def create_credential(
         self,
@@ -119,7 +120,7 @@ class AgentPayRuntime(PaymentRuntime):
         try:
             payment = await self._authorized(request, params.challenge, purchase)
         except BaseException as error:
-            del self._in_flight[purchase.key]
+            self._in_flight.pop(purchase.key, None)
             purchase.fail(error)
             raise
         assert payment.header is not None  # noqa: S101 - else it waits for approval
@@ -130,8 +131,8 @@ class AgentPayRuntime(PaymentRuntime):
         task = asyncio.current_task()
         given = request.extensions.get("payment_key")
         for key, (earlier, owner) in list(self._in_flight.items()):
-            # pympp does not tell how other requests ended than those delivered. They have ended once their
-            # task is done, or sends another one.
+            # pympp does not tell of requests that end in 402 or another client error. They have ended once
+            # their task is done, or sends another one.
             if key != given and (owner is None or owner is task or owner.done()):
                 del self._in_flight[key]
                 earlier.end()
@@ -158,11 +159,10 @@ class AgentPayRuntime(PaymentRuntime):
                 memo=self._memo,
             )
         except ConflictError as error:
-            held = self._in_flight.pop(purchase.key)
-            is_renewed = error.code in NEVER_LANDS and purchase.renew()
-            self._in_flight[purchase.key] = held
-            if not is_renewed:
+            self._in_flight.pop(purchase.key, None)
+            if error.code not in NEVER_LANDS or not purchase.renew():
                 raise
+            self._in_flight[purchase.key] = purchase, asyncio.current_task()
             return await self._authorized(request, challenge, purchase)
         purchase.is_recorded = True
         if payment.header is None:
@@ -174,10 +174,14 @@ class AgentPayRuntime(PaymentRuntime):
             )
         return payment
 
-    def _delivered(self, response: Any) -> None:  # noqa: ANN401 - the event of pympp
-        held = self._in_flight.pop(response["request"].extensions.get("payment_key"), None)
-        if held is not None:
-            held[0].deliver(response["response"])
+    def _ended(self, event: Any) -> None:  # noqa: ANN401 - of pympp: a success or a failure
+        held = self._in_flight.pop(event["request"].extensions.get("payment_key"), None)
+        if held is None:
+            return
+        if "error" in event:
+            held[0].end()
+        else:
+            held[0].deliver(event["response"])
 
 
 def _as_sent(challenge: Challenge) -> str:
