@@ -587,7 +587,7 @@ class PaymentAuth(Auth):
         if response.status_code != 402 and not purchase.is_joined:
             return
         peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
-        kind = PaidNotDeliveredError
+        kind: type[PaymentRefusedError] = PaidNotDeliveredError
         if isinstance(paid, Payment):
             status = ""
             with contextlib.suppress(AgentPayError):
