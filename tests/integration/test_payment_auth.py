@@ -307,7 +307,10 @@ UNPAYABLE: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
         [LOCK],
     ),
     "session and price": (
-        lambda paywall: (sell(Mode.HONEST, Protocol.X402_V2)(paywall), sell_by_session("honest")(paywall)),
+        lambda paywall: (
+            sell(Mode.HONEST, Protocol.X402_V2)(paywall),
+            paywall.sell_by_session("/forecast", "0.005"),
+        ),
         {"max_amount": "0.009999"},
         [RAISE, LOCK],
     ),
