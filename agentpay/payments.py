@@ -47,7 +47,7 @@ from agentpay._late_reports import LateReports
 from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
-from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, is_news, name_of
+from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
@@ -222,11 +222,10 @@ class PaymentAuth(Auth):
                 are not paid. Floats are refused.
             read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
                 raised to it. None keeps the request's.
-            report: whether to report the seller's response (`payments.report_outcome`) also if it delivers,
-                in an additional request to the service. That a seller did not deliver is always reported. A
-                failed report is logged and changes nothing. Responses to vouchers are always reported,
-                because the next voucher waits for it; within `with PaymentAuth(…)` the next request to the
-                service takes them along, or they are sent after a second.
+            report: whether to report the seller's response (`payments.report_outcome`), in an additional
+                request to the service. A failed report is logged and changes nothing. Those to vouchers are
+                always reported, because the next voucher waits for it; within `with PaymentAuth(…)` the next
+                request to the service takes them along, or they are sent after a second.
             seller_client: the HTTP client that presents the close of a session to its seller; by default a
                 new one. Pass one for a seller in this process.
 
@@ -522,13 +521,13 @@ class PaymentAuth(Auth):
         _messages.drop(response)
         self._present(request, record, payment.header, response)
         started = time.monotonic()
-        response = yield _Send(request, payment.transfer_id if is_news(payment, is_delivered=False) else None)
+        response = yield _Send(request)
         outcome = _outcome(response, started)
         _note(response, evolve(record, receipt=outcome["receipt"]))
         logger.info(
             "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
         )
-        if self._reports or is_news(payment, is_delivered=_is_delivered(response)):
+        if self._reports:
             yield _Report(payment.transfer_id, outcome)
         yield from self._end(response, purchase, payment)
 
