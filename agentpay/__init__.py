@@ -103,6 +103,7 @@ else:
             "NotSupportedError FeeBudgetExceededError FieldError "
             "IdempotencyConflictError InsecureConnectionWarning InsufficientBalanceError "
             "InvalidRecipientError InvalidRequestError NotFoundError OutcomeUnknownError "
+            "PaidNotDeliveredError "
             "PaymentPendingApprovalError PaymentRefusedError RefusedError RequestTimeoutError "
             "PermissionDeniedError PolicyViolationError PreconditionFailedError "
             "RateLimitError ServerError ServiceUnavailableError SessionCapExceededError "

@@ -6,7 +6,7 @@ Classes are created for the library in use, so that neither library imports the 
 import contextlib
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator, KeysView
+from collections.abc import AsyncIterator, Callable, Iterator, KeysView
 from functools import cache
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Self
@@ -260,6 +260,68 @@ async def apeek(response: Any, seconds: float) -> Peeked:
         except Exception as error:  # noqa: BLE001 - of either library
             reading.fail(error)
         return reading.done("AsyncByteStream", rest)
+
+
+class _Watched:
+    """A body whose interruption is reported. A caller that stops reading does not interrupt it."""
+
+    def __init__(self, stream: Any, broken: Callable[[], None]) -> None:
+        self._stream = stream
+        self._broken = broken
+        self._parts: Any = None
+
+    @property
+    def elapsed(self) -> Any:
+        """Used by httpx2."""
+        return getattr(self._stream, "elapsed", None)
+
+    def __iter__(self) -> Self:
+        self._parts = iter(self._stream)
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            part: bytes = next(self._parts)
+        except StopIteration:
+            raise
+        except BaseException:
+            self._broken()
+            raise
+        return part
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def __aiter__(self) -> Self:
+        self._parts = aiter(self._stream)
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            part: bytes = await anext(self._parts)
+        except StopAsyncIteration:
+            raise
+        except BaseException:
+            self._broken()
+            raise
+        return part
+
+    async def aclose(self) -> None:
+        if hasattr(self._parts, "aclose"):
+            await self._parts.aclose()
+        await self._stream.aclose()
+
+
+def watch(response: Any, broken: Callable[[], None]) -> None:
+    """Call `broken` if reading the body of a response ends in an error."""
+    bases = (_of_library(response, name) for name in ("SyncByteStream", "AsyncByteStream"))
+    response.stream = _mixed(_Watched, *bases)(response.stream, broken)
+
+
+def is_stream(request: Any) -> bool:
+    """Return whether a body that was not read yet can be sent only once. A form with files is no stream."""
+    kinds = (_of_library(request, name) for name in ("SyncByteStream", "AsyncByteStream"))
+    return not all(isinstance(request.stream, kind) for kind in kinds)
 
 
 def drop(response: Any) -> None:

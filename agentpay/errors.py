@@ -10,7 +10,8 @@
       + OutcomeUnknownError                 a write may or may not have been carried out
       |   - TransferOutcomeUnknownError     the transfer
       + RefusedError                        a payment is refused; also the base of those marked *
-      |   - PaymentRefusedError             the seller responded 402 to the payment
+      |   - PaymentRefusedError             the seller did not deliver; the payment may still settle
+      |       . PaidNotDeliveredError           it is paid
       + PaymentPendingApprovalError         an operator must approve the payment first
       + WaitTimeoutError (TimeoutError)     the transfer was not final in time
       + WebhookError                        a webhook delivery must not be processed
@@ -81,6 +82,7 @@ __all__ = [
     "NotFoundError",
     "NotSupportedError",
     "OutcomeUnknownError",
+    "PaidNotDeliveredError",
     "PaymentPendingApprovalError",
     "PaymentRefusedError",
     "PermissionDeniedError",
@@ -150,8 +152,8 @@ class RefusedError(AgentPayError):
     """The payment was refused: by a rule of the account, for its recipient, or by the seller.
 
     Its subclasses are `TransferRejectedError`, `InvalidRecipientError`, `UnpayableChallengeError` and
-    `PaymentRefusedError`. Nothing moved, except that a `PaymentRefusedError` may still settle: its `outcome`
-    is `unknown`.
+    `PaymentRefusedError`. Nothing moved, except that the payment of a `PaymentRefusedError` may still settle,
+    and that of a `PaidNotDeliveredError` is paid: their `outcome` is `unknown`.
     """
 
 
@@ -363,15 +365,16 @@ class TransferOutcomeUnknownError(OutcomeUnknownError):
 
 
 class PaymentRefusedError(RefusedError):
-    """The seller responded with 402 to a request that presented the payment.
+    """The seller responded to the presented payment without delivering: with 402, or with an error once more.
 
     Nothing more is paid for this request. The payment may still settle until it expires: read it with
-    `payments.get`. Repeating the request under the same key presents the same payment again and never pays
-    twice; a new key is a new purchase.
+    `payments.get`. Repeating the request presents the same payment again and never pays twice, within ten
+    minutes or under the same key; a new key is a new purchase.
 
     Attributes:
-        idempotency_key: the key of the request.
+        idempotency_key: the key of the purchase.
         transfer_id: the payment, `txn_…`; within a session, the voucher, `chg_…`.
+        status_code: HTTP status of the seller's response.
         receipt: the receipt header of the response, a claim of the seller; None without one.
         reason: why the seller refused it, in the seller's words; None if the response does not say.
         headers: the headers of the response, with names in lower case.
@@ -387,6 +390,7 @@ class PaymentRefusedError(RefusedError):
         *,
         idempotency_key: str,
         transfer_id: str,
+        status_code: int = 402,
         receipt: str | None = None,
         reason: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -397,18 +401,31 @@ class PaymentRefusedError(RefusedError):
         said = "" if reason is None else f" ({reason!r})"
         price = _price(price_usdc, max_amount_usdc)
         super().__init__(
-            f"the seller responded 402 to payment {transfer_id}{price}{said}, and nothing more is paid. "
-            "It may still settle: read it with payments.get, or repeat the request with "
-            f"payment_key={idempotency_key!r} to present it again"
+            f"the seller responded {status_code} to payment {transfer_id}{price}{said}, and nothing more is "
+            f"paid. {self._state}repeat the request with payment_key={idempotency_key!r} to present it again"
         )
         self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
         self.transfer_id = transfer_id
+        self.status_code: int = status_code  # pyright: ignore[reportIncompatibleVariableOverride]
         self.receipt = receipt
         self.reason = reason
         self.headers: dict[str, str] = dict(headers or {})
         self.body = body
         self.price_usdc = price_usdc
         self.max_amount_usdc = max_amount_usdc
+
+    _state = "It may still settle: read it with payments.get, or "
+
+
+class PaidNotDeliveredError(PaymentRefusedError):
+    """The purchase is paid, and the seller did not deliver.
+
+    The service shows that the payment has settled; or a voucher was signed, which the seller can claim.
+    Repeating the request presents the same payment again. To buy the same thing once more, pass a new
+    `payment_key`.
+    """
+
+    _state = "It is paid, and not delivered: tell the seller, or "
 
 
 def _price(price_usdc: Decimal | None, max_amount_usdc: Decimal | None) -> str:
@@ -731,10 +748,16 @@ class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[report
         reasons = [fault.message for fault in self.details]
         # The service says so at the beginning of a reason; any other reason is about what the seller offers.
         priced = [found for reason in reasons if (found := _ABOVE_CAP.match(reason))]
+        can_do = []
         if priced:
             self.price_usdc = min(Decimal(found[1]) for found in priced)
             self.max_amount_usdc = Decimal(priced[0][2])
-            self.advice = "Raise max_amount if the price is right, and retry with the same key"
+            can_do.append("raise max_amount if the price is right")
+        if any("session_cap" in reason for reason in reasons):
+            can_do.append("pass a session_cap of what you are willing to lock in a channel")
+        if can_do:
+            text = " or ".join(can_do)
+            self.advice = f"{text[0].upper()}{text[1:]}, and retry with the same key"
         elif any(reason.startswith("expired ") for reason in reasons):
             self.advice = "Request the resource again, and pay its new 402 with the same key"
         else:

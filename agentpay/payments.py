@@ -7,8 +7,10 @@ The flow is one generator with two drivers, independent of payment protocols: th
 decides under the policy, signs, and returns the header that presents the payment. The rules:
 
 - The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
-  retried with its key presents the same payment.
-- A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is retried here.
+  retried with its key presents the same payment. So does an equal request within ten minutes after the first
+  has ended undelivered, as SDKs retry (`_undelivered.py`).
+- A second 402 ends in `PaymentRefusedError`, or in `PaidNotDeliveredError` if it is known to be paid. So does
+  any other error status of a seller that was asked again. Nothing is paid twice, and nothing is retried here.
 - A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
 - An `Authorization` of the request is never replaced, and no redirect carries the payment.
 - With `session_cap`, sellers that sell by session are paid from a channel: the first request opens it, each
@@ -20,7 +22,6 @@ decides under the policy, signs, and returns the header that presents the paymen
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncGenerator, Generator
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
@@ -47,11 +48,14 @@ from agentpay._late_reports import LateReports
 from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
+from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
+    ConflictError,
     OutcomeUnknownError,
+    PaidNotDeliveredError,
     PaymentPendingApprovalError,
     PaymentRefusedError,
 )
@@ -65,6 +69,7 @@ else:
 __all__ = [
     "READ_TIMEOUT_SECONDS",
     "OutcomeUnknownError",
+    "PaidNotDeliveredError",
     "PaymentAuth",
     "PaymentPendingApprovalError",
     "PaymentRecord",
@@ -81,16 +86,13 @@ BODY_SECONDS: Final = 30.0
 """How long the body of a 402 is read that may be a challenge itself, in seconds."""
 
 REFUSAL_SECONDS: Final = 5.0
-"""How long the body of a refusal is read, in seconds."""
+"""How long the body of a refusal is read, and its payment, in seconds."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _MAX_OPENINGS: Final = 3
 _MAX_PRESENTED: Final = 2
-_NO_RESPONSE: Final[dict[str, Any]] = {
-    "status_code": NO_RESPONSE,
-    "max_retries": 0,
-    "timeout": REFUSAL_SECONDS,
-}
+_BRIEFLY: Final[dict[str, Any]] = {"max_retries": 0, "timeout": REFUSAL_SECONDS}
+_NO_RESPONSE: Final[dict[str, Any]] = {"status_code": NO_RESPONSE, **_BRIEFLY}
 
 
 @frozen(kw_only=True)
@@ -129,6 +131,12 @@ class _Authorize(NamedTuple):
     key: str
 
 
+class _Read(NamedTuple):
+    """Read a payment, whose status the service finds on chain."""
+
+    transfer_id: str
+
+
 class _Report(NamedTuple):
     """Report the seller's response to the service."""
 
@@ -153,20 +161,25 @@ class _Opened(NamedTuple):
 
 
 class _Send(NamedTuple):
-    """Send the request; if the seller does not respond, report that for the voucher."""
+    """Send the request; if the seller does not respond, report that for the payment or voucher."""
 
     request: Any
-    charge_id: str | None = None
+    paid_by: str | None = None
 
 
-_Step: TypeAlias = _PeekStep | _Authorize | _Report | _Send | _Lock | _Opened
+_Step: TypeAlias = _PeekStep | _Authorize | _Read | _Report | _Send | _Lock | _Opened
 
 
 class PaymentAuth(Auth):
     """An `auth` of httpx and httpx2 that pays the amount that a server requests with HTTP 402.
 
-    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. It
-    stores no state of requests, so one auth can be used by any number of clients, threads and tasks.
+    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. One
+    auth can be used by any number of clients, threads and tasks.
+
+    A purchase is named by `extensions={"payment_key": …}` of its request, else by the header
+    `Idempotency-Key`, else by the request itself. If an SDK or a loop above repeats a request that ended
+    undelivered, within ten minutes and in this process, the repetition presents the same payment. Purchases
+    that were delivered, and those in flight, are never joined.
 
     With `session_cap`, it also pays sellers that sell by session, one request to a seller at a time. Leave
     `with PaymentAuth(…)`, or call `close`, to close the sessions that it has used: otherwise they stay open
@@ -177,8 +190,9 @@ class PaymentAuth(Auth):
     `error.request.extensions["payment"]` has key and `transfer_id`.
 
     The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
-    `PaymentPendingApprovalError` and `OutcomeUnknownError`; and `PaymentRefusedError` if the seller
-    responds to the presented payment with 402.
+    `PaymentPendingApprovalError` and `OutcomeUnknownError`. If the seller responds to the presented payment
+    with 402, or with an error to one that is presented again, it raises `PaidNotDeliveredError` if the
+    service shows that the payment has settled or a voucher was signed, else `PaymentRefusedError`.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034
@@ -332,37 +346,46 @@ class PaymentAuth(Auth):
             raise ConfigurationError(
                 "this PaymentAuth has an AsyncAgentPay, and the HTTP client is sync: give it an AgentPay"
             )
+        is_stream = _messages.is_stream(request)
         request.read()
         response = yield self._unpaid(request)
         if response.status_code != 402:
             return
-        flow = self._pay(request, response)
-        answer: Any = None
-        with contextlib.ExitStack() as held, contextlib.suppress(StopIteration):
+        flow = self._pay(request, response, is_stream=is_stream)
+        with contextlib.ExitStack() as held, contextlib.closing(flow), contextlib.suppress(StopIteration):
+            step = next(flow)
             while True:
-                step = flow.send(answer)
-                if isinstance(step, _Send):
-                    try:
-                        answer = yield step.request
-                    except GeneratorExit as end:
-                        # The library ends the flow while it raises the error of its transport.
-                        failure = _messages.http_module_of(step.request).TransportError
-                        if step.charge_id is not None and isinstance(end.__context__, failure):
-                            with _logged(step.charge_id):
-                                self._client.payments.report_outcome(step.charge_id, **_NO_RESPONSE)
-                        raise
-                elif isinstance(step, _PeekStep):
-                    answer = _messages.peek(step.response, step.seconds)
-                elif isinstance(step, _Authorize):
-                    with self._late_report(step) as late:
-                        answer = self._client.payments.authorize(**self._order(step), **late)
-                elif isinstance(step, _Lock):
-                    held.enter_context(self._locks.of(step.origin))
-                elif isinstance(step, _Opened):
-                    self._sessions[step.session_id] = step
-                elif not self._is_kept(step):
-                    with _logged(step.transfer_id):
-                        self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+                try:
+                    answer = (yield step.request) if isinstance(step, _Send) else self._perform(step, held)
+                except GeneratorExit as end:
+                    # The library ends the flow while it raises the error of its transport.
+                    failure = _messages.http_module_of(request).TransportError
+                    paid_by = step.paid_by if isinstance(step, _Send) else None
+                    if paid_by is not None and isinstance(end.__context__, failure):
+                        with _logged(paid_by):
+                            self._client.payments.report_outcome(paid_by, **_NO_RESPONSE)
+                    raise
+                except Exception as error:  # noqa: BLE001 - the flow raises what it does not handle
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+
+    def _perform(self, step: _Step, held: contextlib.ExitStack) -> Any:  # noqa: ANN401 - by the step
+        if isinstance(step, _PeekStep):
+            return _messages.peek(step.response, step.seconds)
+        if isinstance(step, _Authorize):
+            with self._late_report(step) as late:
+                return self._client.payments.authorize(**self._order(step), **late)
+        if isinstance(step, _Read):
+            return self._client.payments.get(step.transfer_id, **_BRIEFLY)
+        if isinstance(step, _Lock):
+            held.enter_context(self._locks.of(step.origin))
+        elif isinstance(step, _Opened):
+            self._sessions[step.session_id] = step
+        elif isinstance(step, _Report) and not self._is_kept(step):
+            with _logged(step.transfer_id):
+                self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+        return None
 
     async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:  # noqa: ANN401 - as above
         """Send a request of an async client, and pay its 402."""
@@ -370,42 +393,53 @@ class PaymentAuth(Auth):
             raise ConfigurationError(
                 "this PaymentAuth has an AgentPay, which would block the event loop: give it an AsyncAgentPay"
             )
+        is_stream = _messages.is_stream(request)
         await request.aread()
         response = yield self._unpaid(request)
         if response.status_code != 402:
             return
-        flow = self._pay(request, response)
-        answer: Any = None
+        flow = self._pay(request, response, is_stream=is_stream)
         async with contextlib.AsyncExitStack() as held:
-            with contextlib.suppress(StopIteration):
+            with contextlib.closing(flow), contextlib.suppress(StopIteration):
+                step = next(flow)
                 while True:
-                    step = flow.send(answer)
-                    if isinstance(step, _Send):
-                        try:
+                    try:
+                        if isinstance(step, _Send):
                             answer = yield step.request
-                        except GeneratorExit:
-                            # Here nothing says why; a caller that gives up has no response either.
-                            if step.charge_id is not None:
-                                await self._report_lost(step.charge_id)
-                            raise
-                    elif isinstance(step, _PeekStep):
-                        answer = await _messages.apeek(step.response, step.seconds)
-                    elif isinstance(step, _Authorize):
-                        with self._late_report(step) as late:
-                            answer = await self._client.payments.authorize(**self._order(step), **late)
-                    elif isinstance(step, _Lock):
-                        await held.enter_async_context(self._locks.of(step.origin))
-                    elif isinstance(step, _Opened):
-                        self._sessions[step.session_id] = step
-                    elif not self._is_kept(step):
-                        with _logged(step.transfer_id):
-                            await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+                        else:
+                            answer = await self._aperform(step, held)
+                    except GeneratorExit:
+                        # Here nothing says why; a caller that gives up has no response either.
+                        if isinstance(step, _Send) and step.paid_by is not None:
+                            await self._report_lost(step.paid_by)
+                        raise
+                    except Exception as error:  # noqa: BLE001 - the flow raises what it does not handle
+                        step = flow.throw(error)
+                    else:
+                        step = flow.send(answer)
 
-    async def _report_lost(self, charge_id: str) -> None:
-        import anyio  # noqa: PLC0415 - httpx brings it, and only sessions need it
+    async def _aperform(self, step: _Step, held: contextlib.AsyncExitStack) -> Any:  # noqa: ANN401 - as above
+        if isinstance(step, _PeekStep):
+            return await _messages.apeek(step.response, step.seconds)
+        if isinstance(step, _Authorize):
+            with self._late_report(step) as late:
+                return await self._client.payments.authorize(**self._order(step), **late)
+        if isinstance(step, _Read):
+            return await self._client.payments.get(step.transfer_id, **_BRIEFLY)
+        if isinstance(step, _Lock):
+            await held.enter_async_context(self._locks.of(step.origin))
+        elif isinstance(step, _Opened):
+            self._sessions[step.session_id] = step
+        elif isinstance(step, _Report) and not self._is_kept(step):
+            with _logged(step.transfer_id):
+                await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+        return None
 
-        with anyio.move_on_after(REFUSAL_SECONDS, shield=True), _logged(charge_id):
-            await self._client.payments.report_outcome(charge_id, **_NO_RESPONSE)
+    async def _report_lost(self, paid_by: str) -> None:
+        import anyio  # noqa: PLC0415 - httpx brings it, and few responses are lost
+
+        with anyio.move_on_after(REFUSAL_SECONDS, shield=True), _logged(paid_by):
+            await self._client.payments.report_outcome(paid_by, **_NO_RESPONSE)
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
@@ -423,7 +457,13 @@ class PaymentAuth(Auth):
             }
         return request
 
-    def _pay(self, request: Any, response: Any) -> Generator[_Step, Any, None]:  # noqa: ANN401 - as above
+    def _pay(
+        self,
+        request: Any,  # noqa: ANN401 - a request of either library
+        response: Any,  # noqa: ANN401 - as above
+        *,
+        is_stream: bool,
+    ) -> Generator[_Step, Any, None]:
         declined = self._declined(request, response)
         challenge = None
         if declined is None:
@@ -435,14 +475,39 @@ class PaymentAuth(Auth):
             if declined:
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
             return
-        key = payment_key(request.extensions) or str(uuid.uuid4())
-        if self._session_cap is not None and sells_by_session(challenge.headers):
-            yield _Lock(challenge.origin)
-        answer: Payment | SessionStep = yield _Authorize(challenge, key)
-        if isinstance(answer, SessionStep):
-            yield from self._pay_in_session(request, response, challenge, key, answer)
-            return
-        payment = answer
+        name = name_of(request, is_stream=is_stream)
+        with PURCHASES.begin(self._client, self._account_id, name) as purchase:
+            if self._session_cap is not None and sells_by_session(challenge.headers):
+                yield _Lock(challenge.origin)
+            answer = yield from self._authorized(challenge, purchase)
+            if isinstance(answer, SessionStep):
+                yield from self._pay_in_session(request, response, challenge, purchase, answer)
+            else:
+                yield from self._pay_once(request, response, challenge, purchase, answer)
+
+    def _authorized(
+        self, challenge: Challenge, purchase: Purchase
+    ) -> Generator[_Step, Any, Payment | SessionStep]:
+        while True:
+            try:
+                answer: Payment | SessionStep = yield _Authorize(challenge, purchase.key)
+            except ConflictError as error:
+                if error.code not in NEVER_LANDS or not purchase.renew():
+                    raise
+            else:
+                purchase.is_recorded = True
+                return answer
+
+    def _pay_once(
+        self,
+        request: Any,  # noqa: ANN401 - a request of either library
+        response: Any,  # noqa: ANN401 - as above
+        challenge: Challenge,
+        purchase: Purchase,
+        payment: Payment,
+    ) -> Generator[_Step, Any, None]:
+        """Present a payment that is signed."""
+        key = purchase.key
         record = PaymentRecord(idempotency_key=key, transfer_id=payment.transfer_id, payment=payment)
         if payment.header is None:
             raise PaymentPendingApprovalError(
@@ -458,34 +523,21 @@ class PaymentAuth(Auth):
         self._present(request, record, payment.header, response)
         started = time.monotonic()
         response = yield _Send(request)
-        duration_ms = int((time.monotonic() - started) * 1000)
-        receipt = _receipt_of(response)
-        _note(response, evolve(record, receipt=receipt))
+        outcome = _outcome(response, started)
+        _note(response, evolve(record, receipt=outcome["receipt"]))
         logger.info(
             "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
         )
         if self._reports:
-            outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
             yield _Report(payment.transfer_id, outcome)
-        if response.status_code == 402:
-            peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
-            raise PaymentRefusedError(
-                idempotency_key=key,
-                transfer_id=payment.transfer_id,
-                receipt=receipt,
-                reason=refusal_reason(response.headers.multi_items(), peeked.beginning),
-                headers=dict(response.headers),
-                body=peeked.beginning,
-                price_usdc=payment.amount_usdc,
-                max_amount_usdc=self._max_amount,
-            )
+        yield from self._end(response, purchase, payment)
 
     def _pay_in_session(
         self,
         request: Any,  # noqa: ANN401 - a request of either library
         response: Any,  # noqa: ANN401 - as above
         challenge: Challenge,
-        key: str,
+        purchase: Purchase,
         step: SessionStep,
     ) -> Generator[_Step, Any, None]:
         """Open the session if necessary, and present one voucher."""
@@ -494,33 +546,55 @@ class PaymentAuth(Auth):
         for _ in range(_MAX_OPENINGS):
             if step.step != "open":
                 break
-            response = yield from self._open(request, response, step, key)
+            response = yield from self._open(request, response, step, purchase.key)
             if response.status_code == 402:
                 challenge = (yield from self._challenge(request, response)) or challenge
             _messages.drop(response)
-            step = yield _Authorize(challenge, key)
+            step = yield _Authorize(challenge, purchase.key)
         if step.step == "open":
-            raise self._refused(key, step, response, _UNOPENED)
-        record = PaymentRecord(idempotency_key=key, session=step)
+            raise self._refused(PaymentRefusedError, response, purchase, step, reason=_UNOPENED)
+        record = PaymentRecord(idempotency_key=purchase.key, session=step)
         assert step.charge_id is not None  # noqa: S101 - a voucher has it
-        duration_ms = 0
+        started = 0.0
         for attempt in range(_MAX_PRESENTED):
             self._present(request, record, step.header, response)
             started = time.monotonic()
             response = yield _Send(request, step.charge_id)
-            duration_ms = int((time.monotonic() - started) * 1000)
             if response.status_code != 402 or attempt == _MAX_PRESENTED - 1:
                 break
             # The voucher may have been refused because its first reply was lost: the same one, once more.
             _messages.drop(response)
-        receipt = _receipt_of(response)
-        _note(response, evolve(record, receipt=receipt))
-        outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
+        outcome = _outcome(response, started)
+        _note(response, evolve(record, receipt=outcome["receipt"]))
         yield _Report(step.charge_id, outcome, challenge.origin)
-        if response.status_code == 402:
-            peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
-            reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
-            raise self._refused(key, step, response, reason, receipt=receipt, body=peeked.beginning)
+        yield from self._end(response, purchase, step)
+
+    def _end(
+        self,
+        response: Any,  # noqa: ANN401 - a response of either library
+        purchase: Purchase,
+        paid: Payment | SessionStep,
+    ) -> Generator[_Step, Any, None]:
+        """Return if the seller delivers, or if it has failed for the first time.
+
+        Raises:
+            PaidNotDeliveredError: it does not, and a voucher was signed or the payment has settled.
+            PaymentRefusedError: it does not, and the payment may still settle.
+        """
+        if _is_delivered(response):
+            purchase.deliver(response)
+            return
+        if response.status_code != 402 and not purchase.is_joined:
+            return
+        peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
+        kind: type[PaymentRefusedError] = PaidNotDeliveredError
+        if isinstance(paid, Payment):
+            status = ""
+            with contextlib.suppress(AgentPayError):
+                status = (yield _Read(paid.transfer_id)).status
+            kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
+        reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
+        raise self._refused(kind, response, purchase, paid, reason=reason, body=peeked.beginning)
 
     def _open(
         self,
@@ -544,23 +618,27 @@ class PaymentAuth(Auth):
         self._present(request, record, step.header, response)
         return (yield _Send(request))
 
-    @staticmethod
     def _refused(
-        key: str,
-        step: SessionStep,
+        self,
+        kind: type[PaymentRefusedError],
         response: Any,  # noqa: ANN401 - a response of either library
-        reason: str | None,
+        purchase: Purchase,
+        paid: Payment | SessionStep,
         *,
-        receipt: str | None = None,
+        reason: str | None,
         body: bytes = b"",
     ) -> PaymentRefusedError:
-        return PaymentRefusedError(
-            idempotency_key=key,
-            transfer_id=step.charge_id or step.session_id,
-            receipt=receipt,
+        identifier = paid.transfer_id if isinstance(paid, Payment) else paid.charge_id or paid.session_id
+        return kind(
+            idempotency_key=purchase.key,
+            transfer_id=identifier,
+            status_code=response.status_code,
+            receipt=_receipt_of(response),
             reason=reason,
             headers=dict(response.headers),
             body=body,
+            price_usdc=paid.amount_usdc,
+            max_amount_usdc=self._max_amount,
         )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
@@ -640,6 +718,19 @@ def _outcome_of(report: VoucherReport) -> dict[str, Any]:
         "receipt": report.receipt,
         "duration_ms": report.duration_ms,
     }
+
+
+def _outcome(response: Any, started: float) -> dict[str, Any]:  # noqa: ANN401 - a response of either library
+    """Return what is reported of a response. `started` is on the clock of `time.monotonic`."""
+    return {
+        "status_code": response.status_code,
+        "receipt": _receipt_of(response),
+        "duration_ms": int((time.monotonic() - started) * 1000),
+    }
+
+
+def _is_delivered(response: Any) -> bool:  # noqa: ANN401 - as above
+    return bool(200 <= response.status_code < 400)
 
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library

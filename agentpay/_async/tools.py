@@ -6,8 +6,9 @@ tools read what is recorded under its reference, so that it still names its purc
 forgotten its keys.
 """
 
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agentpay._async.client import AsyncAgentPay
@@ -24,6 +25,7 @@ from agentpay.errors import (
     ConfigurationError,
     IdempotencyConflictError,
     InvalidRequestError,
+    NotSupportedError,
     RateLimitError,
     TransferFailedError,
     WaitTimeoutError,
@@ -268,11 +270,30 @@ class AsyncAgentTools:
         """
         given = checked("list_payments", {"status": status, "limit": limit, "cursor": cursor})
         page = await self._client.transfers.list(account_id=await self.account_id(), **given)
+        undelivered = await self._undelivered(page.data)
         return PaymentList(
-            payments=[reports.listed(transfer) for transfer in page.data],
+            payments=[
+                reports.listed(each, is_delivered=each.transfer_id not in undelivered) for each in page.data
+            ],
             cursor=page.cursor,
             has_more=page.has_more,
         )
+
+    async def _undelivered(self, transfers: Sequence[Transfer]) -> set[str]:
+        """Return which settled transfers are payments whose seller did not deliver, as far as reported."""
+        settled = {each.transfer_id for each in transfers if each.status == "settled"}
+        found: set[str] = set()
+        if not settled:
+            return found
+        listed = self._client.payments.list(account_id=await self.account_id(), status="settled", limit=100)
+        with contextlib.suppress(NotSupportedError):
+            async for payment in listed:
+                # Identifiers are in the order of creation, newest first.
+                if payment.transfer_id < min(settled):
+                    break
+                if payment.outcome is not None and not payment.outcome.is_delivered:
+                    found.add(payment.transfer_id)
+        return found
 
     async def fetch_paid(
         self,

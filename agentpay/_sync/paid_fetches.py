@@ -19,6 +19,7 @@ from agentpay._challenges import sells_by_session, url_sent
 from agentpay._fetching import Fetcher, FetchedPage, FetchFailedError, FetchRefusedError, PageRequest
 from agentpay._http import cookie_of
 from agentpay._locks import Locks
+from agentpay._undelivered import is_news
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string, to_decimal
@@ -270,6 +271,8 @@ class PaidFetches:
             reason = f"The seller responded {page.status}: a redirect of the paid request is not followed."
         elif page is not None and not page.is_success:
             reason = f"The seller responded {page.status} to the payment that was presented."
+        if is_news(payment, is_delivered=page is not None and page.is_success):
+            self._session_fetches.report(payment.transfer_id, page)
         result = _because(self._outcome(ref, payment), reason)
         return _with_page(_if_delivered(result, page), page)
 

@@ -76,13 +76,17 @@ class SessionFetches:
                 break
             # The voucher may have been refused because its first reply was lost: the same one, once more.
         assert step.charge_id is not None  # noqa: S101 - a voucher has it
+        self.report(step.charge_id, response)
+        return response
+
+    def report(self, paid_by: str, response: FetchedPage | None) -> None:
+        """Report the seller's response to a payment or a voucher, or that none arrived."""
         status = NO_RESPONSE if response is None else response.status
         receipt = None if response is None else _receipt_of(response)
         try:
-            self._client.payments.report_outcome(step.charge_id, status_code=status, receipt=receipt)
+            self._client.payments.report_outcome(paid_by, status_code=status, receipt=receipt)
         except AgentPayError as error:
-            logger.warning("the outcome of voucher %s was not reported: %s", step.charge_id, error)
-        return response
+            logger.warning("the outcome of %s was not reported: %s", paid_by, error)
 
     def _present_opening(
         self, request: PageRequest, page: FetchedPage, step: SessionStep

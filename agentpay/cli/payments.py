@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
+    from agentpay.contract.payments import Payment
 
 
 @click.group()
@@ -127,6 +128,11 @@ def get_payment(*, server: AgentPay, output: Output, transfer_id: str) -> None:
     output.record(payment, "Payment")
 
 
+def _status(payment: Payment) -> str:
+    is_undelivered = payment.outcome is not None and not payment.outcome.is_delivered
+    return f"{payment.status}, not delivered" if is_undelivered else payment.status
+
+
 @payments.command("list")
 @click.option(
     "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only payments of this account."
@@ -157,7 +163,7 @@ def list_payments(
     columns = [
         Column("payer", lambda each: names(each.account_id), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
-        Column("status", lambda each: each.status),
+        Column("status", _status),
         Column("seller", lambda each: each.origin.removeprefix("https://"), is_text=True),
         Column("protocol", lambda each: each.protocol, show=Show.WIDE),
         Column("settled", lambda each: each.settled_at, show=Show.IF_IT_FITS),

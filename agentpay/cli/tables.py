@@ -33,6 +33,7 @@ STYLES: Final[Mapping[str, str]] = {
     "approved": "green",
     "delivered": "green",
     "settled": "green",
+    "settled, not delivered": "red",
     "pending": "yellow",
     "pending_approval": "yellow",
     "retrying": "yellow",

@@ -189,7 +189,7 @@ class PaymentOutcome(Model):
     """The client's report on the seller's response: a claim, not a proof that the payment settled.
 
     Attributes:
-        status_code: HTTP status of the seller's response.
+        status_code: HTTP status of the seller's response; 504 if none arrived.
         receipt: the receipt header of the response; None without one.
         duration_ms: how long the paid request took, in milliseconds; None if not reported.
     """
@@ -197,6 +197,11 @@ class PaymentOutcome(Model):
     status_code: int
     receipt: str | None
     duration_ms: int | None
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether the status says that the seller delivered: 2xx or 3xx."""
+        return 200 <= self.status_code < 400
 
 
 @frozen(kw_only=True)
@@ -280,7 +285,8 @@ class Payment(Model):
         account_id: the account that pays.
         status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
             operator has approved it and nothing is signed; repeat the request with the same key. `submitted`:
-            it is signed and its amount reserved, and the seller may broadcast it.
+            it is signed and its amount reserved, and the seller may broadcast it. `settled`: it is paid;
+            whether the seller delivered is in `outcome`, as far as the client reported it.
         protocol: `mpp`, `x402_v2`, `x402_v1` or `x402_upto`.
         amount_usdc: USDC that leaves the account, including splits. With `x402_upto`, the maximum until the
             payment is settled, then what the seller took of it.

@@ -4,10 +4,11 @@
     await mpp.fetch("https://api.example.com/forecast")
 
 pympp may ask for a credential up to three times for one request. Each time it gets the one payment of that
-request's key: `extensions={"payment_key": "forecast-7"}`, or a key made for the request.
+request's key: `extensions={"payment_key": "forecast-7"}`, or a key made for the request. An equal request
+gets it too, within ten minutes after the first has ended undelivered, as with `PaymentAuth`.
 """
 
-import uuid
+import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
 from decimal import Decimal
@@ -15,12 +16,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
-from agentpay._challenges import payment_key
 from agentpay._loading import needing
-from agentpay.errors import ConfigurationError, PaymentPendingApprovalError
+from agentpay._messages import is_stream
+from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
+from agentpay.contract.payments import Payment
+from agentpay.errors import ConfigurationError, ConflictError, PaymentPendingApprovalError
 
 with needing("agentpay.integrations.pympp", package="pympp"):
     from mpp import Challenge, Credential
+    from mpp.events import PAYMENT_FAILED, PAYMENT_RESPONSE
     from mpp.methods import Method
     from mpp.runtime import ClientMethod, CredentialParams, PaymentRuntime
     from pydantic import BaseModel
@@ -85,7 +89,11 @@ class AgentPayRuntime(PaymentRuntime):
         self._memo = memo
         charge = Method(name="solana", intent="charge", request_model=_Open, payload_model=_Open)
         ours = ClientMethod(method=charge, create_credential=self._pay)
+        # By key, with the task that presents it.
+        self._in_flight: dict[str, tuple[Purchase, asyncio.Task[Any] | None]] = {}
         super().__init__([ours, *methods], events=events)
+        for name in (PAYMENT_RESPONSE, PAYMENT_FAILED):
+            self.events.on(name, self._ended)
 
     async def create_credential(
         self,
@@ -108,25 +116,72 @@ class AgentPayRuntime(PaymentRuntime):
                 "the request that is paid is not known here: use this runtime with Mpp or PaymentTransport, "
                 "or pass the request as the context of CredentialParams"
             )
-        key = payment_key(request.extensions) or str(uuid.uuid4())
-        request.extensions["payment_key"] = key
-        payment = await self._client.payments.authorize(
-            account_id=self._account_id,
-            idempotency_key=key,
-            url=str(request.url),
-            method=request.method,
-            headers=[("WWW-Authenticate", _as_sent(params.challenge))],
-            max_amount=self._max_amount,
-            memo=self._memo,
-        )
+        purchase = self._begun(request)
+        try:
+            payment = await self._authorized(request, params.challenge, purchase)
+        except BaseException as error:
+            self._in_flight.pop(purchase.key, None)
+            purchase.fail(error)
+            raise
+        assert payment.header is not None  # noqa: S101 - else it waits for approval
+        return payment.header.value
+
+    def _begun(self, request: Any) -> Purchase:  # noqa: ANN401 - of either library
+        """Return the purchase of a request, as in flight."""
+        task = asyncio.current_task()
+        given = request.extensions.get("payment_key")
+        for key, (earlier, owner) in list(self._in_flight.items()):
+            # pympp does not tell of requests that end in 402 or another client error. They have ended once
+            # their task is done, or sends another one.
+            if key != given and (owner is None or owner is task or owner.done()):
+                del self._in_flight[key]
+                earlier.end()
+        name = name_of(request, is_stream=is_stream(request))
+        purchase = PURCHASES.begin(self._client, self._account_id, name)
+        self._in_flight[purchase.key] = purchase, task
+        return purchase
+
+    async def _authorized(
+        self,
+        request: Any,  # noqa: ANN401 - of either library
+        challenge: Challenge,
+        purchase: Purchase,
+    ) -> Payment:
+        request.extensions["payment_key"] = purchase.key
+        try:
+            payment = await self._client.payments.authorize(
+                account_id=self._account_id,
+                idempotency_key=purchase.key,
+                url=str(request.url),
+                method=request.method,
+                headers=[("WWW-Authenticate", _as_sent(challenge))],
+                max_amount=self._max_amount,
+                memo=self._memo,
+            )
+        except ConflictError as error:
+            self._in_flight.pop(purchase.key, None)
+            if error.code not in NEVER_LANDS or not purchase.renew():
+                raise
+            self._in_flight[purchase.key] = purchase, asyncio.current_task()
+            return await self._authorized(request, challenge, purchase)
+        purchase.is_recorded = True
         if payment.header is None:
             raise PaymentPendingApprovalError(
-                idempotency_key=key,
+                idempotency_key=purchase.key,
                 transfer_id=payment.transfer_id,
                 price_usdc=payment.amount_usdc,
                 max_amount_usdc=self._max_amount,
             )
-        return payment.header.value
+        return payment
+
+    def _ended(self, event: Any) -> None:  # noqa: ANN401 - of pympp: a success or a failure
+        held = self._in_flight.pop(event["request"].extensions.get("payment_key"), None)
+        if held is None:
+            return
+        if "error" in event:
+            held[0].end()
+        else:
+            held[0].deliver(event["response"])
 
 
 def _as_sent(challenge: Challenge) -> str:

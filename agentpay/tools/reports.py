@@ -365,12 +365,12 @@ def check_of(check: TransferCheck) -> CheckResult:
     )
 
 
-def listed(transfer: Transfer) -> ListedPayment:
-    """Return one payment of a list."""
+def listed(transfer: Transfer, *, is_delivered: bool = True) -> ListedPayment:
+    """Return one payment of a list. `is_delivered` is whether no seller is known not to have delivered."""
     return ListedPayment(
         payment_ref=ref_of(transfer.idempotency_key),
         transfer_id=transfer.transfer_id,
-        status=str(transfer.status),
+        status=str(transfer.status) if is_delivered else "paid_not_delivered",
         amount_usdc=format_string(transfer.amount_usdc),
         to=transfer.to,
         memo=None if transfer.memo is None else without_hidden(transfer.memo),

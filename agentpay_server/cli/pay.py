@@ -1,5 +1,6 @@
 """`agentpay-server pay`: pay an HTTP 402 from the command line, and show the exchange."""
 
+import contextlib
 import uuid
 from decimal import Decimal
 from typing import Final
@@ -9,6 +10,7 @@ import httpx
 
 from agentpay import AgentPay
 from agentpay._challenges import refusal_reason, sells_by_session
+from agentpay._undelivered import is_news
 from agentpay.cli.connection import CommandRefusedError
 from agentpay.cli.exit_codes import PENDING_APPROVAL
 from agentpay.cli.naming import find_account_or_own
@@ -16,7 +18,7 @@ from agentpay.cli.options import complete_account, takes_server
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.printable import printable
-from agentpay.errors import PaymentRefusedError
+from agentpay.errors import AgentPayError, PaymentRefusedError
 from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentAuth
 
 _SHOWN_CHARACTERS: Final = 2_000
@@ -99,6 +101,9 @@ def pay(
                 error="pending_approval",
             )
         answered = _sent(http, output, method, resource, {payment.header.name: payment.header.value})
+    if is_news(payment, is_delivered=answered.is_success):
+        with contextlib.suppress(AgentPayError):
+            server.payments.report_outcome(payment.transfer_id, status_code=answered.status_code)
     _shown(output, answered, payment.transfer_id)
     output.note(f"{payment.transfer_id} is {server.payments.get(payment.transfer_id).status}")
     if not answered.is_success:
@@ -149,7 +154,8 @@ def _sent(
     try:
         response = http.request(method, url, headers=header, auth=auth, extensions=extensions)
     except PaymentRefusedError as refused:
-        raise _not_served(output, 402, refused.reason, key, transfer_id=refused.transfer_id) from None
+        status = refused.status_code
+        raise _not_served(output, status, refused.reason, key, transfer_id=refused.transfer_id) from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise CommandRefusedError(
             f"no response from {printable(url)}: {printable(str(error))}.", output, error="no_response"

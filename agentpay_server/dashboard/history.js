@@ -3,7 +3,9 @@
 import { post, read } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
 import { able, accountOf, change, filters, get, instant, list, me, named, one, part, party, summary, titled } from "./page.js";
-import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words } from "./ui.js";
+import {
+	$, badge, big, button, code, count, facts, field, h, isUndelivered, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words,
+} from "./ui.js";
 
 /** The status of what an event is about, by its type; the server writes it into the page. */
 const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
@@ -74,8 +76,12 @@ export function timeline({ asked }) {
 
 async function nameSellers(rows) {
 	if (!rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) return;
-	const { data } = await read("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
-	for (const row of rows) row.seller = sellers.get(row.id);
+	const { data } = await read("/payments?limit=100"), payments = new Map(data.map((it) => [it.transfer_id, it]));
+	for (const row of rows) {
+		const pay = payments.get(row.id);
+		row.seller = pay?.origin;
+		row.isUndelivered = row.status === "settled" && isUndelivered(pay);
+	}
 }
 
 const sessionParties = new Map();
@@ -100,7 +106,7 @@ function timelineRow({ point, data, seller, ...row }) {
 	const payee = seller ? [said(seller), !data.session_id && quiet(" · 402")] : data.to && named(data.to);
 	const amount = data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
 	return [
-		moment(row.at), badge(row.status),
+		moment(row.at), row.isUndelivered ? badge("failed", "settled, not delivered") : badge(row.status),
 		[data.account_id ? named(data.account_id) : quiet(row.status === "webhook.test" ? "Test of a webhook" : "–"),
 			payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
 		count(row.events.length, "event"), h("strong.number", amount && money(amount)),

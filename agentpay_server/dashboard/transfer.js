@@ -3,7 +3,7 @@
 import { post, read } from "./api.js";
 import { accountOf, change, details, get, list, me, nameOf, one, party, titled } from "./page.js";
 import {
-	ago, badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
+	ago, badge, big, clock, code, copies, facts, field, fields, h, isUndelivered, json, link, minus, moment, plain, quiet, said, span, usdc, whole, words,
 } from "./ui.js";
 
 export const approvals = () => list({
@@ -78,7 +78,7 @@ async function decide({ transfer_id: id }, what, done, body) {
 const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
 
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
-	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
+	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status), isUndelivered(it.pay) && badge("failed", "not delivered"), h("span.grow"), code(it.transfer_id), copies("Copy id", it.transfer_id, "tiny")),
 		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), h("p", memoOf(it)), outcome(it),
 		it.pending && h("div.decision", stakes(it.pending), h("div.actions", reject(it.pending), approve(it.pending))),
 		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`),

@@ -31,6 +31,8 @@ export const $ = (selector, root = /** @type {any} */ (document)) => root.queryS
 
 export const said = (text) => h("bdi", text);
 export const quiet = (...children) => h("span.quiet", children);
+/** Whether the agent reported that the seller did not deliver what it was paid for. */
+export const isUndelivered = (pay) => Boolean(pay?.outcome) && (pay.outcome.status_code < 200 || pay.outcome.status_code > 399);
 export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);

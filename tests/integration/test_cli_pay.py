@@ -89,6 +89,24 @@ def test_pay_buys_up_to_a_maximum(
     assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
 
 
+def test_a_payment_whose_seller_did_not_deliver_is_listed_as_such(
+    commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
+) -> None:
+    account_id = funded("1").account_id
+    arguments = ("pay", f"{paywall.base_url}/free", "--account", account_id, "--payment-key", "f-7")
+    runner = CliRunner(env=commands.environment)
+    for mode, status in (("fail_after_settling", 500), ("lose_reply", 500), ("honest", 200)):
+        paywall.sell("/free", "0.25", mode=mode)
+        paywall.serves_again = mode == "honest"
+        assert commands.run(*arguments).exit_code == (0 if status == 200 else 1)
+        listed = runner.invoke(main, ["payments", "list"]).stdout
+        assert "settled" in listed
+        assert ("settled, not delivered" in listed) == (status != 200)
+    (payment,) = client.payments.list(account_id=account_id)
+    assert payment.outcome is not None
+    assert payment.outcome.is_delivered
+
+
 def test_an_empty_payment_key_is_refused(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
     account_id = funded("1").account_id
     url = f"{paywall.base_url}/forecast"

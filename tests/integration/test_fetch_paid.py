@@ -146,6 +146,7 @@ def test_the_same_reference_presents_the_same_payment(
     assert content["http_status"] == (200 if serves_again else 402)
     assert len(paywall.sales) == 1
     assert spent(client, account) == "0.250000"
+    assert [each["status"] for each in tools.list_payments()["payments"]] == ["settled"]
 
 
 @sync_and_async
@@ -346,8 +347,10 @@ def test_a_payment_without_goods_is_reported_as_paid_and_not_delivered(
         assert "did not deliver" in step
         assert "again with the SAME ref" in step
         assert "pays nothing more" in step
+        assert [each["status"] for each in tools.list_payments()["payments"]] == ["paid_not_delivered"]
     paywall.mode, paywall.serves_again = Mode.HONEST, True
     assert fetched(tools, paywall)["status"] == "settled"
+    assert [each["status"] for each in tools.list_payments()["payments"]] == ["settled"]
     assert spent(client, account) == "0.250000"
 
 

@@ -43,6 +43,14 @@ def shop(server: AgentPayServer, **options: Any) -> Paywall:
     return Paywall(server, {"/forecast": PRICE}, **options)
 
 
+def sell_upto(mode: str) -> Any:
+    return lambda paywall: paywall.sell_upto("/forecast", PRICE, mode=mode)
+
+
+def sell_by_session(mode: str) -> Any:
+    return lambda paywall: paywall.sell_by_session("/forecast", PRICE, mode=mode)
+
+
 def buyer(server: AgentPayServer, paywall: Paywall, bot: str, **options: Any) -> httpx.Client:
     auth = PaymentAuth(server.agent_client(bot), account_id=bot, **options)
     return httpx.Client(auth=auth, transport=paywall.transport(), base_url=paywall.base_url)
@@ -124,6 +132,149 @@ def test_a_seller_that_settles_but_reports_failure_is_paid_once(
         assert len(paywall.sales) == 1
 
 
+def sell(mode: Mode, protocol: Protocol) -> Any:
+    return lambda paywall: paywall.sell("/forecast", PRICE, mode=mode, protocols=[protocol])
+
+
+PAID, OPEN, SERVED = errors.PaidNotDeliveredError, PaymentRefusedError, 200
+RETRIED: dict[str, tuple[Any, Any]] = {
+    **{
+        f"{mode} {protocol}": (sell(mode, protocol), OPEN if mode is Mode.HOLD else PAID)
+        for mode in (Mode.LOSE_REPLY, Mode.FAIL_AFTER_SETTLING, Mode.ASK_TWICE, Mode.HOLD)
+        for protocol in EXACT
+    },
+    "upto that loses the reply": (sell_upto("lose_reply"), PAID),
+    "upto that fails": (sell_upto("charge_maximum"), PAID),
+    "session that loses the reply": (sell_by_session("lose_reply"), SERVED),
+    "session that fails": (sell_by_session("steal_voucher"), SERVED),
+    "session that refuses": (sell_by_session("refuse_accepted"), PAID),
+}
+TRIES = 3
+
+
+def is_retried(outcome: Any) -> bool:
+    """Return whether the usual layer above tries again: SDKs, and loops such as those of tenacity."""
+    return isinstance(outcome, httpx.TransportError) or outcome in (500, 502, 503)
+
+
+def retried(http: httpx.Client) -> Any:
+    outcome: Any = None
+    for _ in range(TRIES):
+        try:
+            outcome = http.post("/forecast", json={"city": "Oslo"}).status_code
+        except (httpx.TransportError, errors.AgentPayError) as error:
+            outcome = error
+        if not is_retried(outcome):
+            break
+    return outcome
+
+
+async def aretried(http: httpx.AsyncClient) -> Any:
+    outcome: Any = None
+    for _ in range(TRIES):
+        try:
+            outcome = (await http.post("/forecast", json={"city": "Oslo"})).status_code
+        except (httpx.TransportError, errors.AgentPayError) as error:
+            outcome = error
+        if not is_retried(outcome):
+            break
+    return outcome
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("case", RETRIED.values(), ids=RETRIED)
+def test_retries_of_the_layer_above_pay_once(
+    server: AgentPayServer, bot: str, case: tuple[Any, Any], is_async: bool
+) -> None:
+    sold, expected = case
+
+    async def buy(paywall: Paywall) -> Any:
+        async with server.async_client() as client:
+            auth = PaymentAuth(client, account_id=bot, session_cap="1")
+            transport = paywall.async_transport()
+            async with httpx.AsyncClient(auth=auth, transport=transport, base_url=paywall.base_url) as http:
+                return await aretried(http)
+
+    with Paywall(server) as paywall:
+        sold(paywall)
+        if is_async:
+            outcome = asyncio.run(buy(paywall))
+        else:
+            with buyer(server, paywall, bot, session_cap="1") as http:
+                outcome = retried(http)
+        operator = server.client()
+        paid = [each.amount_usdc for each in operator.payments.list(account_id=bot)]
+        paid += [each.running_total_usdc for each in operator.sessions.list(account_id=bot)]
+        assert paid == [PRICE]
+        if expected == SERVED:
+            assert outcome == SERVED
+            return
+        assert type(outcome) is expected
+        assert ("It is paid" in str(outcome)) == (expected is PAID)
+        assert ("It may still settle" in str(outcome)) == (expected is OPEN)
+        copy = pickle.loads(pickle.dumps(outcome))
+        assert (str(copy), vars(copy)) == (str(outcome), vars(outcome))
+
+
+class Deaf(httpx.BaseTransport):
+    """A way to a seller on which paid requests are lost while it is down."""
+
+    def __init__(self, paywall: Paywall) -> None:
+        self._inner = paywall.transport()
+        self.is_down = True
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.is_down and "payment" in request.extensions:
+            raise httpx.ReadTimeout("lost", request=request)
+        return self._inner.handle_request(request)
+
+
+@pytest.mark.parametrize("headers", [{}, {"Idempotency-Key": "order-7"}], ids=["request", "header"])
+def test_a_payment_that_can_no_longer_land_is_replaced_by_a_new_purchase(
+    server: AgentPayServer, bot: str, headers: dict[str, str]
+) -> None:
+    auth = PaymentAuth(server.agent_client(bot), account_id=bot)
+    with shop(server) as paywall:
+        way = Deaf(paywall)
+        with httpx.Client(auth=auth, transport=way, base_url=paywall.base_url, headers=headers) as http:
+            for _ in range(2):
+                with pytest.raises(httpx.ReadTimeout):
+                    http.get("/forecast")
+            assert len(list(server.client().payments.list())) == 1
+            server.sandbox.clock.advance(minutes=5)
+            way.is_down = False
+            assert http.get("/forecast").status_code == 200
+    assert [each.status for each in server.client().payments.list()] == ["settled", "failed"]
+    assert spent(server, bot) == PRICE
+
+
+def test_other_terms_after_a_lost_reply_raise_and_sign_nothing(server: AgentPayServer, bot: str) -> None:
+    with shop(server, mode=Mode.LOSE_REPLY) as paywall, buyer(server, paywall, bot) as http:
+        with pytest.raises(httpx.TransportError):
+            http.get("/forecast")
+        paywall.sell("/forecast", 2 * PRICE)
+        for _ in range(2):
+            with pytest.raises(errors.IdempotencyConflictError, match="amount"):
+                http.get("/forecast")
+        assert len(list(server.client().payments.list())) == 1
+        assert spent(server, bot) == PRICE
+
+
+def test_an_approved_payment_is_presented_by_an_equal_request(server: AgentPayServer, bot: str) -> None:
+    operator = server.client()
+    operator.policies.update(bot, escalation_threshold="0.01")
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        waiting = []
+        for _ in range(2):
+            with pytest.raises(errors.PaymentPendingApprovalError) as caught:
+                http.get("/forecast")
+            waiting.append(caught.value.transfer_id)
+        assert waiting[0] == waiting[1]
+        operator.approvals.approve(waiting[0])
+        assert http.get("/forecast").extensions["payment"].transfer_id == waiting[0]
+    assert spent(server, bot) == PRICE
+
+
 @pytest.mark.parametrize("mode", [Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE])
 def test_a_second_402_carries_the_payment(server: AgentPayServer, bot: str, mode: Mode) -> None:
     with shop(server, mode=mode) as paywall, buyer(server, paywall, bot) as http:
@@ -143,29 +294,43 @@ def test_a_lost_reply_carries_the_payment_record(server: AgentPayServer, bot: st
         assert server.client().payments.get(record.transfer_id).account_id == bot
 
 
-UNPAYABLE = {
-    "price": ({"mode": Mode.HONEST}, {"max_amount": "0.009999"}, "Raise max_amount if the price is right"),
-    "network": ({"mode": Mode.WRONG_NETWORK}, {}, "Nothing that you pass changes this"),
-    "token": ({"mode": Mode.WRONG_MINT}, {}, "Nothing that you pass changes this"),
+RAISE, NOTHING = "Raise max_amount if the price is right", "Nothing that you pass changes this"
+LOCK = "ass a session_cap of what you are willing to lock in a channel"
+UNPAYABLE: dict[str, tuple[Any, dict[str, Any], list[str]]] = {
+    "price": (sell(Mode.HONEST, Protocol.X402_V2), {"max_amount": "0.009999"}, [RAISE]),
+    "network": (sell(Mode.WRONG_NETWORK, Protocol.X402_V2), {}, [NOTHING]),
+    "token": (sell(Mode.WRONG_MINT, Protocol.X402_V2), {}, [NOTHING]),
+    "session": (sell_by_session("honest"), {}, [LOCK]),
+    "session above the cap": (
+        lambda paywall: paywall.sell_by_session("/forecast", PRICE, minimum_deposit="2"),
+        {"session_cap": "1"},
+        [LOCK],
+    ),
+    "session and price": (
+        lambda paywall: (
+            sell(Mode.HONEST, Protocol.X402_V2)(paywall),
+            paywall.sell_by_session("/forecast", "0.005"),
+        ),
+        {"max_amount": "0.009999"},
+        [RAISE, LOCK],
+    ),
 }
 
 
 @pytest.mark.parametrize("unpayable", UNPAYABLE.values(), ids=UNPAYABLE)
 def test_the_advice_of_an_unpayable_402_fits_its_reason(
-    server: AgentPayServer, bot: str, unpayable: tuple[dict[str, Any], dict[str, Any], str]
+    server: AgentPayServer, bot: str, unpayable: tuple[Any, dict[str, Any], list[str]]
 ) -> None:
-    seller, options, advice = unpayable
-    with (
-        shop(server, **seller) as paywall,
-        buyer(server, paywall, bot, **options) as http,
-        pytest.raises(errors.UnpayableChallengeError) as caught,
-    ):
-        http.get("/forecast")
+    sold, options, advice = unpayable
+    with Paywall(server) as paywall, buyer(server, paywall, bot, **options) as http:
+        sold(paywall)
+        with pytest.raises(errors.UnpayableChallengeError) as caught:
+            http.get("/forecast")
     error = caught.value
     assert error.details[0].field == "offers[0]"
     assert all(fault.message in str(error) for fault in error.details)
     assert len(error.details) == 1 or "; offers[1] " in str(error)
-    assert advice in str(error)
+    assert [each for each in (RAISE, LOCK, NOTHING) if each in str(error)] == advice
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.advice) == (str(error), error.advice)
 

@@ -112,7 +112,8 @@ def test_a_seller_that_steals_vouchers_gets_two(
 ) -> None:
     seller.get("/call", auth=auth)
     shop.sell_by_session("/call", "0.001", mode="steal_voucher")
-    assert [seller.get("/call", auth=auth).status_code for _ in range(2)] == [503, 503]
+    calls = [seller.get("/call", auth=auth, params={"number": number}) for number in range(2)]
+    assert [each.status_code for each in calls] == [503, 503]
     (session,) = client.sessions.list(account_id=account.account_id)
     assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
     assert session.running_total_usdc == Decimal("0.003")
@@ -159,9 +160,9 @@ def test_two_requests_without_a_response_close_the_session(
 ) -> None:
     seller.get("/call", auth=auth)
     with httpx.Client(transport=_Deaf(shop.transport()), base_url=shop.base_url) as broken:
-        for _ in range(2):
+        for number in range(2):
             with pytest.raises(httpx.ReadTimeout):
-                broken.get("/call", auth=auth)
+                broken.get("/call", auth=auth, params={"number": number})
     (session,) = client.sessions.list(account_id=account.account_id)
     assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
 
@@ -175,9 +176,9 @@ async def test_two_requests_without_a_response_close_the_session_of_an_async_cli
         httpx.AsyncClient(transport=_Deaf(shop.async_transport()), base_url=shop.base_url) as broken,
     ):
         auth = PaymentAuth(client, account_id=account.account_id, session_cap="1", seller_client=broken)
-        for _ in range(2):
+        for number in range(2):
             with pytest.raises(httpx.ReadTimeout):
-                await broken.get("/call", auth=auth)
+                await broken.get("/call", auth=auth, params={"number": number})
         (session,) = [each async for each in client.sessions.list(account_id=account.account_id)]
         assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
 

@@ -9,9 +9,11 @@ from typing import Any
 import anyio
 import httpx
 import httpx2
+import pytest
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, payments, testing
+from agentpay._undelivered import Purchases
 from agentpay.payments import PaymentAuth
 
 SELLER = "https://api.seller.example"
@@ -26,6 +28,23 @@ FLAVOURS = {
 }
 
 
+class Clock:
+    """Time that a test lets pass."""
+
+    def __init__(self) -> None:
+        self.seconds = 1_000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let this process remember no purchase; return the clock of those that come."""
+    clock = Clock()
+    monkeypatch.setattr(payments, "PURCHASES", Purchases(clock))
+    return clock
+
+
 class Service:
     """Signs one payment for each key, as the service does, and keeps what it was asked."""
 
@@ -34,9 +53,13 @@ class Service:
         self.reports: list[dict[str, Any]] = []
         self.steps: list[httpx.Response | Exception] = []
         self.header = "PAYMENT-SIGNATURE"
+        self.status = "submitted"
         self.transport = httpx.MockTransport(self._answer)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            transfer_id = request.url.path.split("/")[4]
+            return answer(200, testing.make(Payment, transfer_id=transfer_id, status=self.status).to_dict())
         body = json.loads(request.content)
         if request.url.path.endswith("/outcome"):
             self.reports.append({"transfer_id": request.url.path.split("/")[4], **body})
@@ -192,4 +215,16 @@ class _Chunks:
             raise StopAsyncIteration from None
 
 
-__all__ = ["FLAVOURS", "FORECAST", "MPP", "SELLER", "V1", "Seller", "Service", "World", "refusal"]
+__all__ = [
+    "FLAVOURS",
+    "FORECAST",
+    "MPP",
+    "SELLER",
+    "V1",
+    "Clock",
+    "Seller",
+    "Service",
+    "World",
+    "new_process",
+    "refusal",
+]

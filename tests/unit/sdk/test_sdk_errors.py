@@ -45,7 +45,7 @@ def example(kind):
         return kind(operation="POST /ext/v1/payments", idempotency_key="key-1")
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
-    if kind is errors.PaymentRefusedError:
+    if issubclass(kind, errors.PaymentRefusedError):
         return kind(idempotency_key="key-1", transfer_id="txn_a", receipt="e30=", body=b"{}")
     if kind is errors.PaymentPendingApprovalError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
