@@ -217,7 +217,7 @@ class OpenChannel(Intent[SessionRecord]):
             self._principal.key_id,
             self._opening.origin,
             after_us=unit.now_us - OPENINGS_WITHIN_US,
-            most=MAX_OPENINGS,
+            count=MAX_OPENINGS,
         )
         if len(opened_us) == MAX_OPENINGS:
             again = format_timestamp(from_us(opened_us[-1] + OPENINGS_WITHIN_US))

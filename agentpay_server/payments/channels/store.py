@@ -104,7 +104,7 @@ _NEWEST_OPENINGS: Final = (
         channels.c.created_us > bindparam("after_us"),
     )
     .order_by(channels.c.created_us.desc())
-    .limit(bindparam("most"))
+    .limit(bindparam("count"))
 )
 
 _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
@@ -201,11 +201,11 @@ def unsettled_of(connection: Connection, account_id: str) -> list[str]:
 
 
 def newest_openings(
-    connection: Connection, operator_id: str, key_id: str, origin: str, *, after_us: int, most: int
+    connection: Connection, operator_id: str, key_id: str, origin: str, *, after_us: int, count: int
 ) -> list[int]:
     """Return when an operator's API key has opened its newest channels with a seller, the newest first."""
     values = {"operator_id": operator_id, "key_id": key_id, "origin": origin}
-    found = connection.execute(_NEWEST_OPENINGS, {**values, "after_us": after_us, "most": most})
+    found = connection.execute(_NEWEST_OPENINGS, {**values, "after_us": after_us, "count": count})
     return list(found.scalars())
 
 
