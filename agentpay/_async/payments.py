@@ -160,6 +160,7 @@ class AsyncPayments(AsyncResource):
         origin: str | None = None,
         transfer_id: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -172,6 +173,7 @@ class AsyncPayments(AsyncResource):
             origin: only payments to this seller, such as `https://api.example.com`.
             transfer_id: only the payment of this transfer, `txn_…`; none if the transfer is not a payment.
             since: only payments requested after this time; with a UTC offset.
+            until: only payments requested up to and including this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -185,6 +187,7 @@ class AsyncPayments(AsyncResource):
             "origin": origin,
             "transfer_id": transfer_id,
             "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

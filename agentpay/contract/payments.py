@@ -21,9 +21,9 @@ from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
     Category,
     Cursor,
+    Moment,
     NotEmpty,
     Rule,
-    parse_timestamp,
     query_integer,
     text,
     whole_number,
@@ -421,6 +421,7 @@ class ListPayments(Request):
         origin: only payments to this seller.
         transfer_id: only the payment of this transfer.
         since: only payments requested after this time.
+        until: only payments requested up to and including this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -429,7 +430,8 @@ class ListPayments(Request):
     status: TransferStatus | None = None
     origin: Origin | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

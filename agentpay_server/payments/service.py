@@ -26,10 +26,10 @@ from agentpay_server.payments import store
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.responses import to_response
-from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.service import own_transfer
+from agentpay_server.transfers.store import period
 
 
 class Payments:
@@ -88,7 +88,7 @@ class Payments:
             origin=query.origin,
             status=query.status,
             transfer_id=query.transfer_id,
-            since_us=None if query.since is None else end_of_millisecond_us(query.since),
+            **period(query.since, query.until),
         )
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: to_response(*row))
 

@@ -18,7 +18,7 @@ from agentpay_server.database.tables import (
     transfers,
 )
 from agentpay_server.ledger.transactions import Kind, State
-from agentpay_server.transfers.store import TRANSFERS
+from agentpay_server.transfers.store import PERIOD, TRANSFERS
 
 
 @frozen(kw_only=True)
@@ -61,7 +61,7 @@ PAGES: Final = Pages(
         "origin": (payments.c.origin == bindparam("origin"),),
         "status": (transfers.c.status == bindparam("status"),),
         "transfer_id": (payments.c.transfer_id == bindparam("transfer_id"),),
-        "since_us": (transfers.c.created_us > bindparam("since_us"),),
+        **PERIOD,
     },
 )
 

@@ -16,6 +16,7 @@ from agentpay.contract.headers import Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
+from agentpay_server.http.exports import CSV, JSON_LINES, is_list
 from agentpay_server.http.openapi.errors import Errors
 from agentpay_server.http.openapi.parts import Headers, header_parameter, json_content
 
@@ -38,7 +39,9 @@ _EXTENSIONS: Final = {
     "title": "Agent Payment Account Service: extensions",
     "summary": "Features of the reference server: sessions, payments, the operator API, the sandbox.",
     "version": __version__,
-    "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them.",
+    "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them. "
+    "With `Accept: text/csv` or `application/jsonl`, a list is sent whole under its filters; an error closes "
+    "the connection before its end.",
     "license": {"name": "MIT", "identifier": "MIT"},
 }
 _TAGS: Final = {
@@ -251,6 +254,8 @@ class _Printer:
             }
             return answer
         answer["content"] = json_content(schema, {"example": example})
+        if is_list(endpoint):
+            answer["content"] |= {kind: {"schema": {"type": "string"}} for kind in (CSV, JSON_LINES)}
         if links := self._links(model):
             answer["links"] = links
         return answer

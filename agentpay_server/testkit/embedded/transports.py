@@ -194,19 +194,30 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     status = 0
     headers: list[tuple[bytes, bytes]] = []
     chunks: list[bytes] = []
+    is_read = is_ended = False
 
     async def receive() -> Message:
+        nonlocal is_read
+        if is_read:
+            # The caller stays until the response has ended.
+            await asyncio.Event().wait()
+        is_read = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, is_ended
         if message["type"] == "http.response.start":
             status = message["status"]
             headers.extend(message["headers"])
         else:
             chunks.append(message.get("body", b""))
+            is_ended = not message.get("more_body", False)
 
     await app(scope, receive, send)
+    if status and not is_ended:
+        raise httpx.RemoteProtocolError(
+            "Server disconnected before the end of its response.", request=request
+        )
     if not status:
         raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
     return status, headers, b"".join(chunks)
