@@ -9,6 +9,7 @@ from typing import Any, Final, get_args, get_origin
 import attrs
 
 from agentpay._version import __version__
+from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.events import EVENT_CLASSES
 from agentpay.contract.examples import Examples
@@ -255,7 +256,10 @@ class _Printer:
             return answer
         answer["content"] = json_content(schema, {"example": example})
         if is_list(endpoint):
-            answer["content"] |= {kind: {"schema": {"type": "string"}} for kind in (CSV, JSON_LINES)}
+            lines = "".join(f"{json.dumps(each, default=_number)}\n" for each in example["data"])
+            heading = CsvPrinter(get_args(model)[0]).heading
+            for kind, text in ((CSV, heading), (JSON_LINES, lines)):
+                answer["content"][kind] = {"schema": {"type": "string"}, "example": text}
         if links := self._links(model):
             answer["links"] = links
         return answer
