@@ -18,11 +18,13 @@ from agentpay.contract.choices import (
     OperatorKeyKind,
     PaymentProtocol,
     SessionStatus,
+    SuspensionCause,
     TransactionStatus,
     TransactionStatusFilter,
     TransactionType,
     TransferStatus,
 )
+from agentpay.contract.console import Suspension
 from agentpay.contract.deliveries import WebhookHealth
 from agentpay.contract.payments import SessionStep, VoucherReport
 from agentpay.contract.search import SpendEntry, SpendPeriod
@@ -46,6 +48,8 @@ __all__ = [
     "SessionStep",
     "SpendEntry",
     "SpendPeriod",
+    "Suspension",
+    "SuspensionCause",
     "TransactionStatus",
     "TransactionStatusFilter",
     "TransactionType",

@@ -253,11 +253,11 @@ class AsyncAgentPay:
     async def search(
         self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
     ) -> "SearchResult":
-        """Find accounts, transfers, sessions and events. An extension.
+        """Find accounts, transfers, sessions, deposits and events. An extension.
 
         Args:
-            q: part of a name, handle, memo or seller's origin; an identifier, address, signature or
-                idempotency key; an amount in USDC; or the name of an event type.
+            q: part of a name, handle, memo or seller's origin; an identifier, address, signature,
+                idempotency key or error code; an amount in USDC; or the name of an event type.
             limit: how many of each kind, 1 to 20; 5 by default.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
@@ -274,6 +274,7 @@ class AsyncAgentPay:
         account_id: str | None = None,
         by: "SpendPeriod | Literal['hour', 'day']" = "day",
         since: datetime | None = None,
+        until: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> "SpendReport":
         """Sum what was settled, and count rejections, by hour or day in UTC. An extension.
@@ -281,8 +282,8 @@ class AsyncAgentPay:
         Args:
             account_id: only spends of this account.
             by: `hour` or `day`.
-            since: start of the first period, with a UTC offset; by default 24 hours ago, or 30 days for
-                `day`.
+            since: only what is after this time, with a UTC offset; by default 24 hours, or 30 days for `day`.
+            until: only what is up to and including this time, with a UTC offset; by default now.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -290,7 +291,9 @@ class AsyncAgentPay:
         """
         from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
 
-        return await AsyncIdentities(self._caller).spend(account_id=account_id, by=by, since=since, **options)
+        return await AsyncIdentities(self._caller).spend(
+            account_id=account_id, by=by, since=since, until=until, **options
+        )
 
     async def request(
         self,

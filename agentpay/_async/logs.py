@@ -1,5 +1,6 @@
 """What was done and requested, as resources, an extension: the audit log and the request logs."""
 
+from datetime import datetime
 from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
@@ -18,6 +19,8 @@ class AsyncAuditLog(AsyncResource):
         self,
         *,
         account_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -26,11 +29,19 @@ class AsyncAuditLog(AsyncResource):
 
         Args:
             account_id: only changes that name this account.
+            since: only changes after this time; with a UTC offset.
+            until: only changes up to and including this time; with a UTC offset.
             limit: entries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {"account_id": account_id, "limit": limit, "cursor": cursor}
+        query = {
+            "account_id": account_id,
+            "since": since,
+            "until": until,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return self._pages(console.LIST_AUDIT, options, query=query)
 
 

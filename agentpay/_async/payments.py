@@ -163,6 +163,7 @@ class AsyncPayments(AsyncResource):
         transfer_id: str | None = None,
         idempotency_key: None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -178,6 +179,7 @@ class AsyncPayments(AsyncResource):
         transfer_id: str | None = None,
         idempotency_key: str,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -192,6 +194,7 @@ class AsyncPayments(AsyncResource):
         transfer_id: str | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -207,6 +210,7 @@ class AsyncPayments(AsyncResource):
                 within sessions, each as a `SessionStep` without a header: vouchers, then openings (their
                 `amount_usdc` is 0), then payments.
             since: only payments requested after this time; with a UTC offset.
+            until: only payments requested up to and including this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -221,6 +225,7 @@ class AsyncPayments(AsyncResource):
             "transfer_id": transfer_id,
             "idempotency_key": idempotency_key,
             "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

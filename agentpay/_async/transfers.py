@@ -141,6 +141,7 @@ class AsyncTransfers(AsyncResource):
         status: TransferStatus | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -154,6 +155,7 @@ class AsyncTransfers(AsyncResource):
             status: only transfers with this status.
             idempotency_key: only transfers with this key.
             since: only transfers requested after this time; with a UTC offset.
+            until: only transfers requested up to and including this time; with a UTC offset.
             limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -170,6 +172,7 @@ class AsyncTransfers(AsyncResource):
             "status": status,
             "idempotency_key": idempotency_key,
             "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

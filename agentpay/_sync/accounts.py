@@ -12,7 +12,7 @@ from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
 from agentpay.contract.accounts import Account, Balance, CreateAccount
-from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatusFilter
+from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction
 
@@ -157,6 +157,8 @@ class Accounts(Resource):
     def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Read an account with its metadata, its on-chain policy record, and its spending.
 
+        Its balance is None while the chain does not respond.
+
         Args:
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -174,6 +176,8 @@ class Accounts(Resource):
         self,
         *,
         ids: Sequence[str] | None = None,
+        name: str | None = None,
+        status: AccountStatus | None = None,
         sort: AccountSort | None = None,
         limit: int | None = None,
         cursor: str | None = None,
@@ -182,9 +186,11 @@ class Accounts(Resource):
         """List accounts with their details, newest first or sorted.
 
         Args:
-            ids: only these accounts, 100 at most; not together with `sort`.
-            sort: the order over all accounts: `name`, `balance`, `spent` (of the daily limit) or `limit` (the
-                daily limit), or one of these after `-` for the reverse.
+            ids: only these accounts, 100 at most; not together with another filter or `sort`.
+            name: only accounts with exactly this name or handle.
+            status: only accounts that are `active`, or `paused`.
+            sort: the order over all accounts, not together with a filter: `name`, `balance`, `spent` (of the
+                daily limit) or `limit` (the daily limit), or one of these after `-` for the reverse.
             limit: accounts per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -192,14 +198,57 @@ class Accounts(Resource):
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
         named = None if ids is None else ",".join(ids)
-        query = {"ids": named, "sort": sort, "limit": limit, "cursor": cursor}
+        query = {
+            "ids": named,
+            "name": name,
+            "status": status,
+            "sort": sort,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return self._pages(console.LIST_ACCOUNT_DETAILS, options, query=query)
 
-    def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
-        """Unblock an account that was blocked because one of its transactions landed too late.
+    def history(
+        self,
+        *,
+        account_id: str | None = None,
+        status: TransactionStatus | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Page[Transaction]:
+        """List the history of all accounts of the operator, or of one, newest first.
 
-        First compare its history with the chain: the log and the audit trail name the transactions. An
-        account that is not blocked stays unchanged.
+        For each account, what came in minus what went out is its balance.
+
+        Args:
+            account_id: only entries of this account, `acct_…`.
+            status: only entries that are `settled`, or `rejected`.
+            since: only entries after this time; with a UTC offset.
+            until: only entries up to and including this time; with a UTC offset.
+            limit: entries per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
+        """
+        from agentpay.contract import console  # noqa: PLC0415 - few need it
+
+        query = {
+            "account_id": account_id,
+            "status": status,
+            "since": since,
+            "until": until,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(console.LIST_HISTORY, options, query=query)
+
+    def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
+        """Let a suspended account sign again.
+
+        First compare its history with the chain: `suspension` of its details names the transaction. An
+        account that is not suspended stays unchanged.
 
         Args:
             account_id: the account, `acct_…`.

@@ -35,6 +35,7 @@ class Events(Resource):
         account_id: str | None = None,
         transfer_id: str | None = None,
         session_id: str | None = None,
+        q: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -48,8 +49,10 @@ class Events(Resource):
             account_id: only events about this account.
             transfer_id: only events about this transfer or payment, `txn_…`.
             session_id: only events about this session, `sess_…`.
+            q: only events about what this text finds: an identifier, signature, idempotency key, payer, payee
+                or error code, a seller's origin, an amount in USDC, or the beginning of a memo.
             since: only events recorded after this moment, with a UTC offset.
-            until: only events recorded up to this moment, with a UTC offset.
+            until: only events recorded up to and including this moment, with a UTC offset.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -62,6 +65,7 @@ class Events(Resource):
             "account_id": account_id,
             "transfer_id": transfer_id,
             "session_id": session_id,
+            "q": q,
             "since": since,
             "until": until,
             "limit": limit,
@@ -150,7 +154,7 @@ class Deliveries(Resource):
             transfer_id: only deliveries of events about this transfer or payment, `txn_…`.
             needs_attention: only `undelivered` ones whose event no replay has delivered.
             since: only deliveries created after this moment, with a UTC offset.
-            until: only deliveries created up to this moment, with a UTC offset.
+            until: only deliveries created up to and including this moment, with a UTC offset.
             limit: deliveries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.

@@ -42,11 +42,11 @@ class Identities(Resource):
     def search(
         self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
     ) -> SearchResult:
-        """Find accounts, transfers, sessions and events.
+        """Find accounts, transfers, sessions, deposits and events.
 
         Args:
-            q: part of a name, handle, memo or seller's origin; an identifier, address, signature or
-                idempotency key; an amount in USDC; or the name of an event type.
+            q: part of a name, handle, memo or seller's origin; an identifier, address, signature,
+                idempotency key or error code; an amount in USDC; or the name of an event type.
             limit: how many of each kind, 1 to 20; 5 by default.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
@@ -61,6 +61,7 @@ class Identities(Resource):
         account_id: str | None = None,
         by: SpendPeriod | Literal["hour", "day"] = "day",
         since: datetime | None = None,
+        until: datetime | None = None,
         **options: Unpack[CallOptions],
     ) -> SpendReport:
         """Sum what was settled, and count rejections, by hour or day in UTC.
@@ -68,13 +69,13 @@ class Identities(Resource):
         Args:
             account_id: only spends of this account.
             by: `hour` or `day`.
-            since: start of the first period, with a UTC offset; by default 24 hours ago, or 30 days for
-                `day`.
+            since: only what is after this time, with a UTC offset; by default 24 hours, or 30 days for `day`.
+            until: only what is up to and including this time, with a UTC offset; by default now.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
         """
-        query = {"account_id": account_id, "by": by, "since": since}
+        query = {"account_id": account_id, "by": by, "since": since, "until": until}
         report: SpendReport = self._call(prepare(search.READ_SPEND, query=query), options)
         return report

@@ -1,6 +1,7 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """What was done and requested, as resources, an extension: the audit log and the request logs."""
 
+from datetime import datetime
 from typing import Unpack
 
 from agentpay._sync.paging import Page
@@ -19,6 +20,8 @@ class AuditLog(Resource):
         self,
         *,
         account_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -27,11 +30,19 @@ class AuditLog(Resource):
 
         Args:
             account_id: only changes that name this account.
+            since: only changes after this time; with a UTC offset.
+            until: only changes up to and including this time; with a UTC offset.
             limit: entries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {"account_id": account_id, "limit": limit, "cursor": cursor}
+        query = {
+            "account_id": account_id,
+            "since": since,
+            "until": until,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return self._pages(console.LIST_AUDIT, options, query=query)
 
 

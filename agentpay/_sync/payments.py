@@ -164,6 +164,7 @@ class Payments(Resource):
         transfer_id: str | None = None,
         idempotency_key: None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -179,6 +180,7 @@ class Payments(Resource):
         transfer_id: str | None = None,
         idempotency_key: str,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -193,6 +195,7 @@ class Payments(Resource):
         transfer_id: str | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -208,6 +211,7 @@ class Payments(Resource):
                 within sessions, each as a `SessionStep` without a header: vouchers, then openings (their
                 `amount_usdc` is 0), then payments.
             since: only payments requested after this time; with a UTC offset.
+            until: only payments requested up to and including this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -222,6 +226,7 @@ class Payments(Resource):
             "transfer_id": transfer_id,
             "idempotency_key": idempotency_key,
             "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

@@ -2,6 +2,7 @@
 """The sessions resource, an extension: open, charge, close and read sessions."""
 
 import uuid
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Unpack
 
@@ -177,6 +178,8 @@ class Sessions(Resource):
         account_id: str | None = None,
         status: SessionStatus | None = None,
         idempotency_key: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -187,6 +190,8 @@ class Sessions(Resource):
             account_id: only sessions paid by this account.
             status: only sessions that are `opening`, `open`, `closing`, `settled` or `failed`.
             idempotency_key: only sessions with this key.
+            since: only sessions requested after this time; with a UTC offset.
+            until: only sessions requested up to and including this time; with a UTC offset.
             limit: sessions per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -198,6 +203,8 @@ class Sessions(Resource):
             "account_id": account_id,
             "status": status,
             "idempotency_key": idempotency_key,
+            "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

@@ -142,6 +142,7 @@ class Transfers(Resource):
         status: TransferStatus | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -155,6 +156,7 @@ class Transfers(Resource):
             status: only transfers with this status.
             idempotency_key: only transfers with this key.
             since: only transfers requested after this time; with a UTC offset.
+            until: only transfers requested up to and including this time; with a UTC offset.
             limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
@@ -171,6 +173,7 @@ class Transfers(Resource):
             "status": status,
             "idempotency_key": idempotency_key,
             "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }

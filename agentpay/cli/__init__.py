@@ -23,7 +23,10 @@ _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "accounts": ("agentpay.cli.accounts:accounts", "Create, list, fund and read accounts, and set policies."),
+    "accounts": (
+        "agentpay.cli.accounts:accounts",
+        "Create, list, fund, read and unblock accounts; set policies.",
+    ),
     "budget": ("agentpay.cli.accounts:budget", "Show what an account may spend now."),
     "spend": ("agentpay.cli.spending:spend", "Show what was spent, by day or hour."),
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
@@ -51,7 +54,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
     "audit": ("agentpay.cli.audit:audit", "List who changed what."),
     "requests": ("agentpay.cli.audit:requests", "List requests that the service has responded to."),
-    "search": ("agentpay.cli.search:search", "Find accounts, transfers, sessions and events."),
+    "search": ("agentpay.cli.search:search", "Find accounts, transfers, sessions, deposits and events."),
     "whoami": (
         "agentpay.cli.identity:whoami",
         "Show the key that commands use, and whether its money is real.",

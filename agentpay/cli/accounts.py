@@ -9,7 +9,7 @@ import click
 from agentpay.cli.columns import Column, Show, amount
 from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
 from agentpay.cli.values import Label, LimitOrNone, Usdc
-from agentpay.contract.choices import AccountStatus
+from agentpay.contract.choices import AccountStatus, TransactionStatus
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,13 +18,15 @@ if TYPE_CHECKING:
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
+    from agentpay.contract.accounts import Account
+    from agentpay.contract.console import AccountDetails
 
 ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
 
 _COLUMNS: Final = [
     Column("name", lambda account: account.name, is_text=True),
     Column("balance", lambda account: account.balance_usdc),
-    Column("status", lambda account: account.status),
+    Column("status", lambda account: "suspended" if account.signing_stopped_at else account.status),
     Column("created", lambda account: account.created_at, show=Show.IF_IT_FITS),
     Column("handle", lambda account: account.handle, show=Show.WIDE),
     Column("account_id", lambda account: account.account_id),
@@ -34,7 +36,7 @@ _COLUMNS: Final = [
 
 @click.group()
 def accounts() -> None:
-    """Create, list, fund and read accounts, and set policies."""
+    """Create, list, fund, read and unblock accounts; set policies."""
 
 
 @accounts.command("create")
@@ -64,7 +66,7 @@ def list_accounts(
     """List accounts, newest first."""
     listing.show(
         output,
-        lambda: server.accounts.list(limit=listing.page, status=status),
+        lambda: server.accounts.list_details(limit=listing.page, status=status),
         _COLUMNS,
         empty="No accounts. Create one with agentpay accounts create NAME.",
         moment=lambda each: each.created_at,
@@ -75,16 +77,89 @@ def list_accounts(
 @click.argument("account", shell_complete=complete_account)
 @takes_server
 def get_account(*, server: AgentPay, output: Output, account: str) -> None:
-    """Show an account, its live balance and its policy.
+    """Show an account, its live balance, its policy, and why it is suspended.
 
     ACCOUNT is an identifier, or a unique name or handle.
     """
+    from agentpay import errors
     from agentpay.cli.naming import find_account
 
     account_id = find_account(server, output, account)
+    found: Account | AccountDetails
     with output.progress("Reading"):
-        found = server.accounts.get(account_id)
+        try:
+            found = server.accounts.details(account_id)
+        except errors.PermissionDeniedError:
+            # An agent key reads less of its account.
+            found = server.accounts.get(account_id)
     output.record(found, found.name)
+
+
+@accounts.command("history")
+@click.argument("account", required=False, shell_complete=complete_account)
+@click.option(
+    "--status", type=click.Choice(get_args(TransactionStatus)), help="Only entries with this status."
+)
+@takes_listing
+@takes_server
+def list_history(
+    *,
+    server: AgentPay,
+    output: Output,
+    listing: Listing,
+    account: str | None,
+    status: TransactionStatus | None,
+) -> None:
+    """List what came in, went out and was rejected, newest first.
+
+    ACCOUNT is an identifier, or a unique name or handle. Default: all accounts. For each account, what came
+    in minus what went out is its balance.
+    """
+    from agentpay.cli.naming import AccountNames, find_account
+
+    account_id = None if account is None else find_account(server, output, account)
+    names = AccountNames(server)
+    columns = [
+        Column("when", lambda each: each.created_at),
+        Column("account", lambda each: names(each.account_id), is_text=True),
+        Column("type", lambda each: each.type),
+        Column("direction", lambda each: each.direction),
+        Column("amount", lambda each: each.amount_usdc),
+        Column("status", lambda each: each.status, show=Show.IF_IT_FITS),
+        Column("with", lambda each: names(each.counterparty or "") or None, show=Show.IF_IT_FITS),
+        Column("tx_signature", lambda each: each.tx_signature, show=Show.WIDE),
+        Column("transaction_id", lambda each: each.transaction_id),
+    ]
+    listing.show(
+        output,
+        lambda: server.accounts.history(
+            account_id=account_id,
+            status=status,
+            since=listing.since,
+            until=listing.until,
+            limit=listing.page,
+        ),
+        columns,
+        empty="No entries match.",
+    )
+
+
+@accounts.command("unblock")
+@click.argument("account", shell_complete=complete_account)
+@takes_yes
+@takes_server
+def unblock_account(*, server: AgentPay, output: Output, account: str, is_yes: bool) -> None:
+    """Let a suspended account sign again.
+
+    First compare its history with the chain: accounts get shows the transaction that suspended it.
+    """
+    from agentpay.cli.confirming import confirm
+    from agentpay.cli.naming import AccountNames, find_account
+
+    account_id = find_account(server, output, account)
+    question = "Let {} sign again?"
+    confirm(output, lambda: question.format(AccountNames(server)(account_id)), is_yes=is_yes)
+    output.result(server.accounts.unblock(account_id), "Unblocked")
 
 
 @accounts.command("fund")

@@ -47,10 +47,11 @@ def list_audit(*, server: AgentPay, output: Output, account: str | None, listing
     ]
     listing.show(
         output,
-        lambda: server.audit_log.list(account_id=account_id, limit=listing.page),
+        lambda: server.audit_log.list(
+            account_id=account_id, since=listing.since, until=listing.until, limit=listing.page
+        ),
         columns,
         empty="No changes.",
-        moment=lambda each: each.created_at,
     )
 
 

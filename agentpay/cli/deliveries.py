@@ -90,7 +90,12 @@ def list_deliveries(
     listing.show(
         output,
         lambda: server.deliveries.list(
-            status=status, event_id=event_id, webhook_id=webhook_id, since=listing.since, limit=listing.page
+            status=status,
+            event_id=event_id,
+            webhook_id=webhook_id,
+            since=listing.since,
+            until=listing.until,
+            limit=listing.page,
         ),
         _COLUMNS,
         empty="No deliveries match.",

@@ -53,7 +53,7 @@ def list_events(
     listing.show(
         output,
         lambda: server.events.list(
-            type=wanted, account_id=account_id, since=listing.since, limit=listing.page
+            type=wanted, account_id=account_id, since=listing.since, until=listing.until, limit=listing.page
         ),
         columns,
         empty="No events match.",

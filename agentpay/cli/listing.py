@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from itertools import takewhile
+from itertools import islice
 from typing import Any, Final
 
 from attrs import frozen
@@ -23,12 +23,15 @@ _PAGE_MAX: Final = 100
 class Listing:
     """How a list is printed: with `is_wide` every column, nothing shortened.
 
-    `limit` None prints all items. `since` is for the service where it takes it, else for `show`.
+    `limit` None prints all items. `since` and `until` are for the service where it takes them, else for
+    `show`. With `is_csv` the list is printed as CSV while it is read.
     `watch_seconds` is the pause between two refreshes; None prints the list once.
     """
 
     limit: int | None
     since: datetime | None
+    until: datetime | None
+    is_csv: bool
     is_wide: bool
     watch_seconds: float | None
 
@@ -50,11 +53,14 @@ class Listing:
         """Print a list, and again whenever it changes if it is watched.
 
         `items` reads the list, newest first, at each refresh; `empty` is printed for an empty one. `moment`
-        returns the time of an item, where the service does not take `since`. `note` returns what to say after
-        the list, unless it is watched.
+        returns the time of an item, where the service takes no `since`. `note` returns what to say after the
+        list, unless it is watched.
         """
-        if self.since is not None and moment is not None:
-            items = _newer(items, self.since, moment)
+        if moment is not None:
+            items = _within(items, self.since, self.until, moment)
+        if self.is_csv:
+            output.csv(islice(items(), self.limit), empty=empty)
+            return
         if self.watch_seconds is None:
             with output.progress("Reading"):
                 found, has_more = self._read(items)
@@ -113,8 +119,20 @@ class Listing:
         return found, False
 
 
-def _newer(
-    items: Callable[[], Iterable[Any]], since: datetime, moment: Callable[[Any], datetime | None]
+def _within(
+    items: Callable[[], Iterable[Any]],
+    since: datetime | None,
+    until: datetime | None,
+    moment: Callable[[Any], datetime | None],
 ) -> Callable[[], Iterable[Any]]:
-    """Read a list until an item is not after `since`. One without a time has not begun, and is new."""
-    return lambda: takewhile(lambda item: (at := moment(item)) is None or at > since, items())
+    """Read a list from `until` on, until an item is not after `since`."""
+
+    def read() -> Iterator[Any]:
+        for item in items():
+            at = moment(item)
+            if at is not None and since is not None and at <= since:
+                return
+            if at is None or until is None or at <= until:
+                yield item
+
+    return read

@@ -97,6 +97,8 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
         limit: int,
         is_all: bool,
         since: datetime | None,
+        until: datetime | None,
+        is_csv: bool,
         is_wide: bool,
         is_watched: bool,
         interval: float,
@@ -107,9 +109,14 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
         source = click.get_current_context().get_parameter_source("limit")
         if is_all and source is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("pass either --all or --limit.")
+        is_whole = is_all or (is_csv and source is not click.core.ParameterSource.COMMANDLINE)
+        if is_csv and (is_watched or others["is_json"] or others["is_quiet"]):
+            raise click.UsageError("pass --csv without --watch, --json and --quiet.")
         listing = Listing(
-            limit=None if is_all else limit,
+            limit=None if is_whole else limit,
             since=since,
+            until=until,
+            is_csv=is_csv,
             is_wide=is_wide,
             watch_seconds=interval if is_watched else None,
         )
@@ -126,7 +133,14 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
         click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+        click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
         click.option("--all", "is_all", is_flag=True, help="All items."),
+        click.option(
+            "--until",
+            type=Moment(),
+            metavar="TIME",
+            help="Only up to and including this time.",
+        ),
         click.option(
             "--since",
             type=Moment(),

@@ -9,7 +9,7 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO
@@ -24,7 +24,10 @@ from agentpay.cli.columns import Column
 from agentpay.cli.exit_codes import FAILED, UNWRITTEN
 from agentpay.cli.tables import lines, styled
 from agentpay.contract import codec
+from agentpay.contract.csv_text import CsvPrinter
+from agentpay.contract.events import Event
 from agentpay.contract.printable import printable
+from agentpay.errors import AgentPayError
 
 _WIDE: Final = 100_000
 """Width for files and pipes, so that no line is wrapped there."""
@@ -131,6 +134,29 @@ class Output:
                 self._out.print(line, soft_wrap=True)
         else:
             self._out.print(Text(empty, style="dim"), soft_wrap=True)
+
+    def csv(self, models: Iterable[Any], *, empty: str) -> None:
+        """Print a list of models as CSV while it is read. One that breaks off exits with 3."""
+        printed, printer = 0, None
+        try:
+            for model in models:
+                if printer is None:
+                    printer = CsvPrinter(Event if isinstance(model, Event) else type(model))
+                    click.echo(printer.heading, nl=False)
+                click.echo(printer.lines([model]), nl=False)
+                printed += 1
+        except (AgentPayError, OSError) as error:
+            if isinstance(error, OSError):
+                _discard(sys.stdout)
+                if error.errno == errno.EPIPE:
+                    raise click.exceptions.Exit(0) from None
+            elif not printed:
+                raise
+            with contextlib.suppress(OSError):
+                self.note(f"The list broke off after {printed} items and is incomplete: {error}")
+            raise click.exceptions.Exit(UNWRITTEN) from None
+        if not printed:
+            self.note(empty)
 
     @contextlib.contextmanager
     def redrawn(

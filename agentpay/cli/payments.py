@@ -174,7 +174,12 @@ def list_payments(
     listing.show(
         output,
         lambda: server.payments.list(
-            account_id=account_id, status=wanted, origin=origin, since=listing.since, limit=listing.page
+            account_id=account_id,
+            status=wanted,
+            origin=origin,
+            since=listing.since,
+            until=listing.until,
+            limit=listing.page,
         ),
         columns,
         empty="No payments match.",

@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 def _what(item: Any) -> str:  # noqa: ANN401 - an item of `Found`
-    from agentpay.contract.accounts import Account
+    from agentpay.contract.console import AccountDetails
     from agentpay.contract.events import Event
-    from agentpay.contract.transfers import Transfer
+    from agentpay.contract.sessions import Session
 
-    if isinstance(item, Account):
+    if isinstance(item, AccountDetails):
         return item.name
     if isinstance(item, Event):
         return item.type
-    return f"{item.amount_usdc if isinstance(item, Transfer) else item.cap_usdc} USDC"
+    return f"{item.cap_usdc if isinstance(item, Session) else item.amount_usdc} USDC"
 
 
 def _identifier(item: object) -> str:
@@ -51,11 +51,17 @@ _COLUMNS: Final = [
 )
 @takes_server
 def search(*, server: AgentPay, output: Output, text: str, limit: int) -> None:
-    """Find accounts, transfers, sessions and events.
+    """Find accounts, transfers, sessions, deposits and events.
 
-    TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature or idempotency
-    key; an amount in USDC; or the name of an event type.
+    TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature, idempotency
+    key or error code; an amount in USDC; or the name of an event type.
     """
+    from agentpay.contract.fields import format_timestamp
+
     found = server.search(text, limit=limit)
-    items = [*found.accounts, *found.transfers, *found.sessions, *found.events]
+    items = [*found.accounts, *found.transfers, *found.sessions, *found.deposits, *found.events]
     output.items(items, _COLUMNS, empty="Nothing found.")
+    if found.parts_since is not None:
+        output.note(
+            f"Parts of memos and origins were looked for back to {format_timestamp(found.parts_since)}."
+        )

@@ -146,8 +146,13 @@ def list_sessions(
     ]
     listing.show(
         output,
-        lambda: server.sessions.list(account_id=account_id, status=status, limit=listing.page),
+        lambda: server.sessions.list(
+            account_id=account_id,
+            status=status,
+            since=listing.since,
+            until=listing.until,
+            limit=listing.page,
+        ),
         columns,
         empty="No sessions match.",
-        moment=lambda each: each.opened_at,
     )

@@ -39,10 +39,21 @@ _COLUMNS: Final = [
     "--since",
     type=Moment(),
     metavar="TIME",
-    help="Start of the first period. Default: 30 days ago, or 24 hours with --by hour.",
+    help="Only what is after this time. Default: 30 days ago, or 24 hours with --by hour.",
+)
+@click.option(
+    "--until", type=Moment(), metavar="TIME", help="Only what is up to and including this time. Default: now."
 )
 @takes_server
-def spend(*, server: AgentPay, output: Output, account: str | None, by: str, since: datetime | None) -> None:
+def spend(
+    *,
+    server: AgentPay,
+    output: Output,
+    account: str | None,
+    by: str,
+    since: datetime | None,
+    until: datetime | None,
+) -> None:
     """Show what was spent, by day or hour.
 
     Prints what was settled and how many requests were rejected in each period (UTC), oldest first.
@@ -51,5 +62,7 @@ def spend(*, server: AgentPay, output: Output, account: str | None, by: str, sin
 
     account_id = None if account is None else find_account(server, output, account)
     with output.progress("Reading"):
-        report = server.spend(account_id=account_id, by="hour" if by == "hour" else "day", since=since)
+        report = server.spend(
+            account_id=account_id, by="hour" if by == "hour" else "day", since=since, until=until
+        )
     output.items(report.data, _COLUMNS, empty="No periods.")

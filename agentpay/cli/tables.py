@@ -41,6 +41,7 @@ STYLES: Final[Mapping[str, str]] = {
     "failed": "red",
     "paused": "red",
     "rejected": "red",
+    "suspended": "red",
     "undelivered": "red",
     **{name: _TONES[kind.tone] for name, kind in EVENTS.items() if kind.tone},
 }

@@ -157,7 +157,7 @@ def list_transfers(
     listing.show(
         output,
         lambda: server.transfers.list(
-            account_id=account_id, status=status, since=listing.since, limit=listing.page
+            account_id=account_id, status=status, since=listing.since, until=listing.until, limit=listing.page
         ),
         columns,
         empty="No transfers match.",

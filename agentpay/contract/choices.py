@@ -9,6 +9,9 @@ from typing import Literal
 AccountStatus = Literal["active", "paused"]
 """Whether an account may send: `paused` exactly while its policy is paused."""
 
+SuspensionCause = Literal["landed_late", "unknown_debit", "unknown_payout"]
+"""Why an account was suspended."""
+
 AccountSort = Literal["name", "-name", "balance", "-balance", "spent", "-spent", "limit", "-limit"]
 """An order of accounts; with `-`, the largest or last comes first."""
 

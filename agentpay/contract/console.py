@@ -9,15 +9,17 @@ from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract import identifiers
-from agentpay.contract.accounts import Account
+from agentpay.contract import choices, identifiers
+from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, query_integer, text, whole_number
+from agentpay.contract.fields import Cursor, Form, Moment, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
+from agentpay.contract.policies import Policy
 from agentpay.contract.requests import NULLABLE, Request
+from agentpay.contract.transactions import Transaction, TransactionStatus
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
@@ -119,11 +121,51 @@ class PolicyRecordView(Model):
     tx_signature: str | None
 
 
+class SuspensionCause(StrEnum):
+    """Why an account was suspended."""
+
+    LANDED_LATE = "landed_late"
+    """One of its transactions landed after it was considered expired, and may have paid twice."""
+
+    UNKNOWN_DEBIT = "unknown_debit"
+    """USDC left the account in a transaction that the service does not know."""
+
+    UNKNOWN_PAYOUT = "unknown_payout"
+    """One of its sessions has paid an amount that the service does not know."""
+
+
 @frozen(kw_only=True)
-class AccountDetails(Account):
-    """An account with the details that only its operator may see.
+class Suspension(Model):
+    """Why an account is suspended. A `cause` that this version does not know stays a plain string.
 
     Attributes:
+        cause: `landed_late`, `unknown_debit` or `unknown_payout`.
+        subject: the transfer, session or account that it is about.
+        tx_signature: signature of the transaction that caused it; None if only a balance shows it.
+        chain_explorer_url: link to that transaction in a block explorer.
+    """
+
+    cause: choices.SuspensionCause
+    subject: str
+    tx_signature: str | None
+    chain_explorer_url: str | None
+
+
+@frozen(kw_only=True)
+class AccountDetails(Model):
+    """An account with the details that only its operator may see. It can be read while the chain is away.
+
+    Attributes:
+        account_id: identifier, `acct_…`.
+        name: display label; not unique.
+        handle: display handle derived from the name, `@…`; not unique.
+        chain_address: on-chain authority address.
+        usdc_token_account: on-chain USDC token account, where deposits go.
+        balance_usdc: USDC held on chain, read live; None while the chain does not respond.
+        custody_mode: `custodial`.
+        status: `active` or `paused`.
+        policy: the spending policy in force.
+        created_at: when the account was provisioned, UTC.
         metadata: the metadata given at creation, or None.
         policy_version: number of the policy's version, from 1.
         policy_record: the on-chain record; None before the policy first changed.
@@ -137,10 +179,23 @@ class AccountDetails(Account):
         next_release_at: when a spend next leaves the 24-hour window, UTC, rounded up to the millisecond; None
             if the window is empty.
         next_release_usdc: USDC that leaves the window then; None if the window is empty.
-        signing_stopped_at: since when the account is blocked because one of its transactions landed after it
-            was considered expired, or is unknown to the service, UTC; None if it is not blocked.
+        signing_stopped_at: since when the account is suspended, UTC; None if it is not. A suspended account
+            signs nothing.
+        suspension: why; None if it is not suspended.
     """
 
+    _example: ClassVar = {"suspension": None}
+
+    account_id: str
+    name: str
+    handle: str
+    chain_address: str
+    usdc_token_account: str
+    balance_usdc: UsdcString | None
+    custody_mode: Annotated[str, Form({"enum": ["custodial"]})]
+    status: choices.AccountStatus
+    policy: Policy
+    created_at: datetime
     metadata: dict[str, Any] | None = field(hash=False)
     policy_version: int
     policy_record: PolicyRecordView | None
@@ -150,6 +205,7 @@ class AccountDetails(Account):
     next_release_at: datetime | None
     next_release_usdc: UsdcString | None
     signing_stopped_at: datetime | None
+    suspension: Suspension | None
 
 
 @frozen(kw_only=True)
@@ -191,11 +247,15 @@ class ListAudit(Request):
 
     Attributes:
         account_id: only changes that name this account.
+        since: only changes after this time.
+        until: only changes up to and including this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -214,6 +274,7 @@ class ConsoleSummary(Model):
         retrying_deliveries: deliveries of which an attempt has failed, and that are being retried; counted up
             to 10,000.
         open_sessions: sessions that are neither settled nor failed.
+        is_chain_reachable: whether the chain responds.
         treasury_lamports: lamports of the treasury, which pays fees and rents; None while the chain does not
             respond.
         is_clock_manual: whether the server's clock stands still until the sandbox advances it.
@@ -229,6 +290,7 @@ class ConsoleSummary(Model):
         "undelivered_deliveries": 0,
         "retrying_deliveries": 1,
         "open_sessions": 3,
+        "is_chain_reachable": True,
         "treasury_lamports": 4_980_000_000,
         "is_clock_manual": False,
         "keeps_snapshots": False,
@@ -242,6 +304,7 @@ class ConsoleSummary(Model):
     undelivered_deliveries: int
     retrying_deliveries: int
     open_sessions: int
+    is_chain_reachable: bool
     treasury_lamports: int | None
     is_clock_manual: bool
     keeps_snapshots: bool
@@ -310,6 +373,8 @@ class ListAccountDetails(Request):
 
     Attributes:
         ids: only these accounts: up to 100 identifiers, separated by commas; not together with `sort`.
+        name: only accounts with exactly this name or handle; not together with `ids` or `sort`.
+        status: only accounts that are `active` or `paused`; not together with `ids` or `sort`.
         sort: the order over all accounts: by `name`, ignoring the case of ASCII letters; by `balance`, as it
             is posted; by `spent`, which is `spent_usdc`; or by `limit`, which is `max_daily_spend`, where no
             limit is the largest. `-` before it reverses the order. By default, newest first. A page starts
@@ -322,7 +387,30 @@ class ListAccountDetails(Request):
     _example: ClassVar = {"ids": identifiers.example(identifiers.ACCOUNT)}
 
     ids: Annotated[str, text(minimum=1, maximum=4096)] | None = None
+    name: Annotated[str, text(minimum=1, maximum=200)] | None = None
+    status: AccountStatus | None = None
     sort: AccountSort | None = None
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class ListHistory(Request):
+    """Query of `GET /ext/v1/console/transactions`.
+
+    Attributes:
+        account_id: only entries of this account.
+        status: only entries that are `settled` or `rejected`.
+        since: only entries committed after this time.
+        until: only entries committed up to and including this time.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    account_id: Annotated[str, text(maximum=128)] | None = None
+    status: TransactionStatus | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -385,7 +473,6 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListAccountDetails,
     responses={200: PageBody[AccountDetails]},
-    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="List accounts with their details, newest first or sorted.",
 )
 GET_ACCOUNT_DETAIL: Final = Endpoint(
@@ -396,7 +483,6 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetails},
     echoes={"account_id": "account_id"},
-    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read an account with its metadata, policy record and spending.",
 )
 ALLOW_SIGNING: Final = Endpoint(
@@ -406,9 +492,21 @@ ALLOW_SIGNING: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetails},
-    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Unblock an account after its history has been compared with the chain.",
     echoes={"account_id": "account_id"},
+)
+LIST_HISTORY: Final = Endpoint(
+    name="accounts.history",
+    method="GET",
+    path=EXTENSIONS + "/console/transactions",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListHistory,
+    responses={200: PageBody[Transaction]},
+    echoes={"account_id": "account_id"},
+    summary="List the history of all accounts, newest first.",
+    description="Settled transfers, session settlements, policy rejections and deposits. For each account, "
+    "what came in minus what went out is its balance.",
 )
 LIST_AUDIT: Final = Endpoint(
     name="audit_log.list",
@@ -428,6 +526,7 @@ CONSOLE_ENDPOINTS: Final = (
     LIST_ACCOUNT_DETAILS,
     GET_ACCOUNT_DETAIL,
     ALLOW_SIGNING,
+    LIST_HISTORY,
     LIST_AUDIT,
     GET_SUMMARY,
     LIST_SERVED_REQUESTS,

@@ -13,8 +13,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
 from agentpay.contract.fields import (
     Cursor,
-    Rule,
-    parse_timestamp,
+    Moment,
     query_integer,
     text,
     whole_number,
@@ -141,8 +140,10 @@ class ListEvents(Request):
         account_id: only events about this account.
         transfer_id: only events about this transfer or payment.
         session_id: only events about this session.
+        q: only events about what this text finds: an identifier, signature, idempotency key, payer, payee or
+            error code, a seller's origin, an amount in USDC, or the beginning of a memo.
         since: only events recorded after this moment.
-        until: only events recorded up to this moment.
+        until: only events recorded up to and including this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -153,8 +154,9 @@ class ListEvents(Request):
     account_id: Annotated[str, text(maximum=128)] | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
     session_id: Annotated[str, text(maximum=128)] | None = None
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
-    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    q: Annotated[str, text(minimum=1, maximum=200, trim=True, control=False)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -221,7 +223,7 @@ class ListDeliveries(Request):
         webhook_id: only deliveries to this webhook.
         transfer_id: only deliveries of events about this transfer or payment.
         since: only deliveries created after this moment.
-        until: only deliveries created up to this moment.
+        until: only deliveries created up to and including this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -231,8 +233,8 @@ class ListDeliveries(Request):
     event_id: Annotated[str, text(maximum=128)] | None = None
     webhook_id: Annotated[str, text(maximum=128)] | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
-    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -265,7 +267,7 @@ class ReplayDeliveries(Request):
         status: `undelivered`, or `delivered` for a receiver that lost deliveries.
     """
 
-    since: Annotated[datetime, Rule(parse_timestamp)]
+    since: Moment
     webhook_id: Annotated[str, text(maximum=128)] | None = None
     status: ReplayableStatus = ReplayableStatus.UNDELIVERED
 

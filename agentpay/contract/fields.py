@@ -178,3 +178,6 @@ JsonObject = Annotated[dict[str, Any], Rule(_parse_object)]
 
 JsonValue = Decimal | int | str | bool | None | list[Any] | dict[str, Any]
 """A parsed JSON value: numbers with a fraction or an exponent are `Decimal`, never `float`."""
+
+Moment = Annotated[datetime, Rule(parse_timestamp)]
+"""A moment in a query string, with a UTC offset. A period is after `since`, up to and including `until`."""

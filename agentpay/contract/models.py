@@ -20,6 +20,7 @@ _HOMES: Final = {
     "agentpay.contract.events": "agentpay.webhooks",
     "SessionStep": "agentpay.types",
     "SpendEntry": "agentpay.types",
+    "Suspension": "agentpay.types",
     "WebhookHealth": "agentpay.types",
 }
 """The public module of a contract module's models, or of one model, if it is not `agentpay`."""

@@ -21,9 +21,9 @@ from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
     Category,
     Cursor,
+    Moment,
     NotEmpty,
     Rule,
-    parse_timestamp,
     query_integer,
     text,
     whole_number,
@@ -429,6 +429,7 @@ class ListPayments(Request):
         transfer_id: only the payment of this transfer.
         idempotency_key: only what was requested under this key, vouchers and openings of sessions included.
         since: only payments requested after this time.
+        until: only payments requested up to and including this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -438,7 +439,8 @@ class ListPayments(Request):
     origin: Origin | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

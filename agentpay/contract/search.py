@@ -7,14 +7,15 @@ from typing import Annotated, ClassVar, Final
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.accounts import Account
+from agentpay.contract.console import AccountDetails
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
-from agentpay.contract.fields import Rule, parse_timestamp, query_integer, text
+from agentpay.contract.fields import Moment, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
 from agentpay.contract.sessions import Session
+from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcString
 
@@ -28,7 +29,8 @@ class Search(Request):
 
     Attributes:
         q: what to find, 1 to 200 characters: part of a name, handle, memo or seller's origin; an identifier,
-            address, signature or idempotency key; an amount in USDC; or the name of an event type.
+            address, signature, idempotency key or error code; an amount in USDC; or the name of an event
+            type.
         limit: how many of each kind to return, 1 to 20.
     """
 
@@ -44,10 +46,13 @@ class SearchResult(Model):
 
     Attributes:
         accounts: accounts by name, handle, identifier or address.
-        transfers: transfers and payments by identifier, idempotency key, signature, address, memo, seller's
-            origin or amount.
-        sessions: sessions by identifier, idempotency key, signature, payee or cap.
+        transfers: transfers and payments by identifier, idempotency key, signature, payer, payee, memo,
+            seller's origin, amount or error code.
+        sessions: sessions by identifier, idempotency key, signature, payer, payee or cap.
+        deposits: deposits by signature, sender or amount.
         events: events by identifier, by their transfer or session, or by type.
+        parts_since: how far back parts of memos and origins were looked for, UTC; None if in all. Everything
+            else, the beginnings of memos included, is always looked for in all.
     """
 
     _example: ClassVar = {
@@ -62,13 +67,16 @@ class SearchResult(Model):
                     "cap_usdc": "20.000000",
                 },
             }
-        ]
+        ],
+        "parts_since": None,
     }
 
-    accounts: tuple[Account, ...]
+    accounts: tuple[AccountDetails, ...]
     transfers: tuple[Transfer, ...]
     sessions: tuple[Session, ...]
+    deposits: tuple[Transaction, ...]
     events: tuple[Event, ...]
+    parts_since: datetime | None
 
 
 class SpendPeriod(StrEnum):
@@ -85,18 +93,20 @@ class ReadSpend(Request):
     Attributes:
         account_id: only spends of this account.
         by: the length of the periods, `hour` or `day`, in UTC.
-        since: start of the first period; by default 24 hours ago, or 30 days for `day`. At most the newest
-            1,000 periods are returned.
+        since: only what is after this time; by default from the start of the hour 24 hours ago, or of the day
+            30 days ago. At most the newest 1,000 periods are returned.
+        until: only what is up to and including this time; by default now.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     by: SpendPeriod = SpendPeriod.DAY
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
 
 
 @frozen(kw_only=True)
 class SpendEntry(Model):
-    """What was spent in one period.
+    """What was spent after the start of one period, up to and including the start of the next.
 
     Attributes:
         at: start of the period, UTC.
@@ -113,7 +123,7 @@ class SpendEntry(Model):
 
 @frozen(kw_only=True)
 class SpendReport(Model):
-    """Spend by period, oldest first, without gaps, up to the running period.
+    """Spend by period, oldest first and without gaps.
 
     Attributes:
         data: the periods.
@@ -130,10 +140,9 @@ SEARCH: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=Search,
     responses={200: SearchResult},
-    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Find accounts, transfers, sessions and events.",
-    description="Letter case does not matter. Memos, origins, amounts and parts of names are looked for in "
-    "the newest 10,000 rows of each kind; identifiers, keys and addresses of accounts in all.",
+    summary="Find accounts, transfers, sessions, deposits and events.",
+    description="Letter case does not matter in names, memos and error codes. Parts of memos and origins are "
+    "looked for in the newest 10,000 transfers and payments, everything else in all.",
 )
 READ_SPEND: Final = Endpoint(
     name="spend",

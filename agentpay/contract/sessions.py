@@ -12,7 +12,7 @@ from attrs import field, frozen
 from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
+from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, Moment, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import PaymentHeader
@@ -180,6 +180,8 @@ class ListSessions(Request):
         account_id: only sessions paid by this account.
         status: only sessions with this status.
         idempotency_key: only sessions with this key.
+        since: only sessions requested after this time.
+        until: only sessions requested up to and including this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -187,6 +189,8 @@ class ListSessions(Request):
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: SessionStatus | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

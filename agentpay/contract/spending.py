@@ -9,7 +9,7 @@ from attrs import field, frozen
 from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Category, Cursor, Rule, parse_timestamp, query_integer, text
+from agentpay.contract.fields import Category, Cursor, Moment, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import Policy
@@ -83,6 +83,7 @@ class ListTransfers(Request):
         status: only transfers with this status.
         idempotency_key: only transfers with this key.
         since: only transfers requested after this time.
+        until: only transfers requested up to and including this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -90,7 +91,8 @@ class ListTransfers(Request):
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: TransferStatus | None = None
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
-    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    since: Moment | None = None
+    until: Moment | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 

@@ -1,5 +1,6 @@
 """The history of an account (interface H1 to H3)."""
 
+from agentpay.contract.console import ListHistory
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import (
     Direction,
@@ -10,6 +11,7 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.usdc import from_micro
+from agentpay_server.database import time_bounds
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import EntryRecord
 from agentpay_server.ledger import entries as store
@@ -44,9 +46,30 @@ class History:
             status=None if query.status is TransactionStatusFilter.ALL else query.status.value,
             since_us=None if query.since is None else end_of_millisecond_us(query.since),
         )
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._transaction)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self.transaction)
 
-    def _transaction(self, row: EntryRecord) -> Transaction:
+    async def list_all(self, principal: Principal, query: ListHistory) -> PageBody[Transaction]:
+        """Return a page of the history of all accounts of an operator, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing, database = List("history", principal.operator_id), self._context.database
+        if await database.read(store.has_unowned):
+            await database.run(store.own)
+        rows = await database.read(
+            store.OF_OPERATOR,
+            principal.operator_id,
+            listing.before(query.cursor),
+            query.limit + 1,
+            account_id=query.account_id,
+            status=query.status,
+            **time_bounds.period(query.since, query.until),
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self.transaction)
+
+    def transaction(self, row: EntryRecord) -> Transaction:
+        """Return an entry as callers see it."""
         signature = row.tx_signature
         return Transaction(
             transaction_id=row.transaction_id,

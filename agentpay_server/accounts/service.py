@@ -4,7 +4,10 @@ The row is stored after the chain has finished, so that no incomplete account is
 the two leaves an empty token account that no client knows; its key index is never reused.
 """
 
+import asyncio
+import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import attrs
@@ -17,6 +20,8 @@ from agentpay.contract.console import (
     AccountSort,
     ListAccountDetails,
     PolicyRecordView,
+    Suspension,
+    SuspensionCause,
 )
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.errors import FieldError
@@ -52,11 +57,20 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.errors import chain_unavailable, invalid
+from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
 _CUSTODIAL = "custodial"
+_BALANCE_SECONDS = 2.0
+"""How long the console waits for the chain, which may have gone away without a word."""
+
+_CAUSES = {
+    audit.LANDED_AFTER_EXPIRY: SuspensionCause.LANDED_LATE,
+    audit.UNKNOWN_DEBIT: SuspensionCause.UNKNOWN_DEBIT,
+    audit.UNKNOWN_PAYOUT: SuspensionCause.UNKNOWN_PAYOUT,
+}
+
 _NAMED_MAX = 100
 """How many accounts a caller may name in one request."""
 
@@ -106,10 +120,9 @@ class Accounts:
         """
         principal.require_operator("GET /v1/accounts")
         listing = List("accounts", principal.operator_id)
-        paused = None if query.status is None else query.status is AccountStatus.PAUSED
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.PAGES, principal.operator_id, before, query.limit + 1, paused=paused
+            store.PAGES, principal.operator_id, before, query.limit + 1, paused=_is_paused(query.status)
         )
         balances = dict(zip(rows, await self._balances(rows), strict=True))
         return listing.page(
@@ -133,68 +146,64 @@ class Accounts:
     async def detail(self, principal: Principal, account_id: str) -> AccountDetails:
         """Return an account with metadata, policy record, and its spending.
 
+        Its balance is None while the chain does not respond.
+
         Raises:
-            Problem: `not_found`, `chain_unavailable`.
+            Problem: `not_found`.
         """
-        account = await self.get(principal, account_id)
         # One read gives consistent limits: those by which a transfer at that moment would be judged.
-        detail = await self._context.database.read(self._detail, principal, account_id)
-        return _in_full(account, detail)
+        found = await self._context.database.read(self._own_detail, principal, account_id)
+        (detailed,) = await self._with_balances([found])
+        return detailed
 
     async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetails]:
         """Return a page of the operator's accounts in full, newest first or sorted.
 
         Raises:
-            Problem: `invalid_request` for a cursor of another list, or `sort` with `ids`;
-                `chain_unavailable`.
+            Problem: `invalid_request` for a cursor of another list, or filters that exclude each other.
         """
+        chosen = [name for name in ("ids", "sort") if getattr(query, name) is not None]
+        if chosen:
+            others = (*chosen[1:], *(n for n in ("name", "status") if getattr(query, n) is not None))
+            if others:
+                raise invalid(FieldError(field=others[0], message=f"cannot be combined with {chosen[0]}"))
         if query.sort is not None:
             return await self._sorted_details(principal, query, query.sort)
         listing = List("account-details", principal.operator_id)
         before = listing.before(query.cursor)
         if query.ids is None:
             rows = await self._context.database.read(
-                self._details, principal.operator_id, before, query.limit + 1
+                partial(self._details, name=query.name, paused=_is_paused(query.status)),
+                principal.operator_id,
+                before,
+                query.limit + 1,
             )
         else:
             rows = await self._context.database.read(
                 self._details_of, principal, query.ids.split(",")[:_NAMED_MAX]
             )
-        balances = await self._balances([record for record, _ in rows])
-        found = [
-            (record, _account(record, held), more)
-            for (record, more), held in zip(rows, balances, strict=True)
-        ]
+        found = list(zip([record.seq for record, _ in rows], await self._with_balances(rows), strict=True))
         limit = query.limit if query.ids is None else len(found)
-        return listing.page(found, limit, seq=lambda row: row[0].seq, item=lambda row: _in_full(*row[1:]))
+        return listing.page(found, limit, seq=lambda row: row[0], item=lambda row: row[1])
 
     async def _sorted_details(
         self, principal: Principal, query: ListAccountDetails, sort: AccountSort
     ) -> PageBody[AccountDetails]:
-        if query.ids is not None:
-            raise invalid(FieldError(field="sort", message="cannot be combined with ids"))
         listing = SortedList(f"account-details by {sort.value}", principal.operator_id)
         after = listing.after(query.cursor)
         rows = await self._context.database.read(
             self._details_in_order, sort, principal.operator_id, after, query.limit + 1
         )
-        balances = await self._balances([row.record for row, _ in rows])
-        found = [
-            (row, _account(row.record, held), more) for (row, more), held in zip(rows, balances, strict=True)
-        ]
-        return listing.page(
-            found, query.limit, place=lambda row: row[0].place, item=lambda row: _in_full(*row[1:])
-        )
+        detailed = await self._with_balances([(row.record, more) for row, more in rows])
+        found = list(zip([row.place for row, _ in rows], detailed, strict=True))
+        return listing.page(found, query.limit, place=lambda row: row[0], item=lambda row: row[1])
 
-    async def some(self, principal: Principal, account_ids: Sequence[str]) -> tuple[Account, ...]:
-        """Return those of some accounts that are the operator's.
-
-        Raises:
-            Problem: `chain_unavailable`.
-        """
-        rows = await self._context.database.read(_own_accounts, principal, account_ids)
-        balances = await self._balances(rows)
-        return tuple(_account(record, held) for record, held in zip(rows, balances, strict=True))
+    async def some_details(
+        self, principal: Principal, account_ids: Sequence[str]
+    ) -> tuple[AccountDetails, ...]:
+        """Return those of some accounts that are the operator's."""
+        rows = await self._context.database.read(self._details_of, principal, account_ids)
+        return tuple(await self._with_balances(rows))
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
         """Return the budget of an account (interface B1, B2).
@@ -214,8 +223,7 @@ class Accounts:
         """Unblock an account, and return it.
 
         Raises:
-            Problem: `not_found`; `chain_unavailable`: the account is unblocked, but its balance could not be
-                read.
+            Problem: `not_found`.
         """
         await self._context.database.run(self._allow_signing, principal, account_id)
         return await self.detail(principal, account_id)
@@ -229,6 +237,19 @@ class Accounts:
         except ChainUnreachableError:
             raise chain_unavailable() from None
         return [0 if account is None else account.amount_micro for account in found]
+
+    async def _with_balances(
+        self, rows: Sequence[tuple[AccountRecord, dict[str, Any]]]
+    ) -> Sequence[AccountDetails]:
+        """Return accounts in full; without balances if the chain does not respond soon."""
+        balances: Sequence[int | None] = [None] * len(rows)
+        with contextlib.suppress(Problem, TimeoutError):
+            async with asyncio.timeout(_BALANCE_SECONDS):
+                balances = await self._balances([record for record, _ in rows])
+        return [
+            AccountDetails(**{**_fields(record, held), **more})
+            for (record, more), held in zip(rows, balances, strict=True)
+        ]
 
     async def _claimed_key_index(self, principal: Principal) -> int:
         """Count an account of an operator, and return the index of its key.
@@ -363,13 +384,16 @@ class Accounts:
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
         }
 
-    def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
-        return self._detail_of(connection, own_account(connection, principal, account_id))
+    def _own_detail(
+        self, connection: Connection, principal: Principal, account_id: str
+    ) -> tuple[AccountRecord, dict[str, Any]]:
+        record = own_account(connection, principal, account_id)
+        return record, self._detail_of(connection, record)
 
     def _details(
-        self, connection: Connection, operator_id: str, before: int, count: int
+        self, connection: Connection, operator_id: str, before: int, count: int, **filters: object
     ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
-        rows = store.PAGES(connection, operator_id, before, count)
+        rows = store.PAGES(connection, operator_id, before, count, **filters)
         return [(record, self._detail_of(connection, record)) for record in rows]
 
     def _details_in_order(
@@ -394,14 +418,27 @@ class Accounts:
                 address=written.address, version=written.written_version, tx_signature=written.tx_signature
             )
         return {
-            "status": AccountStatus.PAUSED if record.paused else AccountStatus.ACTIVE,
-            "policy": policy,
             "metadata": None if record.metadata is None else json_text.parse_json(record.metadata.encode()),
             "policy_version": record.policy_version,
             "policy_record": view,
             **self._spending(connection, record, policy),
             "signing_stopped_at": None if record.suspended_us is None else from_us(record.suspended_us),
+            "suspension": self._suspension(connection, record),
         }
+
+    def _suspension(self, connection: Connection, record: AccountRecord) -> Suspension | None:
+        if record.suspended_us is None:
+            return None
+        entry = audit.suspension(connection, record.operator_id, record.account_id, record.suspended_us)
+        if entry is None:
+            return None
+        signature = entry.after.get("tx_signature")
+        return Suspension(
+            cause=_CAUSES[entry.action].value,
+            subject=entry.subject,
+            tx_signature=signature,
+            chain_explorer_url=None if signature is None else self._context.chain.explorer_url(signature),
+        )
 
 
 def _own_accounts(
@@ -415,21 +452,24 @@ def _own_accounts(
     return [row for row in found if row is not None and row.operator_id == principal.operator_id]
 
 
-def _in_full(account: Account, detail: dict[str, Any]) -> AccountDetails:
-    shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
-    return AccountDetails(**(shown | detail))
-
-
 def _account(record: AccountRecord, balance_micro: int) -> Account:
-    return Account(
-        account_id=record.account_id,
-        name=record.name,
-        handle=record.handle,
-        chain_address=record.chain_address,
-        usdc_token_account=record.usdc_token_account,
-        balance_usdc=from_micro(balance_micro),
-        custody_mode=_CUSTODIAL,
-        status="paused" if record.paused else "active",
-        policy=stored_policy(record.policy),
-        created_at=from_us(record.created_us),
-    )
+    return Account(**_fields(record, balance_micro))
+
+
+def _fields(record: AccountRecord, balance_micro: int | None) -> dict[str, Any]:
+    return {
+        "account_id": record.account_id,
+        "name": record.name,
+        "handle": record.handle,
+        "chain_address": record.chain_address,
+        "usdc_token_account": record.usdc_token_account,
+        "balance_usdc": None if balance_micro is None else from_micro(balance_micro),
+        "custody_mode": _CUSTODIAL,
+        "status": "paused" if record.paused else "active",
+        "policy": stored_policy(record.policy),
+        "created_at": from_us(record.created_us),
+    }
+
+
+def _is_paused(status: AccountStatus | None) -> bool | None:
+    return None if status is None else status is AccountStatus.PAUSED

@@ -143,9 +143,10 @@ class Services:
         )
         self.search: SearchDesk = SearchDesk(
             context,
-            accounts=self.accounts.some,
+            accounts=self.accounts.some_details,
             transfer=self.transfers.get,
             session=self.sessions.get,
+            entry=self.history.transaction,
         )
         self.requests: RequestLog = server.requests
         self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)

@@ -98,6 +98,7 @@ def _caused(
     scene = fitted(
         scene,
         server.accounts.details(account_id),
+        balance_usdc=server.accounts.balance(account_id).balance_usdc,
         thresholds_usdc=_thresholds(server, account_id),
         amount_usdc=amount_usdc,
     )

@@ -1,13 +1,13 @@
 // @ts-check
 
 import { call, post, read, send } from "./api.js";
-import { EVENTS, REGISTER } from "./history.js";
+import { EVENTS, REGISTER, TIMES } from "./history.js";
 import {
 	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
 } from "./page.js";
 import {
-	ask, badge, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
-	usdc, words,
+	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
+	STAY, usdc, words,
 } from "./ui.js";
 
 const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
@@ -43,8 +43,8 @@ export const overview = ({ asked }) => [
 		cols: "minmax(0, 1fr) 6.5rem 9.5rem 9.5rem 9.5rem minmax(7rem, .35fr)",
 		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
 		row: (it) => [
-			[party(it.account_id), quiet(" ", said(it.handle))], it.signing_stopped_at ? badge("failed", "suspended") : badge(it.status),
-			h("strong.number", { "data-head": "Balance" }, money(it.balance_usdc)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
+			[party(it.account_id), quiet(" ", said(it.handle))], standing(it),
+			h("strong.number", { "data-head": "Balance" }, balanceOf(it, money)), h("span.number", { "data-head": "Spent" }, money(it.spent_usdc)),
 			h("span.number", { "data-head": "Limit" }, it.policy.max_daily_spend === null ? quiet("none") : money(it.policy.max_daily_spend)), spent(it),
 		],
 	}),
@@ -61,12 +61,29 @@ const newAccount = () => change("New account", () => nameField({ required: true 
 	return `${name} is created.`;
 }, { title: "New account", action: "Create", look: "primary" });
 
-const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at && h("div.problem",
-	h("p", "Signing is suspended since ", moment(it.signing_stopped_at), ": a transaction landed that the books did not expect. ",
-		"Compare the history with the chain."),
-	change("Allow signing", "Only after the history matches the chain: its transfers are signed again.",
-		() => post(`/console/accounts/${it.account_id}/allow-signing`).then(() => "Signing is allowed."),
-		{ title: `Allow signing for ${plain(it.name)}?`, action: "Allow signing", "data-about": it.account_id })),
+const standing = (it) => (it.signing_stopped_at ? badge("failed", "suspended") : badge(it.status));
+
+const CAUSES = {
+	__proto__: null,
+	landed_late: ["A transaction landed after it was considered expired, so it may have paid twice.", "whether its payment was also made by another transaction of the history"],
+	unknown_debit: ["USDC left the account in a transaction that this server does not know.", "whether another server or person has the account's key, or the database is an older copy"],
+	unknown_payout: ["A session has paid an amount that this server does not know.", "whether another server closed it, or the database is an older copy"],
+};
+
+function suspended({ account_id: id, name, signing_stopped_at: since, suspension: why }) {
+	const [cause, check] = CAUSES[why?.cause] ?? ["A transaction landed that the books did not expect.", "whether the history matches the chain"];
+	return h("div.problem",
+		h("p", h("strong", "Suspended since ", moment(since)), ": nothing of it is signed. ", cause),
+		why && facts({
+			About: subject(why.subject), Transaction: why.tx_signature ? h("code", why.tx_signature) : "Only the balance shows it",
+			Explorer: why.chain_explorer_url && h("a", { href: why.chain_explorer_url, target: "_blank", rel: "noreferrer" }, why.chain_explorer_url),
+		}),
+		h("p", `Check ${check}. Then let it sign again here, or with `, h("code", `agentpay accounts unblock ${id}`), ". ", link(`#/access/audit?account_id=${id}`, "Audit trail")),
+		change("Unblock", "Only after its history matches the chain: its transfers are signed again.",
+			() => post(`/console/accounts/${id}/allow-signing`).then(() => `${name} signs again.`), { title: `Unblock ${plain(name)}?`, action: "Unblock" }));
+}
+
+const budget = (it) => [it.balance_usdc === null ? h("p.amount", quiet("Balance unknown: the chain does not respond")) : big(it.balance_usdc), it.signing_stopped_at && suspended(it),
 it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h${held(it)}, no daily limit`) : limited(it)];
 
 const held = ({ reserved_usdc: reserved }) => (Number(reserved) ? `, ${usdc(reserved)} of it reserved` : "");
@@ -84,7 +101,7 @@ export const account = ({ id, asked }) => [
 		titled(said(it.name));
 		return h("div.two",
 			h("div.card",
-				h("div.head", h("span.grow", quiet(said(it.handle))), badge(it.status)), budget(it),
+				h("div.head", h("span.grow", quiet(said(it.handle))), standing(it)), budget(it),
 				h("dl.facts", h("dt", "Account"), h("dd", code(it.account_id), " ", copies("Copy id", it.account_id, "tiny")),
 					h("dt", "Address"), h("dd", h("code", it.chain_address)),
 					h("dt", "USDC account"), h("dd", h("code", it.usdc_token_account)),
@@ -94,18 +111,22 @@ export const account = ({ id, asked }) => [
 	}),
 	spending(asked, id, async () => accountOf(id).policy?.max_daily_spend ?? null),
 	h("div.head", h("h2.grow", "History"), link(`#/timeline?account_id=${id}`, "All events"), link(`#/access/audit?account_id=${id}`, "Audit trail")),
+	filters({ status: ["Status", { options: ["settled", "rejected"] }], ...TIMES }),
 	list({
-		path: `/v1/accounts/${id}/transactions`, query: { by: "" }, exports: "history",
+		path: "/console/transactions", query: { account_id: id, by: "" }, exports: "history",
 		heads: ["When", "What", "With", ["USDC", "number"], ["", "end"]], cols: "9.5rem 10rem minmax(0, 1fr) 9rem 4rem",
 		none: ["Nothing yet. Let the agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
 		present: async (items, draw) => draw(await withSellers(items, id)),
-		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, ...it }) => {
+		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, seller, chain_explorer_url: explorer, ...it }) => {
 			const isIn = direction === "in";
 			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
-			const whom = seller ? ["to ", said(seller), quiet(" · 402")] : it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Deposit from outside" : words(it.type);
+			const whom = seller ? ["to ", said(seller), quiet(" · 402")] : it.counterparty ? [isIn ? "from " : "to ", party(it.counterparty)] : it.type === "deposit" ? "Minted" : words(it.type);
 			return [
 				moment(it.created_at), badge(it.status, it.type),
-				[whom, memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
+				[
+					whom, memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`),
+					it.type === "deposit" && [quiet(" · "), code(it.tx_signature), explorer && [" ", h("a", { href: explorer, target: "_blank", rel: "noreferrer" }, "Explorer")]],
+				],
 				h("strong.number", money(it.amount_usdc, it.status === "settled" ? (isIn ? "+" : "−") : "")), subject ? link(`#/${subject}`, "Open") : "",
 			];
 		},
@@ -157,52 +178,59 @@ const editing = ({ account_id: id, name, policy }) => button("Edit policy…", (
 	});
 	const names = (field_, placeholder) => field(`${LABELS[field_]}, one a line`, field_, { value: (policy[field_] ?? []).join("\n"), rows: 3, placeholder });
 	const flag = (field_) => h("label.check", h("input", { type: "checkbox", name: field_, checked: policy[field_] }), LABELS[field_]);
-	const given = await ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true },
+	return ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true, work: review },
 		h("div.two", Object.keys(LIMITS).map(limit)), names("allowed_counterparties", "everybody"), names("categories", "all"),
 		h("div.actions", Object.keys(FLAGS).map(flag)));
-	if (!given) return "";
-	const wanted = {
-		...Object.fromEntries(Object.keys(LIMITS).map((each) => [each, given[each].trim() === "" ? null : Number(given[each])])),
-		...Object.fromEntries(Object.keys(LISTS).map((each) => [each, lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null])),
-		...Object.fromEntries(Object.keys(FLAGS).map((each) => [each, each in given])),
-	};
-	const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
-	if (!Object.keys(changed).length) return "Nothing changes.";
-	const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
-	const isSure = await ask({ title: `Change the policy of ${plain(name)}?`, action: "Save", wide: true },
-		h("p", "It holds from the next transfer on."), changes(before, changed, rule));
-	if (!isSure) return "";
-	await put(id, changed);
-	return "The policy is saved.";
+	async function review(given) {
+		const wanted = {
+			...Object.fromEntries(Object.keys(LIMITS).map((each) => [each, given[each].trim() === "" ? null : Number(given[each])])),
+			...Object.fromEntries(Object.keys(LISTS).map((each) => [each, lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null])),
+			...Object.fromEntries(Object.keys(FLAGS).map((each) => [each, each in given])),
+		};
+		const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
+		if (!Object.keys(changed).length) return "Nothing changes.";
+		const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));
+		const isSure = await ask({ title: `Change the policy of ${plain(name)}?`, action: "Save", wide: true },
+			h("p", "It holds from the next transfer on."), changes(before, changed, rule));
+		if (!isSure) throw STAY;
+		await put(id, changed);
+		return "The policy is saved.";
+	}
 }));
 
 const funding = ({ account_id: id, name }) => change("Fund", () => field("USDC", "amount", { value: "100", required: true, inputmode: "decimal" }),
 	({ amount }) => post(`/sandbox/accounts/${id}/fund`, { amount }).then(() => `${usdc(amount)} test USDC minted.`),
 	{ title: `Fund ${plain(name)} with test USDC?`, action: "Fund", look: "" });
 
-/** Ask what to move, show how the policy judges it, then pay under one idempotency key. */
-const moving = ({ account_id: id, name }) => button("Move USDC…", () => act(async () => {
-	const given = await ask({ title: `Move USDC from ${plain(name)}`, action: "Check" },
+/** Ask what to move, show how the policy judges it, then pay: the same again under the same idempotency key. */
+const moving = ({ account_id: id, name }) => button("Move USDC…", () => act(() => {
+	const keys = new Map();
+	return ask({ title: `Move USDC from ${plain(name)}`, action: "Check", work: (given) => move(id, name, given, keys) },
 		picker("To", "to", { required: true, any: true }), field("USDC", "amount", { required: true, inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" }),
 		field("Memo (optional)", "memo", { maxlength: 200 }));
-	if (!given) return "";
+}), { class: "primary" });
+
+async function move(id, name, given, keys) {
 	const body = { from: id, to: given.to, amount: given.amount.trim(), memo: given.memo || undefined };
 	const check = await post("/transfers/check", body), decision = check.decision ?? check.would, sum = usdc(body.amount);
 	await details([given.to].filter((each) => each.startsWith("acct_")));
-	const verdict = {
-		settle: h("p.ok", "The policy allows it."), escalate: h("p.warn", "It waits for approval under Approvals."),
-	}[decision] ?? h("p.problem", said(check.message ?? "It would be refused."));
+	if (decision === "reject") throw new Error(check.message ?? "The policy refuses it.");
+	const verdict = decision === "escalate" ? h("p.warn", "It waits for approval under Approvals.") : h("p.ok", "The policy allows it.");
 	const about = facts({ From: said(name), To: named(given.to), Memo: body.memo && said(body.memo), "Left today": check.remaining_usdc && usdc(check.remaining_usdc) });
 	const title = `Move ${sum} USDC from ${plain(name)} to ${plain(nameOf(given.to))}?`;
-	if (decision === "reject") {
-		await ask({ title: "The policy refuses it", action: "Close", cancel: "" }, about, verdict);
-		return "";
-	}
 	const isSure = await ask({ title, action: `Move ${sum} USDC`, typed: me.is_test_money ? "" : sum }, about, verdict);
-	if (!isSure) return "";
-	const { status } = await post("/v1/transfers", { ...body, idempotency_key: `console-${crypto.randomUUID?.() ?? Date.now()}` });
-	return `${sum} USDC: ${words(status)}.`;
-}), { class: "primary" });
+	if (!isSure) throw STAY;
+	const asked = JSON.stringify(body), idempotency_key = keys.get(asked) ?? `console-${crypto.randomUUID?.() ?? Date.now()}`;
+	keys.set(asked, idempotency_key);
+	try {
+		const { status } = await post("/v1/transfers", { ...body, idempotency_key });
+		return `${sum} USDC: ${words(status)}.`;
+	} catch (error) {
+		// What was decided is decided; whatever else is wrong, the transfer may exist.
+		if (error.status === 402) keys.delete(asked);
+		throw error;
+	}
+}
 
 const nameField = (props) => field("Name", "name", { maxlength: 100, ...props });
 const keyOf = ({ name, ...given }) => ({ ...given, name: name || undefined });
@@ -300,7 +328,10 @@ const subject = (id) => {
 
 function webhookRow({ webhook_id: id, url, events, account_ids: ids, low_balance_threshold_usdc: threshold, warning, health }, all) {
 	const path = `${all}/${id}`, name = plain(url);
-	const rotate = async ({ overlap }) => showSecret(`New secret of ${name}`, await post(`${path}/rotate-secret`, { overlap_seconds: Number(overlap) }));
+	const rotate = async ({ overlap_seconds }) => {
+		const secret = await post(`${path}/rotate-secret`, { overlap_seconds: Number(overlap_seconds) });
+		return () => showSecret(`New secret of ${name}`, secret);
+	};
 	const { attempts_24h: attempts, failures_24h: failures, last_success_at: last, latency_ms: latency } = health;
 	return [
 		[h("strong.line", { title: url }, said(url)), quiet(events.length === EVENTS.length ? "every event" : events.join(", "), " · ",
@@ -314,14 +345,14 @@ function webhookRow({ webhook_id: id, url, events, account_ids: ids, low_balance
 				h("p.quiet", "Events of these accounts only; none of them means every account."),
 				h("fieldset", h("legend", "Accounts"), ids.map((each) => h("label", h("input", { type: "checkbox", name: each, checked: true }), named(each)))),
 				picker("Add an account (optional)", "added"),
-				field("Tell of balances below, USDC", "threshold", { value: threshold === null ? "" : String(threshold), placeholder: "never", inputmode: "decimal" }),
-			], async ({ added, threshold, ...kept }) => {
+				field("Tell of balances below, USDC", "low_balance_threshold_usdc", { value: threshold === null ? "" : String(threshold), placeholder: "never", inputmode: "decimal" }),
+			], async ({ added, low_balance_threshold_usdc: least, ...kept }) => {
 				const account_ids = [...Object.keys(kept), ...(added ? [added] : [])];
-				await call("PATCH", path, { body: { account_ids, low_balance_threshold_usdc: threshold.trim() ? Number(threshold) : null } });
+				await call("PATCH", path, { body: { account_ids, low_balance_threshold_usdc: least.trim() ? Number(least) : null } });
 				return "Saved.";
 			}, { title: `Edit ${name}`, action: "Save", look: "" }),
 			button("Test", () => act(() => post(`${path}/test`), "A test event is on its way: see its deliveries.")),
-			change("Rotate", () => field("Both secrets sign for", "overlap", { required: true, value: "86400", options: [["86400", "24 hours"], ["3600", "1 hour"], ["604800", "7 days"], ["0", "no time: the old one leaked"]] }),
+			change("Rotate", () => field("Both secrets sign for", "overlap_seconds", { required: true, value: "86400", options: [["86400", "24 hours"], ["3600", "1 hour"], ["604800", "7 days"], ["0", "no time: the old one leaked"]] }),
 				rotate, { title: `Rotate the secret of ${name}?`, action: "Rotate", look: "" }),
 			remove("Delete", `Delete ${name}?`, "Nothing more is sent to it.", path)),
 	];
@@ -357,7 +388,10 @@ const newSeller = (origin = "") => change("Pin a seller", () => [
 export function access({ id, asked: { origin } }) {
 	const chosen = Object.hasOwn(TABS, id) ? id : "agents";
 	const { path, createPath = path, create, fields, row, bodyOf = keyOf, filters: by, refusal, ...others } = TABS[chosen];
-	const work = async (given) => showSecret(create, await post(createPath, bodyOf(given)));
+	const work = async (given) => {
+		const created = await post(createPath, bodyOf(given));
+		return () => showSecret(create, created);
+	};
 	const isRefused = refusal && me.isConsole;
 	return [
 		h("div.actions.corner", create && !isRefused && change(create, fields, work, { title: create, action: "Create", look: "primary" }),

@@ -8,7 +8,7 @@ const EXTENSIONS = "/ext/v1";
 function failure(status, body) {
 	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
 	const faults = details.map((it) => `${it.field} ${it.message}`);
-	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, faults });
+	return Object.assign(new Error([message, ...faults].join(" ")), { status, code, summary: message, faults, details });
 }
 
 /** The window gets the event `unauthorized` when the key is refused. */

@@ -169,10 +169,10 @@ function start(whom) {
 			button([icon("M11 4a7 7 0 1 0 0 14 7 7 0 0 0 0-14M16 16l4.5 4.5"), h("span", "Search"), h("kbd", "/")], find, { class: "find", "aria-label": "Search" }), state,
 			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
 		h("nav", { "aria-label": "Pages" }, places), h("main"));
-	let isStreaming = false, isAnswered = true;
+	let isStreaming = false, isAnswered = true, isChained = true;
 	const showState = () => {
-		const isLive = isStreaming && isAnswered && navigator.onLine;
-		const text = isLive ? "Live" : navigator.onLine ? "Reconnecting…" : "Offline";
+		const isLive = isStreaming && isAnswered && isChained && navigator.onLine;
+		const text = isLive ? "Live" : !navigator.onLine ? "Offline" : isStreaming && isAnswered ? "No chain" : "Reconnecting…";
 		if (state.textContent && state.textContent !== text) tell(text);
 		state.textContent = text;
 		state.classList.toggle("live", isLive);
@@ -185,6 +185,10 @@ function start(whom) {
 	for (const [name, answers] of Object.entries({ answered: true, unanswered: false })) addEventListener(name, () => {
 		if (isAnswered === answers) return;
 		isAnswered = answers;
+		showState();
+	}, { signal });
+	addEventListener("chain", (/** @type {any} */ { detail }) => {
+		isChained = detail;
 		showState();
 	}, { signal });
 	addEventListener("offline", showState, { signal });
@@ -205,6 +209,7 @@ async function readFrame(signal) {
 	$("[data-page=approvals] .count").textContent = summary.pending_approvals || "";
 	$("[data-page=deliveries] .count").textContent = summary.undelivered_deliveries || "";
 	allow(summary);
+	dispatchEvent(new CustomEvent("chain", { detail: summary.is_chain_reachable }));
 	const now = Date.parse(summary.now), since = performance.now();
 	// The browser's clock may be wrong.
 	clock.now = () => (summary.is_clock_manual ? now : now + performance.now() - since);

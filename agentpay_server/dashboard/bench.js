@@ -84,7 +84,7 @@ function sceneForm() {
 }
 
 const showScene = ({ accounts, agent_keys: keys, webhook_ids: webhooks, webhook_secrets: secrets, history }) => ask(
-	{ title: "The scene is built", action: "Close", cancel: "", wide: true },
+	{ title: "The scene is built", action: "Close", cancel: "", wide: true, kept: [...Object.values(keys).flat(), ...secrets].length > 0 },
 	Object.entries(accounts).map(([name, id]) => [h("p", leave(`#/accounts/${id}`, said(name)), " ", code(id)), keys[name].map(secretLine)]),
 	secrets.map((secret, i) => [h("p", "Secret of the webhook ", code(webhooks[i])), secretLine(secret)]),
 	history.some(Boolean) && h("p", "History: ", history.filter(Boolean).map((id) => [

@@ -2,7 +2,7 @@
 
 import { post, read } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
-import { able, accountOf, change, filters, get, instant, list, me, named, one, part, party, summary, titled } from "./page.js";
+import { able, accountOf, change, exporter, filters, get, inTime, instant, list, me, named, one, part, party, summary, titled } from "./page.js";
 import {
 	$, badge, big, button, code, count, facts, field, h, isUndelivered, json, link, meter, moment, money, plain, quiet, said, usdc, whole, words,
 } from "./ui.js";
@@ -13,8 +13,8 @@ const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
 export const EVENTS = Object.keys(STATUS);
 export const REGISTER = 'client.webhooks.create(url="https://…", events=["transfer.settled"])';
 
-const MOST_EVENTS = 1000;
-const MOMENT = { type: "datetime-local" }, TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
+const MOMENT = { type: "datetime-local" };
+export const TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
 
 function folded(events) {
 	const rows = new Map();
@@ -31,10 +31,9 @@ function folded(events) {
 }
 
 export function timeline({ asked }) {
-	const { id = "", status } = asked, withPoints = me.is_test_money && able.points && !Object.values(asked).some(Boolean);
+	const withPoints = me.is_test_money && able.points && !Object.values(asked).some(Boolean);
 	// Rows that are being read do not move: new ones wait.
 	let rows = [], shown = [], draw, end = "";
-	const wanted = (events) => folded(events).filter((row) => (!status || row.status === status) && JSON.stringify(row).includes(id));
 	const arrange = (isHeld) => {
 		const current = new Map(rows.map((row) => [row.id, row]));
 		shown = isHeld ? shown.map((row) => current.get(row.id) ?? (row.at <= end && row)).filter(Boolean) : rows;
@@ -44,12 +43,11 @@ export function timeline({ asked }) {
 		return draw(shown);
 	};
 	const events = list({
-		path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold, exports: "events",
+		path: "/console/events", row: timelineRow, fold: timelineFold, exports: "events",
 		heads: ["When", "Status", "From → to", "Events", ["USDC", "number"]], cols: "9.5rem 9.5rem minmax(0, 1fr) 5.5rem 8rem",
 		none: ["Nothing yet. On a test chain, try:", "agentpay-server trigger transfer.settled"],
-		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST_EVENTS,
 		present: async (events, drawRows, more) => {
-			[rows, draw] = [wanted(events), drawRows];
+			[rows, draw] = [folded(events), drawRows];
 			await Promise.all([nameSessions(rows), nameSellers(rows)]);
 			// A row that is missing was undone by a rewind, unless it is older than what was read.
 			end = more ? rows.at(-1)?.at ?? "" : "";
@@ -64,13 +62,14 @@ export function timeline({ asked }) {
 	return [
 		h("div.actions.corner", withPoints && savePoint()),
 		filters({
-			id: ["Contains", { type: "search", placeholder: "Id or amount" }],
+			q: ["Find", { type: "search", placeholder: "Id, signature, key, amount, payee, error, start of a memo" }],
 			account_id: ["Account", { picks: true }],
 			type: ["Event", { options: EVENTS }],
-			status: ["Status", { options: [...new Set(Object.values(STATUS))].map((status) => [status, words(status)]) }],
 			...TIMES,
 		}),
 		fresh, ...events,
+		// Deposits have no event, and rejections no balance: what accounts hold is explained by their history.
+		!asked.q && !asked.type && exporter("/console/transactions", inTime(asked), "history", "Export history"),
 	];
 }
 
@@ -163,11 +162,11 @@ const session = (it) => (titled("Session of ", named(it.account_id)), h("div.pag
 			URL: it.url && said(it.url), Session: whole(it.session_id), "Paid to": whole(it.to), [it.channel ? "Channel" : "Escrow"]: whole(it.channel ?? it.escrow_token_account),
 			"Opening transaction": whole(it.tx_signature), "Settling transaction": whole(it.settlement_tx_signature),
 		}),
-		h("p", link(`#/timeline?id=${it.session_id}`, "All events")))));
+		h("p", link(`#/timeline?q=${it.session_id}`, "All events")))));
 
 const KINDS = { __proto__: null, mpp: "MPP session: the seller collects vouchers over HTTP 402", escrow: "Escrow: the payee's charges are posted by this server" };
 
-export function deliveries({ asked: { webhook_id, needs_attention: isOpen, status } }) {
+export function deliveries({ asked: { id = "", webhook_id, needs_attention: isOpen, status } }) {
 	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data);
 	const choice = () => [
 		h("p", webhook_id ? "To this webhook." : "To every webhook."),
@@ -197,7 +196,7 @@ export function deliveries({ asked: { webhook_id, needs_attention: isOpen, statu
 			...TIMES,
 		}),
 		...list({
-			path: "/console/deliveries", exports: "deliveries",
+			path: "/console/deliveries", exports: "deliveries", query: { id: "", [id.startsWith("txn_") ? "transfer_id" : "event_id"]: id },
 			heads: ["Last attempt", "Status", "Event → endpoint", "Attempts", ["Response", "number"]],
 			cols: "9.5rem 9.5rem minmax(0, 1fr) 6.5rem 7rem",
 			none: isOpen ? ["Nothing needs attention.", ""] : ["No deliveries. Register a webhook:", REGISTER],

@@ -1,6 +1,6 @@
 // @ts-check
 
-import { KEY, pause, read } from "./api.js";
+import { KEY, pause, read, send } from "./api.js";
 import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, tell, undisturbed } from "./ui.js";
 
 export let me = { cluster: "", is_test_money: false, isConsole: false };
@@ -70,13 +70,13 @@ export async function act(work, done = "Done.") {
 	reload();
 }
 
-/** A button whose dialog names what it changes; `work` gets the values of its fields. */
+/** A button whose dialog names what it changes; `work` gets the values of its fields, and may return what follows it. */
 export function change(label, body, work, options = {}) {
 	const { action = label, title = `${action}?`, look = "danger", typed, wide, ...attributes } = /** @type {any} */ (options);
 	return button(`${label}…`, () => act(async () => {
 		const content = typeof body === "string" ? h("p", body) : await body();
-		const given = await ask({ title, action, typed, look: look || "primary", wide }, content);
-		return given ? work(given) : "";
+		const done = await ask({ title, action, typed, look: look || "primary", wide, work }, content);
+		return typeof done === "function" ? done() : done;
 	}), { class: look, ...attributes });
 }
 
@@ -135,7 +135,7 @@ export function picker(label, name = "account_id", { required = false, value = "
 	let turns = 0;
 	const search = async () => {
 		const mine = ++turns, q = input.value.trim();
-		const found = q ? await read(`/console/search?limit=8&q=${encodeURIComponent(q)}`) : { accounts: (await read("/v1/accounts?limit=8")).data };
+		const found = q ? await read(`/console/search?limit=8&q=${encodeURIComponent(q)}`) : { accounts: (await read("/console/accounts?limit=8")).data };
 		if (mine !== turns || document.activeElement !== input) return;
 		learn(found);
 		menu.replaceChildren(...found.accounts.map((it) => h("li", {
@@ -185,8 +185,6 @@ export function picker(label, name = "account_id", { required = false, value = "
 
 export const accountField = (props) => picker("Account", "account_id", { required: true, ...props });
 
-const KINDS = { __proto__: null, txn: "transfer_id", sess: "session_id", acct: "account_id", evt: "event_id" };
-
 export const at = (path, query) => {
 	const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
 	return given ? `${path}?${given}` : path;
@@ -195,10 +193,12 @@ const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 
-/** What the address asks: moments in UTC, an identifier under the name of its kind. */
+export const inTime = ({ since, until, ...others }) => ({ ...others, since: instant(since), until: instant(until) });
+
+/** What the address asks, with moments in UTC. */
 function asked() {
-	const { id = "", since, until, back, sort, shown, ...others } = page.asked, kind = KINDS[id.split("_")[0]];
-	return { ...others, since: instant(since), until: instant(until), ...(kind && { [kind]: id }) };
+	const { back, sort, shown, ...others } = page.asked;
+	return inTime(others);
 }
 
 const isFiltered = () => Object.keys(page.asked).some((name) => !["cursor", "back", "sort", "shown", "needs_attention", "by"].includes(name));
@@ -236,13 +236,12 @@ function sorter(heads) {
 }
 
 /**
- * A list that stays current: one page of the API, or as many as `isEnough` wants. A `row` is an element, or cells, which
+ * A list that stays current: one page of the API. A `row` is an element, or cells, which
  * stand in the columns `cols` below `heads`. `present` may change what is drawn; `grows` shows more below instead of
  * another page.
  */
 export function list(/** @type {any} */ {
 	path, query, as = "ul.rows", row, fold, none, heads, cols, grows = false, exports = "",
-	isEnough = grows ? (items) => items.length >= Number(page.asked.shown ?? 50) : () => true,
 	present = (items, draw) => draw(items), identity = (item) => Object.values(item)[0],
 }) {
 	const element = h(as), more = h("p.actions.turns");
@@ -259,7 +258,7 @@ export function list(/** @type {any} */ {
 	};
 	page.loads.push(async () => {
 		let items = [], { cursor } = given, isMore = true;
-		while (isMore && !(items.length && isEnough(items))) {
+		while (isMore && items.length < (grows ? Number(page.asked.shown ?? 50) : 1)) {
 			const { data, ...found } = await get(at(path, { ...given, cursor }));
 			items = [...items, ...(data ?? [found])];
 			({ cursor, has_more: isMore } = found);
@@ -288,37 +287,20 @@ export function part(work, render) {
 	return element;
 }
 
-const EXPORT_MAX = 10000;
-
-/** Save the whole list under its filters, beyond what is shown. */
-function exporter(path, { limit, cursor, ...given }, name) {
-	const all = async () => {
-		let items = [], cursor = "", isMore = true;
-		while (isMore && items.length < EXPORT_MAX) {
-			const { data, ...found } = await read(at(path, { ...given, limit: 100, cursor }));
-			items = items.concat(data);
-			({ cursor, has_more: isMore } = found);
-		}
-		return items;
-	};
-	const save = (kind, print) => button(kind, () => act(async () => {
-		const items = await all(), url = URL.createObjectURL(new Blob([print(items)], { type: kind === "CSV" ? "text/csv" : "application/json" }));
-		Object.assign(document.createElement("a"), { href: url, download: `${name}.${kind.toLowerCase()}` }).click();
+/** Save the whole list under its filters, as the server prints it. */
+export function exporter(path, /** @type {any} */ { limit, cursor, ...given }, name, label = "Export") {
+	const save = (kind, type, end) => button(kind, () => act(async () => {
+		tell("Reading the list…");
+		const response = await send("GET", at(path, given), { headers: { Accept: type } });
+		const whole = await response.blob().catch(() => {
+			throw new Error("The export broke off, and nothing was saved. Try again.");
+		});
+		const url = URL.createObjectURL(whole), file = `${name}.${end}`;
+		Object.assign(document.createElement("a"), { href: url, download: file }).click();
 		setTimeout(() => URL.revokeObjectURL(url), 60000);
-		return `${items.length} exported.`;
-	}), { "aria-label": `Export as ${kind}` });
-	return h("span.exports", quiet("Export"), save("CSV", csv), save("JSON", (items) => JSON.stringify(items, null, 1)));
-}
-
-function csv(items) {
-	const names = [...new Set(items.flatMap(Object.keys))];
-	// A spreadsheet runs what begins like a formula.
-	const cell = (value) => {
-		const text = value === null || value === undefined ? "" : typeof value === "object" ? JSON.stringify(value) : String(value);
-		const safe = /^\s*[=+@＝＋－＠\t\r-]/.test(text) && isNaN(Number(text)) ? `'${text}` : text;
-		return /[",\n\r]/.test(safe) ? `"${safe.replaceAll('"', '""')}"` : safe;
-	};
-	return [names, ...items.map((item) => names.map((name) => item[name]))].map((line) => line.map(cell).join()).join("\r\n");
+		return `${file} is complete.`;
+	}), { "aria-label": `${label} as ${kind}` });
+	return h("span.exports", quiet(label), save("CSV", "text/csv", "csv"), save("JSON", "application/jsonl", "jsonl"));
 }
 
 function rowOf(item, row, fold) {

@@ -1,7 +1,7 @@
 // @ts-check
 
 import { read } from "./api.js";
-import { $, badge, code, h, link, moment, quiet, said, usdc } from "./ui.js";
+import { $, badge, balanceOf, code, h, link, moment, quiet, said, usdc } from "./ui.js";
 
 const WAIT_MS = 120;
 
@@ -11,7 +11,7 @@ export function find() {
 	const results = h("div.results", { "aria-live": "polite" });
 	const input = h("input", {
 		type: "search", "aria-label": "Search", autocomplete: "off", autofocus: true,
-		placeholder: "Name, address, identifier, memo, amount", maxlength: 200,
+		placeholder: "Name, address, identifier, signature, memo, amount", maxlength: 200,
 	});
 	let wait = 0, turn = 0;
 	const look = async () => {
@@ -43,17 +43,21 @@ export function find() {
 	box.showModal();
 }
 
-function groups({ accounts, transfers, sessions, events }, q) {
+function groups({ accounts, transfers, sessions, deposits, events, parts_since: since }, q) {
 	const all = [
-		["Accounts", accounts, (it) => [`accounts/${it.account_id}`, h("strong", said(it.name)), quiet(said(it.handle)), h("span.number", usdc(it.balance_usdc))]],
+		["Accounts", accounts, (it) => [`accounts/${it.account_id}`, h("strong", said(it.name)), quiet(said(it.handle)), h("span.number", balanceOf(it))]],
 		["Transfers and payments", transfers, (it) => [
 			`transfers/${it.transfer_id}`, h("strong", usdc(it.amount_usdc)), quiet(it.memo ? said(it.memo) : code(it.transfer_id)), badge(it.status)]],
 		["Sessions", sessions, (it) => [`sessions/${it.session_id}`, h("strong", `${usdc(it.cap_usdc)} cap`), quiet(code(it.session_id)), badge(it.status)]],
-		["Events", events, (it) => [`timeline?id=${it.data.transfer_id ?? it.data.session_id ?? it.id}`, h("strong", it.type), quiet(code(it.id)), moment(it.created_at)]],
+		["Deposits", deposits, (it) => [`accounts/${it.account_id}`, h("strong", usdc(it.amount_usdc)), quiet(code(it.tx_signature)), moment(it.created_at)]],
+		["Events", events, (it) => [`timeline?q=${it.data.transfer_id ?? it.data.session_id ?? it.id}`, h("strong", it.type), quiet(code(it.id)), moment(it.created_at)]],
 	];
 	const shown = all.filter(([, items]) => items.length).map(([label, items, row]) => h("section", h("h3", label), h("ul", items.map((item) => {
 		const [page, ...parts] = row(item);
 		return h("li", link(`#/${page}`, parts));
 	}))));
-	return shown.length ? shown : [h("p.empty", "Nothing found for ", h("q", said(q)), ".")];
+	return [
+		...shown, !shown.length && h("p.empty", "Nothing found for ", h("q", said(q)), "."),
+		since && h("p.quiet", "Parts of memos and origins were looked for back to ", moment(since), ". Everything else was looked for in all."),
+	].filter(Boolean);
 }

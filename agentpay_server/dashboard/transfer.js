@@ -38,7 +38,7 @@ const memoOf = ({ memo }) => (memo ? h("q", said(memo)) : quiet("No memo"));
 
 function remains({ from, amount_usdc: amount }) {
 	const { balance_usdc: balance, remaining_usdc: left, policy } = accountOf(from);
-	return balance && `${minus(balance, amount)} balance${left ? `, ${minus(left, amount)} of ${usdc(policy.max_daily_spend)} a day` : ""}`;
+	return balance !== undefined && `${balance === null ? "an unknown" : minus(balance, amount)} balance${left ? `, ${minus(left, amount)} of ${usdc(policy.max_daily_spend)} a day` : ""}`;
 }
 
 const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
@@ -69,6 +69,8 @@ async function decide({ transfer_id: id }, what, done, body) {
 		const { status } = await post(`/console/approvals/${id}/${what}`, body);
 		return what === "reject" || status === "settled" ? done : "Approved.";
 	} catch (error) {
+		// The transfer is refused: that is decided.
+		if (error.status === 402) return error.message;
 		if (error.code !== "not_pending") throw error;
 		const { status, message } = await read(`/v1/transfers/${id}`);
 		return `Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`;

@@ -54,6 +54,9 @@ export const big = (amount, after = " USDC") => h("p.amount", money(amount), h("
 
 const CENTS = new Intl.NumberFormat("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 
+/** A balance; it is unknown while the chain does not respond. */
+export const balanceOf = ({ balance_usdc: balance }, show = usdc) => (balance === null ? quiet("unknown") : show(balance));
+
 /** About how much: what is shown exactly elsewhere. */
 export const cents = (amount) => (Number(amount) && Number(amount) < 0.01 ? usdc(amount) : CENTS.format(amount));
 
@@ -210,18 +213,59 @@ export function tell(text) {
 	telling = setTimeout(() => region.replaceChildren(), 8000);
 }
 
-/** Ask in a dialog; return the values of its fields. Without any, focus starts on Cancel: Enter alone moves no money. */
-export const ask = ({ title, action, look = "primary", typed = "", cancel = "Cancel", wide = false }, ...body) => new Promise((resolve) => {
+/** Say at its field what was refused; what belongs to none, above all. */
+function blame(content, { message = "", summary = message, details = [] } = /** @type {any} */ ({})) {
+	for (const each of all(content, ".fault")) each.remove();
+	for (const each of all(content, "[aria-invalid]")) each.removeAttribute("aria-invalid");
+	const others = details.filter(({ field, message }) => {
+		const input = content.elements[field.split(/[.[]/)[0]];
+		if (!input?.labels) return true;
+		input.ariaInvalid = "true";
+		input.labels[0].append(h("span.fault.bad", { role: "alert" }, message));
+		return false;
+	});
+	const text = [details.length && !others.length ? "" : summary, ...others.map((it) => `${it.field} ${it.message}`)].join(" ").trim();
+	if (text) $("h2", content).after(h("p.fault.problem", { role: "alert" }, text));
+	$("[aria-invalid]", content)?.focus();
+}
+
+/** What `work` of a dialog throws to leave it open, without a fault. */
+export const STAY = new Error("");
+
+/**
+ * Ask in a dialog; return the values of its fields, or what `work` makes of them: until that succeeds, the dialog stays
+ * as it is and says why. Without fields, focus starts on Cancel: Enter alone moves no money. `kept` is never left by Esc.
+ */
+export const ask = (/** @type {any} */ {
+	title, action, look = "primary", typed = "", cancel = "Cancel", wide = false, work = null, kept = false,
+}, ...body) => new Promise((resolve) => {
 	const go = h("button", { value: "go", class: look, disabled: Boolean(typed) }, action);
-	const content = h("form", { method: "dialog" }, h("h2", { id: "asked" }, title), body);
+	let running = null;
+	const submit = async (event) => {
+		if (!work) return;
+		event.preventDefault();
+		if (running) return;
+		blame(content);
+		running = (async () => work(valuesOf(content)))();
+		try {
+			await running;
+			box.close("go");
+		} catch (error) {
+			if (!box.open) return;
+			running = null;
+			blame(content, error);
+		}
+	};
+	const content = h("form", { method: "dialog", submit }, h("h2", title), body);
 	const back = cancel && button(cancel, () => box.close(), { autofocus: !$("label", content) });
 	const check = (event) => { go.disabled = event.target.value.trim() !== typed; };
 	content.append(typed && field(`Type ${typed} to confirm`, "typed", { input: check }), h("div.actions", back, go));
 	const close = () => {
 		box.remove();
-		resolve(box.returnValue && valuesOf(content));
+		resolve(work ? running ?? "" : box.returnValue && valuesOf(content));
 	};
-	const box = h(wide ? "dialog.wide" : "dialog", { "aria-labelledby": "asked", close }, content);
+	const stay = (event) => { if (kept && (event.type === "cancel" || event.key === "Escape")) event.preventDefault(); };
+	const box = h(wide ? "dialog.wide" : "dialog", { "aria-label": title, close, keydown: stay, cancel: stay, closedby: kept && "none" }, content);
 	document.body.append(box);
 	box.showModal();
 });
@@ -244,7 +288,7 @@ export const copies = (label, text, look = "") => button(label, async () => {
 	tell(outcome || "The browser does not allow copying.");
 }, { class: look });
 
-export const showSecret = (title, { key, secret = key }) => ask({ title, action: "I have stored it", cancel: "" },
+export const showSecret = (title, { key, secret = key }) => ask({ title, action: "I have stored it", cancel: "", kept: true },
 	h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
 
 const WIDTH = 640, HEIGHT = 120;

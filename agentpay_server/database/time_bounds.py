@@ -5,9 +5,12 @@ several servers differ. So an index of times gives the numbers around a moment, 
 within are compared exactly. The cost does not grow with the list.
 """
 
+from datetime import datetime
 from typing import Any, Final
 
 from sqlalchemy import BigInteger, BindParameter, ColumnElement, Table, bindparam, func, literal, select
+
+from agentpay_server.platform.clock import end_of_millisecond_us
 
 SLACK_US: Final = 600_000_000
 """How far times may be out of order."""
@@ -44,3 +47,11 @@ def up_to(table: Table) -> tuple[ColumnElement[Any], ...]:
         .scalar_subquery()
     )
     return table.c.seq < func.coalesce(well_after, literal(_END, BigInteger)), table.c.created_us <= _UNTIL
+
+
+def period(since: datetime | None, until: datetime | None) -> dict[str, int | None]:
+    """Return the parameters for rows after `since`, up to and including `until`, to the millisecond."""
+    return {
+        "since_us": None if since is None else end_of_millisecond_us(since),
+        "until_us": None if until is None else end_of_millisecond_us(until),
+    }

@@ -11,8 +11,9 @@ import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Final
+from typing import Any, Final
 
+import attrs
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.console import GET_SUMMARY
@@ -20,11 +21,12 @@ from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.pages import PageBody
 from agentpay_server.assembly.server import Server
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.http import dashboard, openapi
+from agentpay_server.http import dashboard, exports, openapi
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.places import Places
 from agentpay_server.http.rate_limit import RateLimit
@@ -367,7 +369,19 @@ class _Path:
             query=query,
             disconnected=partial(disconnected, receive),
         )
-        reply = await ROUTES[endpoint.name].answer(self._server.services, call)
+        route, services = ROUTES[endpoint.name], self._server.services
+        kind = exports.wanted(endpoint, headers)
+        if kind is not None:
+
+            async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
+                # The key may have been revoked since the last page.
+                await authenticated(headers, services.keys, scope["agentpay.trace"].request_id)
+                page: PageBody[Any] = await route.handler(services, attrs.evolve(call, query=of))
+                return page
+
+            stream = await exports.exported(endpoint, kind, query, read)
+            return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
+        reply = await route.answer(services, call)
         trace: _Trace = scope["agentpay.trace"]
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         return reply

@@ -16,7 +16,6 @@ from agentpay_server.platform.errors import Problem
 
 REQUEST_PREFIX: Final = "req_"
 
-_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
 Header = tuple[bytes, bytes]
@@ -31,6 +30,7 @@ class Reply:
     model: object = None
     headers: tuple[Header, ...] = field(default=())
     stream: AsyncGenerator[bytes] | None = None
+    stream_type: bytes = b"text/event-stream; charset=utf-8"
 
 
 def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
@@ -66,7 +66,7 @@ def identified(send: Send, request_id: str) -> Send:
 async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
     """A stream is sent until it ends or the caller disconnects."""
     if reply.stream is not None:
-        await _stream(send, receive, reply.stream)
+        await _stream(send, receive, reply.stream, reply.stream_type)
         return
     body = b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
     await respond(send, reply.status, body, reply.headers)
@@ -97,8 +97,8 @@ async def drop(scope: Scope, receive: Receive) -> bool:
     return True
 
 
-async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
-    headers = [(b"content-type", _STREAM_TYPE), _NO_STORE, (b"x-accel-buffering", b"no")]
+async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes], kind: bytes) -> None:
+    headers = [(b"content-type", kind), _NO_STORE, (b"x-accel-buffering", b"no")]
     async with contextlib.aclosing(pieces):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         sending = asyncio.ensure_future(_send_pieces(send, pieces))

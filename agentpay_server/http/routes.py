@@ -58,6 +58,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     "accounts.transactions": Route(
         200, lambda s, c: s.history.list(c.principal, c.path["account_id"], c.query)
     ),
+    "accounts.history": Route(200, lambda s, c: s.history.list_all(c.principal, c.query)),
     "policies.get": Route(_policy, lambda s, c: s.policies.get(c.principal, c.path["account_id"])),
     "policies.put": Route(
         _policy,

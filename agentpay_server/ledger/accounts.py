@@ -37,7 +37,11 @@ _PARTIES: Final = select(accounts).where(
         accounts.c.usdc_token_account == bindparam("target"),
     )
 )
-PAGES: Final = ACCOUNTS.pages("operator_id", equal=("paused",))
+PAGES: Final = ACCOUNTS.pages(
+    "operator_id",
+    equal=("paused",),
+    filters={"name": (or_(accounts.c.name == bindparam("name"), accounts.c.handle == bindparam("name")),)},
+)
 _IS_SUSPENDED: Final = accounts.c.suspended_us.is_not(None)
 _BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
 _AFTER: Final = (

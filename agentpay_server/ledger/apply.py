@@ -117,6 +117,7 @@ def _entry(
     is_own = account is None or account.operator_id == outcome.operator_id
     values = attrs.asdict(entry, recurse=False)
     return EntryRecord(
+        operator_id=outcome.operator_id if account is None else account.operator_id,
         account_id=account_id,
         created_us=unit.now_us,
         **{

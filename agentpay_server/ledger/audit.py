@@ -16,6 +16,7 @@ from agentpay.contract import codec, json_text
 from agentpay.contract.console import AuditEntry, ListAudit
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AuditRecord
@@ -32,9 +33,7 @@ TRANSFER_FAILED: Final = "transfers.fail"
 SESSION_FAILED: Final = "sessions.fail"
 OPERATOR_CREATED: Final = "operators.create"
 
-LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
-UNKNOWN_DEBIT: Final = "account.unknown_debit"
-UNKNOWN_PAYOUT: Final = "session.unknown_payout"
+LANDED_AFTER_EXPIRY, UNKNOWN_DEBIT, UNKNOWN_PAYOUT = store.SUSPENDING
 
 UNPROMPTED: Final = frozenset(
     {
@@ -97,7 +96,12 @@ class AuditTrail:
         before = listing.before(query.cursor)
         about = None if query.account_id is None else f"%{query.account_id}%"
         rows, names = await self._context.database.read(
-            _named_entries, principal.operator_id, before, query.limit + 1, about
+            _named_entries,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            about=about,
+            **time_bounds.period(query.since, query.until),
         )
         return listing.page(
             rows,
@@ -108,9 +112,9 @@ class AuditTrail:
 
 
 def _named_entries(
-    connection: Connection, operator_id: str, before: int, count: int, about: str | None
+    connection: Connection, operator_id: str, before: int, count: int, /, **filters: object
 ) -> tuple[list[AuditRecord], dict[str, KeyName]]:
-    rows = store.PAGES(connection, operator_id, before, count, about=about)
+    rows = store.PAGES(connection, operator_id, before, count, **filters)
     return rows, key_store.names(connection, {row.key_id for row in rows if row.key_id is not None})
 
 
@@ -147,6 +151,14 @@ def record(
     )
     if not is_stored:
         raise unauthorized()
+
+
+def suspension(
+    connection: Connection, operator_id: str, account_id: str, suspended_us: int
+) -> AuditEntry | None:
+    """Return the entry of what suspended an account, or None if there is none."""
+    row = store.suspending(connection, operator_id, f"%{account_id}%", suspended_us)
+    return None if row is None else _entry(row, None)
 
 
 def given(**values: object) -> dict[str, object]:

@@ -2,8 +2,9 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, insert, or_, select
+from sqlalchemy import bindparam, insert, literal_column, or_, select
 
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import AuditRecord, api_keys, audit
@@ -11,17 +12,33 @@ from agentpay_server.ledger.key_store import is_alive
 
 ENTRIES: Final = Rows(AuditRecord, "seq")
 # What an entry is about is its subject, or in its JSON: a search of the text finds both.
+_ABOUT: Final = or_(
+    audit.c.subject.like(bindparam("about")),
+    audit.c.before.like(bindparam("about")),
+    audit.c.after.like(bindparam("about")),
+)
 PAGES: Final = ENTRIES.pages(
     "operator_id",
     filters={
-        "about": (
-            or_(
-                audit.c.subject.like(bindparam("about")),
-                audit.c.before.like(bindparam("about")),
-                audit.c.after.like(bindparam("about")),
-            ),
-        )
+        "since_us": time_bounds.after(audit),
+        "until_us": time_bounds.up_to(audit),
+        "about": (_ABOUT,),
     },
+)
+
+SUSPENDING: Final = ("transaction.landed_after_expiry", "account.unknown_debit", "session.unknown_payout")
+"""The actions that suspend an account."""
+
+_SUSPENDING: Final = (
+    select(audit)
+    .where(
+        audit.c.operator_id == bindparam("operator_id"),
+        audit.c.created_us >= bindparam("suspended_us"),
+        audit.c.action.in_([literal_column(f"'{action}'") for action in SUSPENDING]),
+        _ABOUT,
+    )
+    .order_by(audit.c.created_us, audit.c.seq)
+    .limit(1)
 )
 
 _COLUMNS: Final = tuple(column for column in audit.columns if column.name != "seq")
@@ -49,3 +66,9 @@ def insert_entry(connection: Connection, *, only_if_alive: bool = False, **value
         return connection.execute(_INSERT_IF_ALIVE, values).rowcount == 1
     connection.execute(_INSERT, values)
     return True
+
+
+def suspending(connection: Connection, operator_id: str, about: str, suspended_us: int) -> AuditRecord | None:
+    """Return the first entry since a moment of what suspends the account that `about` matches."""
+    values = {"operator_id": operator_id, "about": about, "suspended_us": suspended_us}
+    return ENTRIES.one(connection, _SUSPENDING, **values)

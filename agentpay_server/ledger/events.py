@@ -2,18 +2,36 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, select
+from sqlalchemy import bindparam, select, union_all
 
 from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import EventRecord, events
+from agentpay_server.ledger.finding import OPERATOR, SESSION_IDS, TRANSFER_IDS, Q
 
 EVENTS: Final = Rows(EventRecord, "event_id")
+_of_found = events.alias("of_found")
+_IS_OF_FOUND: Final = events.c.seq.in_(
+    union_all(
+        select(events.c.seq).where(events.c.event_id == Q),
+        *(
+            select(_of_found.c.seq).where(
+                _of_found.c.operator_id == OPERATOR, _of_found.c[identifier].in_(found)
+            )
+            for identifier, found in (("transfer_id", TRANSFER_IDS), ("session_id", SESSION_IDS))
+        ),
+    )
+)
 PAGES: Final = EVENTS.pages(
     "operator_id",
     equal=("type", "account_id", "transfer_id", "session_id"),
-    filters={"since_us": time_bounds.after(events), "until_us": time_bounds.up_to(events)},
+    filters={
+        "since_us": time_bounds.after(events),
+        "until_us": time_bounds.up_to(events),
+        "q": (_IS_OF_FOUND,),
+    },
+    few="q",
 )
 # Always true: the condition makes the engines use the index on `seq`.
 _NEWEST: Final = (

@@ -102,13 +102,18 @@ class Overview:
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
         name, counts = await self._context.database.read(_named_counts, principal.operator_id)
+        lamports: int | None = None
         try:
-            lamports: int | None = int((await self._treasury.read()).sol * LAMPORTS)
+            lamports = int((await self._treasury.read()).sol * LAMPORTS)
+            # The treasury is read without the sandbox's faults.
+            await self._context.chain.block_height()
+            is_reachable = True
         except ChainUnreachableError:
-            lamports = None
+            is_reachable = False
         return ConsoleSummary(
             operator_name=name,
             **counts,
+            is_chain_reachable=is_reachable,
             treasury_lamports=lamports,
             is_clock_manual=self._context.clock.is_manual,
             keeps_snapshots=self._keeps_snapshots,

@@ -1,11 +1,11 @@
 """Finds an operator's objects by text, and reports spend by hour or day (interface CO23, CO24)."""
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Final, TypeVar
 
 from agentpay.contract import codec
-from agentpay.contract.accounts import Account
+from agentpay.contract.console import AccountDetails
 from agentpay.contract.events import Event
 from agentpay.contract.search import (
     SPEND_PERIODS_MAX,
@@ -17,20 +17,22 @@ from agentpay.contract.search import (
     SpendReport,
 )
 from agentpay.contract.sessions import Session
+from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro
+from agentpay_server.database.tables import EntryRecord
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import search_store as store
-from agentpay_server.platform.clock import SECOND_US, from_us, to_us
+from agentpay_server.platform.clock import SECOND_US, end_of_millisecond_us, from_us
 from agentpay_server.platform.principals import Principal
 
 T = TypeVar("T")
 
-_AMOUNT: Final = re.compile(r"(\d{1,12})(?:\.(\d{1,6}))?(?: ?usdc)?\Z", re.ASCII | re.IGNORECASE)
 _HOUR_US: Final = 3600 * SECOND_US
+_MILLISECOND_END_US: Final = 999
 _PERIOD_US: Final = {SpendPeriod.HOUR: _HOUR_US, SpendPeriod.DAY: 24 * _HOUR_US}
-_DEFAULT_US: Final = {SpendPeriod.HOUR: 24 * _HOUR_US, SpendPeriod.DAY: 30 * 24 * _HOUR_US}
+_DEFAULT_PERIODS: Final = {SpendPeriod.HOUR: 24, SpendPeriod.DAY: 30}
 
 
 class SearchDesk:
@@ -40,33 +42,32 @@ class SearchDesk:
         self,
         context: Context,
         *,
-        accounts: Callable[[Principal, Sequence[str]], Awaitable[tuple[Account, ...]]],
+        accounts: Callable[[Principal, Sequence[str]], Awaitable[tuple[AccountDetails, ...]]],
         transfer: Callable[[Principal, str], Awaitable[Transfer]],
         session: Callable[[Principal, str], Awaitable[Session]],
+        entry: Callable[[EntryRecord], Transaction],
     ) -> None:
         self._context = context
         self._accounts = accounts
         self._transfer = transfer
         self._session = session
+        self._entry = entry
 
     async def search(self, principal: Principal, query: Search) -> SearchResult:
-        """Return up to `limit` objects of each kind.
-
-        Raises:
-            Problem: `chain_unavailable`, if accounts were found whose balance cannot be read.
-        """
-        accounts, transfers, sessions, events = await self._context.database.read(
-            store.find, principal.operator_id, query.q, _micro(query.q), query.limit
-        )
+        """Return up to `limit` objects of each kind."""
+        found = await self._context.database.read(store.find, principal.operator_id, query.q, query.limit)
+        parts_since_us = found.parts_since_us
         return SearchResult(
-            accounts=await self._accounts(principal, accounts) if accounts else (),
-            transfers=tuple([await self._transfer(principal, each) for each in transfers]),
-            sessions=tuple([await self._session(principal, each) for each in sessions]),
-            events=tuple(codec.structure(codec.parse_json(body.encode()), Event) for body in events),
+            accounts=await self._accounts(principal, found.accounts) if found.accounts else (),
+            transfers=tuple([await self._transfer(principal, each) for each in found.transfers]),
+            sessions=tuple([await self._session(principal, each) for each in found.sessions]),
+            deposits=tuple(map(self._entry, found.deposits)),
+            events=tuple(codec.structure(codec.parse_json(body.encode()), Event) for body in found.events),
+            parts_since=None if parts_since_us is None else from_us(parts_since_us),
         )
 
     async def spend(self, principal: Principal, query: ReadSpend) -> SpendReport:
-        """Return all periods from `since` to now, the newest 1,000 at most.
+        """Return all periods from `since` to `until`, the newest 1,000 at most.
 
         Raises:
             Problem: `not_found`: no such account of the operator.
@@ -75,11 +76,18 @@ class SearchDesk:
         if query.account_id is not None:
             await database.read(own_account, principal, query.account_id)
         bucket_us = _PERIOD_US[query.by]
-        since_us = now_us - _DEFAULT_US[query.by] if query.since is None else to_us(query.since)
-        last = now_us // bucket_us
-        first = max(since_us // bucket_us, last - SPEND_PERIODS_MAX + 1)
+        until_us = now_us if query.until is None else end_of_millisecond_us(query.until)
+        last = store.period_of(until_us, bucket_us)
+        if query.since is None:
+            first = last - _DEFAULT_PERIODS[query.by]
+            since_us = first * bucket_us + _MILLISECOND_END_US
+        else:
+            since_us = end_of_millisecond_us(query.since)
+            first = max(store.period_of(since_us + 1, bucket_us), last - SPEND_PERIODS_MAX + 1)
         spent, rejected = await database.read(
-            store.spend, principal.operator_id, query.account_id, first * bucket_us, bucket_us
+            partial(store.spend, since_us=since_us, until_us=until_us, bucket_us=bucket_us),
+            principal.operator_id,
+            query.account_id,
         )
         return SpendReport(
             data=tuple(
@@ -91,9 +99,3 @@ class SearchDesk:
                 for period in range(first, last + 1)
             )
         )
-
-
-def _micro(q: str) -> int | None:
-    """Return the amount that a text is, in micro-USDC."""
-    match = _AMOUNT.match(q)
-    return None if match is None else int(match[1]) * 1_000_000 + int((match[2] or "").ljust(6, "0"))

@@ -1,18 +1,19 @@
 """Statements that find an operator's objects by text, and that sum its spends by period.
 
-Exact identifiers use their indexes. Everything else is looked for in the newest rows only, so that a search
-costs the same however long the history is. Sums read the events of the time that they cover.
+Everything is looked for by an index, or among all accounts. Only parts of memos and origins have no index,
+and are looked for in the newest rows. Sums read the events of the time that they cover.
 """
 
 from collections.abc import Mapping
 from typing import Any, Final
 
+from attrs import frozen
 from sqlalchemy import (
     BigInteger,
     BindParameter,
     Column,
-    ColumnElement,
     Select,
+    Table,
     bindparam,
     func,
     literal_column,
@@ -21,136 +22,148 @@ from sqlalchemy import (
 )
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import accounts, events, payments, sessions, transfers
+from agentpay_server.database.tables import (
+    EntryRecord,
+    accounts,
+    entries,
+    events,
+    payments,
+    sessions,
+    transfers,
+)
+from agentpay_server.ledger import finding
+from agentpay_server.ledger.entries import ENTRIES
+from agentpay_server.ledger.finding import OPERATOR, Q
 
 NEWEST: Final = 10_000
-"""How many of the newest rows of each kind are searched for what has no index."""
+"""How many of the newest rows are searched for parts of memos and origins."""
 
-_Statements = Mapping[tuple[str, ...], Select[Any]]
-
-_OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
-_Q: Final[BindParameter[str]] = bindparam("q")
 _PATTERN: Final[BindParameter[str]] = bindparam("pattern")
-# No amount is negative, so -1 matches none.
-_AMOUNT: Final[BindParameter[int]] = bindparam("amount", type_=BigInteger)
+
+
+@frozen
+class _Statement:
+    """A statement, and the names of its parameters and constants."""
+
+    select: Select[Any]
+    names: frozenset[str]
+
+
+def _first(statement: Select[Any], table: Table) -> _Statement:
+    """Return the statement for the newest rows."""
+    limited = statement.order_by(table.c.seq.desc()).limit(bindparam("count"))
+    return _Statement(limited, frozenset(limited.compile().params))
+
+
+def _each(found: Select[Any], table: Table, conditions: Mapping[str, Any]) -> tuple[_Statement, ...]:
+    return tuple(_first(statement, table) for statement in finding.each(found, table, conditions))
 
 
 def _like(column: Column[Any]) -> Any:  # noqa: ANN401 - a condition
     return column.ilike(_PATTERN, escape="\\")
 
 
-def _first(statement: Select[Any], place: Column[Any]) -> Select[Any]:
-    return statement.order_by(place.desc()).limit(bindparam("count"))
+def _newest(table: Table) -> Any:  # noqa: ANN401 - an alias of its newest rows
+    rows = select(table).where(table.c.operator_id == OPERATOR).order_by(table.c.seq.desc())
+    return rows.limit(NEWEST).subquery()
 
 
-def _exactly(found: Column[Any], column: Column[Any]) -> Select[Any]:
-    table = column.table
-    return _first(select(found).where(table.c.operator_id == _OPERATOR, column == _Q), table.c.seq)
-
-
-def _newest(table: Any) -> Any:  # noqa: ANN401 - a table, and an alias of its newest rows
-    return (
-        select(table)
-        .where(table.c.operator_id == _OPERATOR)
-        .order_by(table.c.seq.desc())
-        .limit(NEWEST)
-        .subquery()
-    )
-
-
-# By what is searched, and the parameters that a statement has besides the operator and the count.
-_ACCOUNTS: Final[_Statements] = {
-    ("text", "q", "pattern"): _first(
+_transfers, _payments = map(_newest, (transfers, payments))
+_ACCOUNTS: Final = (
+    _first(
         select(accounts.c.account_id).where(
-            accounts.c.operator_id == _OPERATOR,
+            accounts.c.operator_id == OPERATOR,
             or_(
                 _like(accounts.c.name),
                 _like(accounts.c.handle),
-                accounts.c.account_id == _Q,
-                accounts.c.chain_address == _Q,
-                accounts.c.usdc_token_account == _Q,
+                accounts.c.account_id == Q,
+                accounts.c.chain_address == Q,
+                accounts.c.usdc_token_account == Q,
             ),
         ),
-        accounts.c.seq,
-    )
-}
-_transfers, _payments, _sessions, _events = map(_newest, (transfers, payments, sessions, events))
-_TRANSFERS: Final[_Statements] = {
-    ("identifier", "q"): _exactly(transfers.c.transfer_id, transfers.c.transfer_id),
-    ("idempotency key", "q"): _exactly(transfers.c.transfer_id, transfers.c.idempotency_key),
-    ("text", "q", "pattern", "amount"): _first(
-        select(_transfers.c.transfer_id).where(
-            or_(
-                _transfers.c.amount == _AMOUNT,
-                _like(_transfers.c.memo),
-                _transfers.c.to == _Q,
-                _transfers.c.account_id == _Q,
-                _transfers.c.tx_signature == _Q,
-            )
-        ),
-        _transfers.c.seq,
+        accounts,
     ),
-    ("origin", "pattern"): _first(
-        select(_payments.c.transfer_id).where(_like(_payments.c.origin)), _payments.c.seq
-    ),
-}
-# The channel of a payment, which has the identifier of the payment, is found as the payment.
-_PAYMENT_CHANNEL: Final[ColumnElement[str]] = literal_column("'x402_upto'")
-_SESSIONS: Final[_Statements] = {
-    ("identifier", "q"): _exactly(sessions.c.session_id, sessions.c.session_id).where(
-        sessions.c.protocol != _PAYMENT_CHANNEL
-    ),
-    ("idempotency key", "q"): _exactly(sessions.c.session_id, sessions.c.idempotency_key).where(
-        sessions.c.protocol != _PAYMENT_CHANNEL
-    ),
-    ("text", "q", "amount"): _first(
-        select(_sessions.c.session_id).where(
-            _sessions.c.protocol != _PAYMENT_CHANNEL,
-            or_(
-                _sessions.c.cap == _AMOUNT,
-                _sessions.c.to == _Q,
-                _sessions.c.account_id == _Q,
-                _sessions.c.tx_signature == _Q,
-                _sessions.c.settlement_tx_signature == _Q,
-            ),
-        ),
-        _sessions.c.seq,
-    ),
-}
-_EVENTS: Final[_Statements] = {
-    ("identifier", "q"): _exactly(events.c.body, events.c.event_id),
-    ("transfer", "q"): _exactly(events.c.body, events.c.transfer_id),
-    ("session", "q"): _exactly(events.c.body, events.c.session_id),
-    ("type", "q"): _first(select(_events.c.body).where(_events.c.type == _Q), _events.c.seq),
-}
+)
+_PARTS: Final = (
+    _first(select(_transfers.c.transfer_id).where(_like(_transfers.c.memo)), _transfers),
+    _first(select(_payments.c.transfer_id).where(_like(_payments.c.origin)), _payments),
+)
+_TRANSFERS: Final = (*_each(select(transfers.c.transfer_id), transfers, finding.TRANSFERS), *_PARTS)
+_SESSIONS: Final = _each(select(sessions.c.session_id).where(finding.IS_SESSION), sessions, finding.SESSIONS)
+_DEPOSITS: Final = _each(select(entries).where(finding.IS_DEPOSIT), entries, finding.DEPOSITS)
+_EVENTS: Final = _each(
+    select(events.c.body),
+    events,
+    {name: events.c[name] == Q for name in ("event_id", "transfer_id", "session_id", "type")},
+)
+_OLDEST_OF_NEWEST: Final = (
+    select(transfers.c.created_us)
+    .where(transfers.c.operator_id == OPERATOR)
+    .order_by(transfers.c.seq.desc())
+    .offset(NEWEST)
+    .limit(1)
+)
 
 
-def find(
-    connection: Connection, operator_id: str, q: str, amount_micro: int | None, count: int
-) -> tuple[list[str], list[str], list[str], list[str]]:
-    """Return identifiers of accounts, transfers and sessions, and bodies of events: `count` of each."""
+@frozen(kw_only=True)
+class Found:
+    """What a text finds: identifiers, deposits, and bodies of events.
+
+    Attributes:
+        parts_since_us: until when parts of memos and origins were not looked for; None if in all.
+    """
+
+    accounts: list[str]
+    transfers: list[str]
+    sessions: list[str]
+    deposits: list[EntryRecord]
+    events: list[str]
+    parts_since_us: int | None
+
+
+def find(connection: Connection, operator_id: str, q: str, count: int) -> Found:
+    """Return `count` of each kind, newest first for each way to find it."""
     escaped = q.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
-    values = {"q": q, "pattern": f"%{escaped}%", "amount": -1 if amount_micro is None else amount_micro}
+    values = {**finding.values(q), "pattern": f"%{escaped}%", "operator_id": operator_id, "count": count}
 
-    def first(statements: _Statements) -> list[str]:
-        found: dict[str, None] = {}
-        for (_, *names), statement in statements.items():
+    def first(statements: tuple[_Statement, ...]) -> list[Any]:
+        found: dict[Any, Any] = {}
+        for statement in statements:
             if len(found) < count:
-                given = {"operator_id": operator_id, "count": count, **{name: values[name] for name in names}}
-                found |= dict.fromkeys(str(row[0]) for row in connection.execute(statement, given))
-        return list(found)[:count]
+                given = {name: values[name] for name in values.keys() & statement.names}
+                found |= {row[0]: row for row in connection.execute(statement.select, given)}
+        return list(found.values())[:count]
 
-    return first(_ACCOUNTS), first(_TRANSFERS), first(_SESSIONS), first(_EVENTS)
+    oldest = connection.execute(_OLDEST_OF_NEWEST, {"operator_id": operator_id}).scalar_one_or_none()
+    return Found(
+        accounts=[row[0] for row in first(_ACCOUNTS)],
+        transfers=[row[0] for row in first(_TRANSFERS)],
+        sessions=[row[0] for row in first(_SESSIONS)],
+        deposits=[ENTRIES.record(row) for row in first(_DEPOSITS)],
+        events=[row[0] for row in first(_EVENTS)],
+        parts_since_us=oldest,
+    )
 
 
 _BUCKET: Final[BindParameter[int]] = bindparam("bucket_us", type_=BigInteger)
-_PERIOD: Final = (events.c.created_us // _BUCKET).label("period")
+
+
+def period_of(moment_us: Any, bucket_us: Any) -> Any:  # noqa: ANN401 - a number, or a column
+    """Return the number of the period since 1970 that a moment belongs to.
+
+    A period has what is after its start, up to and including its end, each to the millisecond that is shown.
+    """
+    return (moment_us - 1_000) // bucket_us
+
+
+_PERIOD: Final = period_of(events.c.created_us, _BUCKET).label("period")
 
 
 def _by_period(total: Any, kind: str) -> Any:  # noqa: ANN401 - an aggregate, and its statement
     statement = select(_PERIOD, total).where(
-        events.c.operator_id == _OPERATOR,
-        events.c.created_us >= bindparam("start_us", type_=BigInteger),
+        events.c.operator_id == OPERATOR,
+        events.c.created_us > bindparam("since_us", type_=BigInteger),
+        events.c.created_us <= bindparam("until_us", type_=BigInteger),
         events.c.type == literal_column(f"'{kind}'"),
     )
     return statement.group_by(literal_column("1"))
@@ -177,10 +190,21 @@ _REJECTED_OF_ONE: Final = _of_account(_REJECTED)
 
 
 def spend(
-    connection: Connection, operator_id: str, account_id: str | None, start_us: int, bucket_us: int
+    connection: Connection,
+    operator_id: str,
+    account_id: str | None,
+    *,
+    since_us: int,
+    until_us: int,
+    bucket_us: int,
 ) -> tuple[dict[int, int], dict[int, int]]:
     """Return settled micro-USDC and the number of rejections, by the number of the period since 1970."""
-    values: dict[str, object] = {"operator_id": operator_id, "start_us": start_us, "bucket_us": bucket_us}
+    values: dict[str, object] = {
+        "operator_id": operator_id,
+        "since_us": since_us,
+        "until_us": until_us,
+        "bucket_us": bucket_us,
+    }
     if account_id is not None:
         values["account_id"] = account_id
     spent, rejected = (_SPENT, _REJECTED) if account_id is None else (_SPENT_BY_ONE, _REJECTED_OF_ONE)

@@ -28,10 +28,10 @@ from agentpay_server.payments.channels.session_payments import SessionPayments, 
 from agentpay_server.payments.channels.store import Step
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.responses import to_response
-from agentpay_server.platform.clock import end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.service import own_transfer
+from agentpay_server.transfers.store import period
 
 _Listed = Step | tuple[TransferRecord, PaymentRow]
 
@@ -86,18 +86,18 @@ class Payments:
             principal.require_account(query.account_id, LIST_PAYMENTS.operation)
         listing = List("payments", principal.account_id or principal.operator_id)
         before, count = listing.before(query.cursor), query.limit + 1
+        within = period(query.since, query.until)
         given: dict[str, object] = {
             "account_id": principal.account_id or query.account_id,
             "origin": query.origin,
             "idempotency_key": query.idempotency_key,
-            "since_us": None if query.since is None else end_of_millisecond_us(query.since),
         }
         rows: list[_Listed] = []
         if query.idempotency_key is not None and query.status is None and query.transfer_id is None:
-            steps = await self._database.read(
-                channel_store.steps, principal.operator_id, before, count, **given
+            bounds = {name: within.get(name) for name in ("since_us", "until_us")}
+            rows += await self._database.read(
+                channel_store.steps, principal.operator_id, before, count, **given, **bounds
             )
-            rows += steps
         if len(rows) < count:
             rows += await self._database.read(
                 store.PAGES,
@@ -107,6 +107,7 @@ class Payments:
                 status=query.status,
                 transfer_id=query.transfer_id,
                 **given,
+                **within,
             )
         return listing.page(
             rows,

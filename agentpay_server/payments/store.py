@@ -18,7 +18,7 @@ from agentpay_server.database.tables import (
     transfers,
 )
 from agentpay_server.ledger.transactions import Kind, State
-from agentpay_server.transfers.store import TRANSFERS
+from agentpay_server.transfers.store import PERIOD, TRANSFERS
 
 
 @frozen(kw_only=True)
@@ -65,7 +65,7 @@ PAGES: Final = Pages(
             transfers.c.operator_id == payments.c.operator_id,
             transfers.c.idempotency_key == bindparam("idempotency_key"),
         ),
-        "since_us": (transfers.c.created_us > bindparam("since_us"),),
+        **PERIOD,
     },
     few="idempotency_key",
 )

@@ -13,6 +13,7 @@ from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Decided, SpendUnit
 from agentpay_server.ledger import audit, idempotency_keys, key_totals
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.finding import memo_key
 from agentpay_server.ledger.idempotency import KeyHolder
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.key_totals import LimitedKey
@@ -94,6 +95,7 @@ class NewSpend(TransferIntent):
             approval_expires_us=approval_expires_us,
             payment_digest=terms.payment_digest,
             splits=store.splits_text(terms.splits),
+            memo_key=None if terms.memo is None else memo_key(terms.memo),
             **decision.columns(now_us),
         )
         store.TRANSFERS.insert(connection, record)

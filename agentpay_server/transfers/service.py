@@ -7,7 +7,6 @@ balance. This module checks the idempotency key, has the transfer authorized and
 
 import asyncio
 from functools import partial
-from typing import Final
 
 import attrs
 from attrs import frozen
@@ -28,18 +27,13 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict, judge, perform
 from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
-from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import NewTransfer, key_holder_of, terms_of
 from agentpay_server.transfers.intents import TransferIntent
 from agentpay_server.transfers.responses import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
-
-_CLOCKS_APART_US: Final = HOUR_US
-"""Tolerated clock difference between servers: a list since a time misses no transfer within it."""
 
 
 @frozen(kw_only=True)
@@ -151,10 +145,6 @@ class Transfers:
         if query.account_id is not None:
             principal.require_account(query.account_id, LIST_TRANSFERS.operation)
         listing = List("transfers", principal.account_id or principal.operator_id)
-        since: dict[str, object] = {}
-        if query.since is not None:
-            since_us = since["since_us"] = end_of_millisecond_us(query.since)
-            since["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
         rows = await self._database.read(
             store.PAGES,
             principal.operator_id,
@@ -163,7 +153,7 @@ class Transfers:
             account_id=principal.account_id or query.account_id,
             status=query.status,
             idempotency_key=query.idempotency_key,
-            **since,
+            **store.period(query.since, query.until),
         )
         return listing.page(
             rows, query.limit, seq=lambda row: row.seq, item=lambda row: to_response(row, self._chain)

@@ -2,14 +2,18 @@
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
-from sqlalchemy import bindparam, func, literal_column, or_, select
+from sqlalchemy import BigInteger, bindparam, func, literal, literal_column, or_, select
 
+from agentpay.contract import identifiers
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import TransferRecord, transfers
+from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
+from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers.rules import Split
 
 TRANSFERS: Final = Rows(TransferRecord, "transfer_id")
@@ -28,25 +32,41 @@ _PENDING_OF_KEY: Final = select(func.count()).where(transfers.c.key_id == bindpa
 PENDING: Final = TRANSFERS.pages("operator_id", _IS_PENDING)
 """An operator's transfers that are pending approval."""
 
+_near = transfers.alias("near")
+
 # Identifiers begin with their creation time. So the last possible identifier of a time separates earlier
 # transfers from later ones, without a scan.
 _LAST_BEFORE: Final = (
-    select(transfers.c.seq)
-    .where(transfers.c.transfer_id < bindparam("before_id"))
-    .order_by(transfers.c.transfer_id.desc())
+    select(_near.c.seq)
+    .where(_near.c.transfer_id < bindparam("before_id"))
+    .order_by(_near.c.transfer_id.desc())
     .limit(1)
     .scalar_subquery()
 )
+_FIRST_AFTER: Final = (
+    select(_near.c.seq)
+    .where(_near.c.transfer_id > bindparam("after_id"))
+    .order_by(_near.c.transfer_id)
+    .limit(1)
+    .scalar_subquery()
+)
+_CLOCKS_APART_US: Final = HOUR_US
+"""Tolerated clock difference between servers: a list of a period misses no transfer within it."""
+PERIOD: Final = {
+    "since_us": (
+        transfers.c.created_us > bindparam("since_us"),
+        transfers.c.seq > func.coalesce(_LAST_BEFORE, 0),
+    ),
+    "until_us": (
+        transfers.c.created_us <= bindparam("until_us"),
+        transfers.c.seq < func.coalesce(_FIRST_AFTER, literal(2**63 - 1, BigInteger)),
+    ),
+}
+"""Filters of lists of transfers and payments; `period` returns their parameters."""
 PAGES: Final = TRANSFERS.pages(
     "operator_id",
     equal=("account_id", "status", "idempotency_key"),
-    filters={
-        # An exclusive bound of the creation time; requires `before_id`, an upper bound of older identifiers.
-        "since_us": (
-            transfers.c.created_us > bindparam("since_us"),
-            transfers.c.seq > func.coalesce(_LAST_BEFORE, 0),
-        )
-    },
+    filters=PERIOD,
 )
 _DUE: Final = func.min(transfers.c.approval_expires_us)
 # Each subquery uses its own partial index.
@@ -61,6 +81,18 @@ _EXPIRED: Final = tuple(
     .with_for_update(skip_locked=True)
     for waits in (_IS_PENDING, _IS_APPROVED)
 )
+
+
+def period(since: datetime | None, until: datetime | None) -> dict[str, object]:
+    """Return the parameters for transfers after `since`, up to and including `until`."""
+    given: dict[str, object] = {}
+    if since is not None:
+        since_us = given["since_us"] = end_of_millisecond_us(since)
+        given["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
+    if until is not None:
+        until_us = given["until_us"] = end_of_millisecond_us(until)
+        given["after_id"] = earliest_identifier(identifiers.TRANSFER, until_us + 1 + _CLOCKS_APART_US)
+    return given
 
 
 def splits_text(splits: Sequence[Split]) -> str | None:

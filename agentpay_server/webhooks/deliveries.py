@@ -23,10 +23,11 @@ from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AttemptRecord, DeliveryRecord, EventRecord
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, finding
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger import events as event_store
 from agentpay_server.ledger import webhooks as webhook_store
@@ -78,6 +79,7 @@ class Deliveries:
             before,
             query.limit + 1,
             **_filters(query, "type", "account_id", "transfer_id", "session_id"),
+            **({} if query.q is None else finding.values(query.q)),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
@@ -266,10 +268,7 @@ class Deliveries:
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(query, name) for name in names}
-    return values | {
-        f"{name}_us": None if moment is None else to_us(moment)
-        for name, moment in (("since", query.since), ("until", query.until))
-    }
+    return values | time_bounds.period(query.since, query.until)
 
 
 def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:

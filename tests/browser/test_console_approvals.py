@@ -110,7 +110,7 @@ def test_approval_works_with_the_keyboard_only_and_enter_alone_pays_nothing(
 def test_letters_do_nothing_while_typing(server: AgentPayServer, console: Console) -> None:
     transfer = waiting(server)
     tab = console.open("timeline")
-    contains = tab.get_by_label("Contains")
+    contains = tab.get_by_label("Find")
     contains.focus()
     tab.keyboard.type("ga?")
     expect(contains).to_have_value("ga?")

@@ -165,7 +165,7 @@ def test_search_finds_each_kind_of_thing_with_the_keyboard_alone(
         "AP1": f"transfers/{transfer.transfer_id}",
         "21.2": f"transfers/{transfer.transfer_id}",
         session.session_id: f"sessions/{session.session_id}",
-        "session.opened": "timeline?id=",
+        "session.opened": "timeline?q=",
     }.items():
         tab = console.open("sessions")
         tab.keyboard.press("/")
@@ -180,7 +180,7 @@ def test_search_finds_each_kind_of_thing_with_the_keyboard_alone(
 
 def test_an_empty_result_of_a_filter_says_so(server: AgentPayServer, console: Console) -> None:
     waiting(server)
-    tab = console.open("timeline?status=settled")
+    tab = console.open("timeline?type=transfer.settled")
     expect(tab.locator(".empty")).to_contain_text("Nothing matches these filters.")
     tab.get_by_role("link", name="Clear the filters").click()
     expect(tab.locator("[data-row]")).to_have_count(1)
@@ -245,7 +245,9 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     tab.get_by_role("option", name="Shop").click()
     tab.get_by_label("USDC", exact=True).fill("2")
     confirm(tab, "Check")
-    expect(tab.get_by_role("dialog")).to_contain_text("The policy allows it.")
+    expect(tab.get_by_role("dialog", name="Move 2.00 USDC from Buyer to Shop?")).to_contain_text(
+        "The policy allows it."
+    )
     confirm(tab, "Move 2.00 USDC")
     says(tab, "2.00 USDC: settled.")
     assert str(server.client().accounts.balance(account_id).balance_usdc) == "48.000000"
@@ -255,7 +257,8 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     tab.get_by_label("USDC", exact=True).fill("20")
     confirm(tab, "Check")
     expect(tab.get_by_role("dialog")).to_contain_text("max_daily_spend")
-    confirm(tab, "Close")
+    expect(tab.get_by_label("USDC", exact=True)).to_have_value("20")
+    confirm(tab, "Cancel")
     tab.get_by_role("button", name="Pause…").click()
     expect(tab.get_by_role("dialog")).to_contain_text("Pause Buyer?")
     confirm(tab, "Pause")
@@ -263,16 +266,87 @@ def test_an_account_is_created_funded_limited_paid_from_and_paused(
     assert server.client().policies.get(account_id).paused
 
 
-def test_signing_is_allowed_where_its_warning_stands(server: AgentPayServer, console: Console) -> None:
-
-    account_id = server.client().accounts.create(name="Stopped").account_id
-    money.change(server, "accounts", {"suspended_us": 1}, account_id=account_id)
-    tab = console.open(f"accounts/{account_id}")
-    expect(tab.locator("div.problem")).to_contain_text("Signing is suspended")
-    tab.get_by_role("button", name="Allow signing…").click()
-    confirm(tab, "Allow signing")
-    says(tab, "Signing is allowed.")
+def test_pause_explanation_and_way_out_are_reachable_when_everything_is_down(
+    server: AgentPayServer, console: Console
+) -> None:
+    """An account is suspended, the webhook does not respond, and then the chain goes away."""
+    transfer = waiting(server)
+    client, account_id = server.client(), transfer.from_
+    client.webhooks.create(url="http://127.0.0.1:1/", events=["transfer.settled"])
+    client.transfers.create(from_=account_id, to=transfer.to, amount=1)
+    # Behind the back of the service, which finds the debit when it looks.
+    payer, payee = client.accounts.get(account_id), client.accounts.get(transfer.to)
+    signature = money.suspend(server, payer, payee, 2_000_000)
+    server.sandbox.clock.advance(0)
+    tab = console.open()
+    expect(tab.locator(".state")).to_have_text("Live")
+    server.sandbox.set_fault("chain_down")
+    console.go(tab, "overview?by=day")
+    expect(tab.locator(".state")).to_have_text("No chain")
+    expect(tab.locator(".rows > li", has_text="Travel desk")).to_contain_text("suspended")
+    expect(tab.locator(".rows > li", has_text="Travel desk")).to_contain_text("unknown")
+    find(tab, "travel")
+    problem = tab.locator("div.problem")
+    expect(problem).to_contain_text("USDC left the account in a transaction that this server does not know.")
+    expect(problem).to_contain_text(f"agentpay accounts unblock {account_id}")
+    expect(problem).to_contain_text(signature)
+    expect(tab.locator(".badge").first).to_have_text("suspended")
+    expect(problem.get_by_role("link", name="Audit trail")).to_have_attribute(
+        "href", f"#/access/audit?account_id={account_id}"
+    )
+    tab.get_by_role("button", name="Pause…").click()
+    confirm(tab, "Pause")
+    says(tab, "Travel desk is paused.")
+    assert server.client().policies.get(account_id).paused
+    console.go(tab, "deliveries?status=retrying")
+    expect(tab.locator("[data-row]").first).to_contain_text("transfer.settled")
+    tab.go_back()
+    tab.get_by_role("button", name="Unblock…").click()
+    confirm(tab, "Unblock")
+    says(tab, "Travel desk signs again.")
     assert server.client().accounts.details(account_id).signing_stopped_at is None
+
+
+def test_a_refused_form_keeps_what_was_typed_and_a_secret_stays(
+    server: AgentPayServer, console: Console
+) -> None:
+    waiting(server)
+    console.expects_failures = True
+    tab = console.open("access")
+    tab.get_by_role("button", name="New agent key…").click()
+    tab.get_by_label("Account").fill("travel")
+    tab.get_by_role("option", name="Travel desk").click()
+    tab.get_by_label("Name").fill("Booker")
+    seconds = tab.get_by_label("Expires after seconds")
+    seconds.fill("31536001")
+    confirm(tab, "Create")
+    expect(tab.locator(".field", has=seconds)).to_contain_text("must be an integer from 1 to 31536000")
+    expect(seconds).to_be_focused()
+    expect(tab.get_by_label("Name")).to_have_value("Booker")
+    seconds.fill("3600")
+    confirm(tab, "Create")
+    secret = tab.locator(".secret code")
+    expect(secret).to_contain_text("ap_agent_")
+    for _ in range(3):
+        tab.keyboard.press("Escape")
+    expect(secret).to_be_visible()
+    tab.get_by_role("button", name="I have stored it").click()
+    expect(tab.get_by_role("dialog")).to_have_count(0)
+    (key,) = server.client().agent_keys.list()
+    assert key.name == "Booker"
+
+
+def test_a_deposit_shows_its_sender_its_signature_and_a_link(
+    server: AgentPayServer, console: Console
+) -> None:
+    transfer = waiting(server, "1.5")
+    tab = console.open(f"accounts/{transfer.to}")
+    row = tab.locator(".rows > li", has_text="deposit")
+    expect(row).to_contain_text("from Travel desk")
+    assert transfer.tx_signature is not None
+    expect(row.locator("code")).to_have_attribute("title", transfer.tx_signature)
+    link = row.get_by_role("link", name="Explorer")
+    expect(link).to_have_count(0 if transfer.chain_explorer_url is None else 1)
 
 
 @BOTH
@@ -336,7 +410,7 @@ def test_a_refusal_names_its_rule_and_a_payment_is_followed_to_its_delivery(
         server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=151)
     paid = server.client().transfers.create(from_=transfer.from_, to=transfer.to, amount=2)
     server.sandbox.clock.advance(0)
-    tab = console.open("timeline?status=rejected", size=size)
+    tab = console.open("timeline?type=transfer.rejected", size=size)
     tab.locator("[data-row] summary").first.click()
     tab.locator("[data-row]").get_by_role("link", name="Open").click()
     expect(tab.locator(".outcome")).to_contain_text("max_daily_spend is 150.000000 USDC")
@@ -423,11 +497,12 @@ def test_a_list_is_exported_whole_as_csv_and_json(
     for kind in ("CSV", "JSON"):
         with tab.expect_download() as downloading:
             tab.get_by_role("button", name=f"Export as {kind}").click()
-            says(tab, " exported.")
-        path = tmp_path / f"accounts.{kind.lower()}"
+        path = tmp_path / downloading.value.suggested_filename
         downloading.value.save_as(path)
         text = path.read_text()
-        rows = list(csv.DictReader(io.StringIO(text))) if kind == "CSV" else json.loads(text)
+        is_csv = path.name == "accounts.csv"
+        rows = list(csv.DictReader(io.StringIO(text))) if is_csv else list(map(json.loads, text.splitlines()))
+        says(tab, f"{path.name} is complete.")
         assert len(rows) >= ACCOUNTS
         assert "Oldest" in {row["name"] for row in rows}
 

@@ -186,10 +186,10 @@ def test_filters_and_a_link_lead_to_earlier_pages_of_the_timeline(
     tab.go_back()
     expect(rows).to_have_count(25)
     for asked in (
-        f"id={refused}",
-        "status=rejected",
-        f"id={refused}&status=rejected",
-        f"id={account_id}&status=rejected",
+        f"q={refused}&type=transfer.rejected",
+        f"q={account_id}&type=transfer.rejected",
+        "q=policy_violation",
+        "type=transfer.rejected",
     ):
         console.go(tab, f"timeline?{asked}")
         expect(rows).to_have_text([re.compile("rejected.*Buyer → Shop.*11.00")])
@@ -201,7 +201,7 @@ def test_filters_and_a_link_lead_to_earlier_pages_of_the_timeline(
     expect(tab.get_by_label("Account")).to_have_value("Buyer")
     console.go(tab, "timeline?type=session.opened")
     expect(rows).to_have_count(1)
-    console.go(tab, "timeline?id=txn_unknown")
+    console.go(tab, "timeline?q=txn_unknown")
     expect(tab.locator(".empty")).to_be_visible()
 
 
@@ -371,7 +371,7 @@ def test_the_test_bench_builds_scenes_by_name_and_by_text(server: AgentPayServer
 def test_an_address_that_means_nothing_leaves_the_console_usable(console: Console) -> None:
     console.expects_failures = True
     tab = console.open()
-    for page in ("transfers/%", "timeline?since=soon", "timeline?id=constructor_1"):
+    for page in ("transfers/%", "timeline?since=soon", "timeline?q=constructor_1"):
         tab.evaluate("page => { location.hash = `#/${page}`; }", page)
         tab.reload()
         expect(tab.locator("p.problem:visible, .empty:visible")).to_have_count(1)
@@ -402,7 +402,7 @@ def test_the_timeline_goes_back_to_a_saved_point(
     expect(tab.locator(".rows > li")).to_have_text(rows[1:])
     assert str(client.accounts.balance(shop).balance_usdc) == "2.000000"
     # A filtered list shows only matching rows.
-    console.go(tab, "timeline?status=settled")
+    console.go(tab, "timeline?type=transfer.settled")
     expect(tab.locator(".rows > li")).to_have_text(rows[2:])
 
 
@@ -437,7 +437,7 @@ def test_markup_in_data_is_shown_as_text_and_hidden_or_reordering_characters_as_
     session = next(iter(server.sessions.list())).session_id
     pages = ["overview", "approvals", "timeline", "deliveries", "sessions", "bench"]
     pages += ["access", "access/operators", "access/webhooks", "access/audit"]
-    pages += [f"transfers/{hostile}", f"accounts/{account}", f"sessions/{session}", f"timeline?id={MARKUP}"]
+    pages += [f"transfers/{hostile}", f"accounts/{account}", f"sessions/{session}", f"timeline?q={MARKUP}"]
     seen = 0
     for page in pages:
         console.go(tab, page)

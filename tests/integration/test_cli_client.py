@@ -1,15 +1,18 @@
 """`agentpay`: every resource, by name, and in the forms that scripts read."""
 
+import csv
+import io
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from operator import itemgetter
 from types import SimpleNamespace
 
 import click
+import money
 import pytest
 import respx
 from click.testing import CliRunner
@@ -17,7 +20,7 @@ from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
 
-from agentpay import Account, AgentPay, Payment, testing
+from agentpay import AccountDetails, AgentPay, ChainUnavailableError, Payment, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.columns import Column, Show
 from agentpay.cli.output import Output
@@ -263,7 +266,7 @@ def test_a_session_is_opened_charged_and_closed(agentpay: CommandLine, funded: F
 
 def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
     """The exchange is exact here: that sellers are paid is tested where payments are."""
-    account = testing.make(Account, name="Payer")
+    account = testing.make(AccountDetails, name="Payer")
     payment = testing.make(
         Payment, status="settled", account_id=account.account_id, origin="https://api.example"
     )
@@ -276,7 +279,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
     runner = CliRunner(env=environment)
     with respx.mock(base_url="https://pay.example") as service:
         listed = service.get("/ext/v1/payments").respond(json=page)
-        service.get("/v1/accounts").respond(
+        service.get("/ext/v1/console/accounts").respond(
             json={"data": [account.to_dict()], "cursor": "", "has_more": False}
         )
         service.get(f"/ext/v1/payments/{payment.transfer_id}").respond(json=payment.to_dict())
@@ -479,6 +482,67 @@ def test_quiet_policy_output_is_the_account_identifier(agentpay: CommandLine, fu
     assert agentpay.shown("accounts", "policy", "Payer", "--pause", "--quiet") == f"{account_id}\n"
 
 
+def test_an_outage_of_the_chain_stops_neither_a_pause_nor_a_list(
+    server: AgentPayServer, client: AgentPay, agentpay: CommandLine, funded: Funded
+) -> None:
+    account_id = funded(name="Buyer").account_id
+    server.sandbox.set_fault("chain_down")
+    for read in (client.accounts.get, client.accounts.balance):
+        with pytest.raises(ChainUnavailableError):
+            read(account_id, max_retries=0)
+    (listed,) = agentpay.items("accounts", "list")
+    assert (listed["account_id"], listed["balance_usdc"], listed["status"]) == (account_id, None, "active")
+    assert "Buyer" in agentpay.shown("search", "buyer")
+    assert agentpay.json("accounts", "policy", "@buyer", "--pause")["paused"] is True
+    assert agentpay.json("accounts", "get", "Buyer")["status"] == "paused"
+    assert not client.summary().is_chain_reachable
+
+
+def test_a_suspended_account_says_why_and_is_unblocked(
+    server: AgentPayServer, agentpay: CommandLine, funded: Funded
+) -> None:
+    payer, payee = funded("10", name="Buyer"), funded("1", name="Shop")
+    signature = money.suspend(server, payer, payee, 2_000_000)
+    assert "suspended" in agentpay.shown("accounts", "list")
+    found = agentpay.json("accounts", "get", "Buyer")
+    assert found["signing_stopped_at"] is not None
+    assert found["suspension"] == {
+        "cause": "unknown_debit",
+        "subject": payer.account_id,
+        "tx_signature": signature,
+        "chain_explorer_url": found["suspension"]["chain_explorer_url"],
+    }
+    unblocked = agentpay.json("accounts", "unblock", "Buyer")
+    assert (unblocked["signing_stopped_at"], unblocked["suspension"]) == (None, None)
+
+
+def test_a_list_as_csv_is_whole_and_within_its_period(
+    server: AgentPayServer, client: AgentPay, agentpay: CommandLine, funded: Funded
+) -> None:
+    payer, payee = funded("10", name="=Buyer"), client.accounts.create(name="Shop")
+    began = server.sandbox.clock.now()
+    for number in range(3):
+        server.sandbox.clock.advance(60)
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=number + 1)
+    first, last = (format_timestamp(began + timedelta(minutes=minutes)) for minutes in (1, 3))
+
+    def amounts(*command: str) -> list[str]:
+        rows = csv.DictReader(io.StringIO(agentpay.shown(*command, "--csv")))
+        return [row.get("amount_usdc") or row["name"] for row in rows]
+
+    for listed in (("transfers", "list"), ("accounts", "history", "=Buyer")):
+        assert amounts(*listed, "--since", first, "--until", last) == ["3.000000", "2.000000"]
+        assert amounts(*listed, "--until", first)[0] == "1.000000"
+        assert amounts(*listed, "--limit", "1") == ["3.000000"]
+    # As a server of the version before wrote it during an upgrade.
+    money.change(server, "entries", {"operator_id": ""}, amount=3_000_000)
+    assert amounts("accounts", "history", "=Buyer", "--since", first) == ["3.000000", "2.000000"]
+    assert amounts("accounts", "list", "--until", first) == ["Shop", "'=Buyer"]
+    assert amounts("accounts", "list", "--since", first) == []
+    assert agentpay.unwritten("transfers", "list", "--csv")[0] == 3
+    assert agentpay.run("transfers", "list", "--csv", "--json").exit_code == 2
+
+
 def test_help_is_not_cut_off_at_80_columns() -> None:
     groups = {path[:-1] for path, _ in every_command(server_main)}
     for path in groups:
@@ -538,7 +602,7 @@ def test_following_continues_when_the_server_is_back(
         nonlocal looks
         looks += 1
         if looks == 1:
-            server.sandbox.set_fault("http:GET /v1/accounts", effect="internal_error")
+            server.sandbox.set_fault("http:GET /ext/v1/console/accounts", effect="internal_error")
         if looks == 2:
             server.sandbox.clear_faults()
             client.accounts.create(name="Later")

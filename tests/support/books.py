@@ -6,7 +6,7 @@ The schema is stored, and outlives the modules that declare it.
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Select, Table, select, update
+from sqlalchemy import Select, Table, insert, select, update
 
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
@@ -42,5 +42,15 @@ async def change(database: Database, table: str, changed: dict[str, Any], **wher
 
     def unit(connection: Connection) -> None:
         connection.execute(statement.values(changed))
+
+    await database.run(unit)
+
+
+async def add(database: Database, table: str, rows: list[dict[str, Any]]) -> None:
+    """Insert rows, which get new sequence numbers."""
+
+    def unit(connection: Connection) -> None:
+        new = [{name: value for name, value in row.items() if name != "seq"} for row in rows]
+        connection.execute(insert(tables.metadata.tables[table]), new)
 
     await database.run(unit)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import books
@@ -22,6 +23,7 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import TokenAccount
 from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.engine import unknown_debits
 from agentpay_server.ledger.context import Context
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 
@@ -236,3 +238,23 @@ def drain(server: AgentPayServer, source: Account, recipient: str, amount_micro:
         assert await outsiders.landed(context.chain, signature)
 
     on_owner(server, work)
+
+
+def suspend(server: AgentPayServer, source: Account, recipient: Account, amount_micro: int) -> str:
+    """Drain money from an account, and let the service find that. Returns the signature."""
+    raw = signed_elsewhere(server, source, recipient.usdc_token_account, amount_micro)
+    signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
+
+    async def work(context: Context) -> None:
+        await context.chain.send(raw)
+        assert await outsiders.landed(context.chain, signature)
+        post = partial(
+            unknown_debits.post,
+            amount_micro=amount_micro,
+            tx_signature=signature,
+            recipient=recipient.usdc_token_account,
+        )
+        await context.database.run(post, context, source.account_id)
+
+    on_owner(server, work)
+    return signature

@@ -82,7 +82,11 @@ class CounterRecord:
 counters: Final = table_of(CounterRecord)
 
 
-@row("audit", Index("ix_audit_operator", "operator_id", "seq"))
+@row(
+    "audit",
+    Index("ix_audit_operator", "operator_id", "seq"),
+    Index("ix_audit_time", "operator_id", "created_us", "seq"),
+)
 @frozen
 class AuditRecord:
     """An entry of the audit trail."""

@@ -17,6 +17,10 @@ from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where,
     Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
     Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
     Index("ix_transfers_requested_by", "key_id", "status", "amount"),
+    Index("ix_transfers_amount", "operator_id", "amount", "seq"),
+    Index("ix_transfers_payee", "operator_id", "to", "seq"),
+    index_where("memo_key IS NOT NULL", "ix_transfers_memo", "operator_id", "memo_key", "seq"),
+    index_where("error IS NOT NULL", "ix_transfers_error", "operator_id", "error", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending", "operator_id", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending_due", "approval_expires_us", "seq"),
     index_where("status = 'approved'", "ix_transfers_approved_due", "approval_expires_us", "seq"),
@@ -52,6 +56,8 @@ class TransferRecord:
     payment_digest: str | None = None
     # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
     splits: str | None = None
+    # The memo as it is looked for: case-folded UTF-8, which every engine orders by bytes.
+    memo_key: bytes | None = None
 
 
 transfers: Final = table_of(TransferRecord)
@@ -247,6 +253,12 @@ class ChainTransactionRecord:
     "entries",
     Index("ix_entries_account", "account_id", "seq"),
     Index("ix_entries_account_status", "account_id", "status", "seq"),
+    Index("ix_entries_operator", "operator_id", "seq"),
+    Index("ix_entries_operator_status", "operator_id", "status", "seq"),
+    Index("ix_entries_time", "operator_id", "created_us", "seq"),
+    index_where("tx_signature IS NOT NULL", "ix_entries_signature", "tx_signature"),
+    index_where("type = 'deposit'", "ix_entries_sender", "operator_id", "counterparty", "seq"),
+    index_where("type = 'deposit'", "ix_entries_amount", "operator_id", "amount", "seq"),
     # A deposit is posted once, however often it is reported.
     index_where("type = 'deposit'", "ux_entries_deposit", "account_id", "tx_signature", unique=True),
 )
@@ -269,6 +281,8 @@ class EntryRecord:
     session_id: str | None = None
     rejection_reason: str | None = None
     created_us: int
+    # The operator of the account.
+    operator_id: Annotated[str, {"server_default": ""}]
 
 
 chain_transactions: Final = table_of(ChainTransactionRecord)

@@ -12,6 +12,7 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, Seq, index_
     "events",
     Index("ix_events_operator", "operator_id", "seq"),
     Index("ix_events_account", "operator_id", "account_id", "seq"),
+    Index("ix_events_type", "operator_id", "type", "seq"),
     Index("ix_events_time", "operator_id", "created_us", "seq"),
     index_where("transfer_id IS NOT NULL", "ix_events_transfer", "operator_id", "transfer_id", "seq"),
     index_where("session_id IS NOT NULL", "ix_events_session", "operator_id", "session_id", "seq"),

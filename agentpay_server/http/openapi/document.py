@@ -9,6 +9,7 @@ from typing import Any, Final, get_args, get_origin
 import attrs
 
 from agentpay._version import __version__
+from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.events import EVENT_CLASSES
 from agentpay.contract.examples import Examples
@@ -16,6 +17,7 @@ from agentpay.contract.headers import Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
+from agentpay_server.http.exports import CSV, JSON_LINES, is_list
 from agentpay_server.http.openapi.errors import Errors
 from agentpay_server.http.openapi.parts import Headers, header_parameter, json_content
 
@@ -38,7 +40,9 @@ _EXTENSIONS: Final = {
     "title": "Agent Payment Account Service: extensions",
     "summary": "Features of the reference server: sessions, payments, the operator API, the sandbox.",
     "version": __version__,
-    "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them.",
+    "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them. "
+    "With `Accept: text/csv` or `application/jsonl`, a list is sent whole under its filters; an error closes "
+    "the connection before its end.",
     "license": {"name": "MIT", "identifier": "MIT"},
 }
 _TAGS: Final = {
@@ -250,6 +254,11 @@ class _Printer:
             }
             return answer
         answer["content"] = json_content(schema, {"example": example})
+        if is_list(endpoint):
+            lines = "".join(f"{json.dumps(each, default=_number)}\n" for each in example["data"])
+            heading = CsvPrinter(get_args(model)[0]).heading
+            for kind, text in ((CSV, heading), (JSON_LINES, lines)):
+                answer["content"][kind] = {"schema": {"type": "string"}, "example": text}
         if links := self._links(model):
             answer["links"] = links
         return answer

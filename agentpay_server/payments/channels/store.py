@@ -144,6 +144,7 @@ def _steps(select_: Select[Any], record: Callable[[Sequence[Any]], Step], table:
             **{name: (table.c[name] == bindparam(name),) for name in ("account_id", "idempotency_key")},
             "origin": (channels.c.origin == bindparam("origin"),),
             "since_us": (table.c.created_us > bindparam("since_us"),),
+            "until_us": (table.c.created_us <= bindparam("until_us"),),
         },
         few="idempotency_key",
     )

@@ -196,6 +196,7 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     chunks: list[bytes] = []
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     ended = asyncio.Event()
+    is_ended = False
 
     async def receive() -> Message:
         if messages:
@@ -204,17 +205,22 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        nonlocal status
+        nonlocal status, is_ended
         if message["type"] == "http.response.start":
             status = message["status"]
             headers.extend(message["headers"])
         else:
             chunks.append(message.get("body", b""))
+            is_ended = not message.get("more_body", False)
 
     try:
         await app(scope, receive, send)
     finally:
         ended.set()
+    if status and not is_ended:
+        raise httpx.RemoteProtocolError(
+            "Server disconnected before the end of its response.", request=request
+        )
     if not status:
         raise httpx.RemoteProtocolError("Server disconnected without sending a response.", request=request)
     return status, headers, b"".join(chunks)

@@ -51,6 +51,7 @@ def fitted(
     scene: Scene,
     account: AccountDetails,
     *,
+    balance_usdc: Decimal,
     thresholds_usdc: Sequence[Decimal],
     amount_usdc: Decimal | None = None,
 ) -> Scene:
@@ -61,6 +62,7 @@ def fitted(
     Args:
         scene: the scene; its history is one step, by the only account.
         account: the existing account.
+        balance_usdc: its balance.
         thresholds_usdc: low-balance thresholds that webhooks have for the account.
         amount_usdc: what to pay instead of 1 USDC, or of less if the policy allows less.
 
@@ -72,13 +74,13 @@ def fitted(
         amount_usdc = _escalated(account, amount_usdc)
     elif step.status is StepStatus.REJECTED:
         # More than the balance, so that the transfer is rejected even if the policy allows it.
-        amount_usdc = account.balance_usdc + (amount_usdc or 1)
+        amount_usdc = balance_usdc + (amount_usdc or 1)
     elif scene.webhooks and thresholds_usdc:
-        return _dropping(scene, account, sorted(thresholds_usdc))
+        return _dropping(scene, account, balance_usdc, sorted(thresholds_usdc))
     else:
         amount_usdc = _settled(account, amount_usdc, step)
     scene = scaled(scene, amount_usdc)
-    before_usdc = max(account.balance_usdc, amount_usdc)
+    before_usdc = max(balance_usdc, amount_usdc)
     webhooks = tuple(evolve(each, low_balance_threshold_usdc=before_usdc) for each in scene.webhooks)
     return evolve(scene, webhooks=webhooks, history=(_permitted(scene.history[0], account),))
 
@@ -114,11 +116,13 @@ def _settled(account: AccountDetails, amount_usdc: Decimal | None, step: SceneSt
     return amount_usdc
 
 
-def _dropping(scene: Scene, account: AccountDetails, thresholds_usdc: Sequence[Decimal]) -> Scene:
+def _dropping(
+    scene: Scene, account: AccountDetails, balance_usdc: Decimal, thresholds_usdc: Sequence[Decimal]
+) -> Scene:
     """Drop below the highest threshold that the balance reaches, or, funded first, below the least."""
-    reached = [threshold for threshold in thresholds_usdc if threshold <= account.balance_usdc]
+    reached = [threshold for threshold in thresholds_usdc if threshold <= balance_usdc]
     threshold = reached[-1] if reached else thresholds_usdc[0]
-    amount_usdc = max(account.balance_usdc, threshold) - threshold + _LEAST
+    amount_usdc = max(balance_usdc, threshold) - threshold + _LEAST
     ((name, own),) = scene.accounts.items()
     return evolve(
         scene,

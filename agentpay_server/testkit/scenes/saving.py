@@ -64,6 +64,9 @@ class _Writer:
         self.left_out: Counter[str] = Counter()
         taken: set[str] = set()
         for account in self._accounts:
+            if account.balance_usdc is None:
+                # The chain does not respond, which this raises.
+                server.accounts.balance(account.account_id)
             name = base = account.handle.removeprefix("@") or "account"
             if name.startswith((OUTSIDE, "acct_")):
                 name = base = f"the-{name}"
@@ -172,7 +175,7 @@ class _Writer:
             memo=transfer.memo,
             category=self._category(transfer),
         )
-        means = Means(spent_micro=0, available_micro=to_micro(account.balance_usdc))
+        means = Means(spent_micro=0, available_micro=to_micro(account.balance_usdc or Decimal(0)))
         is_refused = spending_refusal(account.policy, spend, means) is not None
         if transfer.status == "rejected":
             return account.policy.paused or is_refused

@@ -13,7 +13,7 @@ ACCOUNT_FIELDS = {
 }
 DETAIL_FIELDS = {
     *("metadata", "policy_version", "policy_record", "spent_usdc", "reserved_usdc", "remaining_usdc"),
-    *("next_release_at", "next_release_usdc", "signing_stopped_at"),
+    *("next_release_at", "next_release_usdc", "signing_stopped_at", "suspension"),
 }
 
 
@@ -44,6 +44,7 @@ def test_the_detail_of_a_new_account_has_exactly_its_fields(http: httpx.Client):
         "next_release_at": None,
         "next_release_usdc": None,
         "signing_stopped_at": None,
+        "suspension": None,
     }
 
 

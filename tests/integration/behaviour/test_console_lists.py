@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import Any
 
 import bounds
+import broken_lists
 import httpx
 import money
 import pytest
@@ -241,6 +242,19 @@ LISTS = {
     "events?session_id=sess_1": {"ix_events_session"},
     f"deliveries?{SINCE}&{UNTIL}": {"ix_deliveries_time", "ix_deliveries_operator"},
     "deliveries?transfer_id=txn_1": {"ix_deliveries_event", "ix_events_transfer"},
+    f"audit?{SINCE}&{UNTIL}": {"ix_audit_time", "ix_audit_operator"},
+    f"transactions?{SINCE}&{UNTIL}": {"ix_entries_time", "ix_entries_operator"},
+    "transactions?status=rejected": {"ix_entries_operator_status"},
+    "events?type=transfer.settled": {"ix_events_type"},
+    "events?q=4.5": {
+        *("ix_events_transfer", "ix_events_session", "ix_transfers_key", "ix_transfers_payee"),
+        *("ix_transfers_account", "ix_transfers_amount", "ix_transfers_memo", "ix_transfers_error"),
+        *("ix_entries_signature", "ix_payments_origin", "ix_sessions_cap", "ix_sessions_payee"),
+    },
+    "search?q=4.5": {
+        *("ix_accounts_operator", "ix_events_type", "ix_entries_sender", "ix_entries_amount"),
+        *("ix_transfers_amount", "ix_transfers_memo", "ix_sessions_cap", "ix_entries_signature"),
+    },
     "summary": {
         "ix_accounts_operator",
         "ix_transfers_operator_status",
@@ -282,6 +296,21 @@ def test_a_stream_uses_indexes(server: AgentPayServer, failed: Any) -> None:
         next(stream)
         stream.close()
     assert_indexed(server, statements, {"ix_events_operator", "INTEGER PRIMARY KEY"})
+
+
+def test_a_list_is_exported_whole_or_visibly_not(
+    client: AgentPay, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(101):
+        client.accounts.create(name=f"Bot {number}")
+    for kind, lines in (("text/csv", 102), ("application/jsonl", 101)):
+        response = http.get("/ext/v1/console/accounts", headers={"Accept": kind})
+        assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+        assert len(response.text.splitlines()) == lines
+    broken_lists.break_off(monkeypatch)
+    with pytest.raises(httpx.RemoteProtocolError):
+        http.get("/ext/v1/console/accounts", headers={"Accept": "text/csv"})
+    assert http.get("/v1/accounts", headers={"Accept": "text/csv"}).json()["has_more"]
 
 
 def test_events_with_times_out_of_order_are_found(server: AgentPayServer, failed: Any) -> None:

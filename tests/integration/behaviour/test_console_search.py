@@ -64,9 +64,24 @@ def test_the_oldest_of_many_accounts_is_found(client: AgentPay, payer: str) -> N
 def test_transfers_are_found_by_what_they_contain(client: AgentPay, payer: str) -> None:
     (transfer,) = [each for each in client.transfers.list() if each.status == "settled"]
     assert transfer.tx_signature is not None
-    for q in (transfer.transfer_id, "trip-7", transfer.tx_signature, "flight 100%", "21.2", "21.20 USDC"):
+    for q in (
+        transfer.transfer_id,
+        "trip-7",
+        transfer.tx_signature,
+        "flight 100%",
+        "100%",
+        "21.2",
+        "21.20 USDC",
+    ):
         found = client.search(q)
         assert [each.transfer_id for each in found.transfers] == [transfer.transfer_id], q
+        assert found.parts_since is None
+        about = {each.data.transfer_id for each in client.events.list(q=q)}
+        # Only parts of memos need the newest rows, and a list has all.
+        assert about == (set() if q == "100%" else {transfer.transfer_id}), q
+    (refused,) = client.search("POLICY_VIOLATION").transfers
+    assert refused.status == "rejected"
+    assert len(client.search(payer).transfers) == len(client.search(transfer.to).transfers) == 2
     # Marks of a pattern stand for themselves.
     assert client.search("Flight 1_0").transfers == ()
     assert {each.type for each in client.search(transfer.transfer_id).events} == {
@@ -84,11 +99,19 @@ def test_sessions_and_events_are_found(server: AgentPayServer, client: AgentPay,
     assert [each.id for each in client.search(opened.id).events] == [opened.id]
 
 
+def test_a_deposit_is_found_by_its_signature_and_amount(client: AgentPay, payer: str) -> None:
+    (deposit,) = [each for each in client.accounts.history(account_id=payer) if each.type == "deposit"]
+    assert deposit.tx_signature is not None
+    for q in (deposit.tx_signature, "100"):
+        assert client.search(q).deposits == (deposit,)
+
+
 def test_a_search_is_of_one_operator_and_not_for_agents(server: AgentPayServer, payer: str) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     for q in (payer, "travel", "21.2", "trip-7", "transfer.settled"):
         found = other.search(q)
         assert (found.accounts, found.transfers, found.sessions, found.events) == ((), (), (), ())
+        assert list(other.events.list(q=q)) == list(other.accounts.history()) == []
     with pytest.raises(PermissionDeniedError):
         server.agent_client(payer).search("travel")
 
@@ -109,20 +132,23 @@ def test_spend_is_summed_by_hour_without_gaps(server: AgentPayServer, client: Ag
     session = client.sessions.open(account_id=payer, to=airline, cap_usdc="3")
     client.sessions.charge(session.session_id, amount="1.5", idempotency_key="one")
     client.sessions.close(session.session_id)
-    data = client.spend(by="hour", since=START).data
+    # What happens on the hour belongs to the hour before.
+    data = client.spend(by="hour", since=START - HOUR).data
     assert [(each.at, each.settled_usdc, each.rejected) for each in data] == [
-        (START, Decimal("21.2"), 1),
-        (START + HOUR, Decimal(0), 0),
-        (START + 2 * HOUR, Decimal("2.3"), 0),
+        (START - HOUR, Decimal("21.2"), 1),
+        (START, Decimal(0), 0),
+        (START + HOUR, Decimal("2.3"), 0),
     ]
-    assert client.spend(by="hour", since=START, account_id=payer).data == data
+    assert client.spend(by="hour", since=START - HOUR, account_id=payer).data == data
+    assert client.spend(by="hour", since=START - HOUR, until=START).data == data[:1]
+    assert client.spend(by="hour", since=START).data == data[1:]
     assert {each.settled_usdc for each in client.spend(account_id=airline).data} == {Decimal(0)}
 
 
 def test_spend_by_day_covers_30_days_and_at_most_1000_periods(client: AgentPay, payer: str) -> None:
     data = client.spend().data
     assert len(data) == 31
-    assert (data[-1].at, data[-1].settled_usdc) == (START, Decimal("21.2"))
+    assert (data[-1].at, data[-1].settled_usdc) == (START - timedelta(days=1), Decimal("21.2"))
     assert len(client.spend(since=START - timedelta(days=5000)).data) == 1000
     assert client.spend(since=START + timedelta(days=2)).data == ()
 

@@ -164,7 +164,7 @@ def test_both_clients_have_the_same_surface():
             leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == leads_with_id + ("policy" in parameters)
             assert inspect.iscoroutinefunction(other[name]) == (
-                name not in ("list", "list_details", "stream", "transactions")
+                name not in ("history", "list", "list_details", "stream", "transactions")
             )
             assert not re.search(r"\b[A-Z]{1,2}\d+\b", inspect.getdoc(one[name]).replace("UTF-8", ""))
 
