@@ -72,10 +72,8 @@ def asked(tool: str, tools: AgentTools, payee: str, paywall: Paywall) -> Mapping
     result: Mapping[str, Any]
     if tool == "pay":
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5")
-    elif tool == "fetch_paid":
-        result = tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/report", max_usdc="2")
     else:
-        result = tools.open_session(session_ref=REF, to=payee, cap_usdc="1.5")
+        result = tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/report", max_usdc="2")
     assert_consistent(result)
     return result
 
@@ -90,12 +88,7 @@ REFUSING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @sync_and_async
 @pytest.mark.parametrize(
     ("tool", "refusing", "allowing"),
-    [
-        (tool, *limits)
-        for tool in ("pay", "fetch_paid", "open_session")
-        # An opening is not a transfer, but its charges are.
-        for limits in REFUSING[1 if tool == "open_session" else 0 :]
-    ],
+    [(tool, *limits) for tool in ("pay", "fetch_paid") for limits in REFUSING],
 )
 def test_a_refused_purchase_is_paid_once_the_policy_allows_it(
     tools: AgentTools,
