@@ -37,7 +37,6 @@ class MemoryDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.run`."""
         self._check_thread()
         self._driver.execute("BEGIN IMMEDIATE")
         try:
@@ -56,7 +55,6 @@ class MemoryDatabase:
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """See `Database.create_missing`."""
         self._check_thread()
         create_missing(self._driver, tables)
 

@@ -184,7 +184,6 @@ class AccountHistory:
             )
 
     async def payout_of(self, closed: str, to: str) -> Payout | None:
-        """See `Chain.payout_of`."""
         for line in reversed(await self._irreversible(closed, None)):
             if line.failed:
                 continue
@@ -204,7 +203,6 @@ class AccountHistory:
         return False
 
     async def highest_voucher(self, channel: str, signer: str) -> int:
-        """See `Chain.highest_voucher`."""
         return max([settled_micro async for settled_micro in self._settled(channel, signer)], default=0)
 
     async def _settled(self, channel: str, signer: str) -> AsyncIterator[int]:
