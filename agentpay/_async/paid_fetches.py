@@ -378,7 +378,7 @@ _USED_UP: Final = reports.Advice(
 
 
 _CAP_REACHED: Final = reports.Advice(
-    "The session's cap is used up. Close it with close_session, session_id as session_ref. If the task asks "
+    "The session's cap is used up. Close it with close_session. If the task asks "
     "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session.",
     may_retry_with_same_ref=True,
 )

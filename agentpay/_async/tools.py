@@ -14,7 +14,6 @@ from typing import Any, Final, cast
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paid_fetches import AsyncPaidFetches, Wanted
 from agentpay._async.purchases import AsyncPurchases
-from agentpay._async.session_calls import AsyncSessionCalls
 from agentpay.contract.identity import Identity
 from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
@@ -26,7 +25,9 @@ from agentpay.errors import (
     IdempotencyConflictError,
     InvalidRequestError,
     NotSupportedError,
+    OutcomeUnknownError,
     RateLimitError,
+    SessionClosedError,
     TransferFailedError,
     WaitTimeoutError,
 )
@@ -73,7 +74,6 @@ class AsyncAgentTools:
             total_timeout=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
         )
         self._account_id: str | None = None
-        self._sessions = AsyncSessionCalls(self._client, self.account_id)
         self._purchases = AsyncPurchases(self._client, self.account_id)
         self._fetches = AsyncPaidFetches(self._client, self.account_id, self._purchases, private_origins)
 
@@ -337,60 +337,32 @@ class AsyncAgentTools:
             result = cast("FetchResult", lost)
         return cast("FetchResult", await self._with_remaining(result))
 
-    async def open_session(
-        self, *, session_ref: str, to: str, cap_usdc: str, category: str | None = None
-    ) -> SessionResult:
-        """Open a session once for each reference: up to a cap, for one payee.
-
-        Args:
-            session_ref: names the session; see `payment_ref` of `pay`.
-            to: an `account_id` or a USDC token account.
-            cap_usdc: the most that can be charged, in USDC.
-            category: spend category.
-
-        Returns:
-            The session of this reference; `money_moved` says whether its cap is reserved.
-
-        Raises:
-            ToolInputError: an argument is invalid; nothing was done.
-        """
-        checked(
-            "open_session",
-            {"session_ref": session_ref, "to": to, "cap_usdc": cap_usdc, "category": category},
-        )
-        return await self._sessions.open(session_ref, to, cap_usdc, category)
-
-    async def charge_session(self, *, session_ref: str, charge_ref: str, amount_usdc: str) -> SessionResult:
-        """Charge a session once for each charge reference.
-
-        Args:
-            session_ref: the reference of the session.
-            charge_ref: names the charge; see `payment_ref` of `pay`.
-            amount_usdc: USDC, such as `"0.002"`.
-
-        Returns:
-            The session; `money_moved` says whether the charge counts.
-
-        Raises:
-            ToolInputError: an argument is invalid; nothing was done.
-        """
-        checked(
-            "charge_session",
-            {"session_ref": session_ref, "charge_ref": charge_ref, "amount_usdc": amount_usdc},
-        )
-        return await self._sessions.charge(session_ref, charge_ref, amount_usdc)
-
-    async def close_session(self, *, session_ref: str) -> SessionResult:
+    async def close_session(self, *, session_id: str) -> SessionResult:
         """Settle a session: pay what was charged, return the rest. It may be repeated.
 
         Args:
-            session_ref: the reference of the session, or the `session_id` of a result.
+            session_id: that of a result of `fetch_paid`.
+
+        Returns:
+            The session; `money_moved` says whether it is settled.
 
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
-        checked("close_session", {"session_ref": session_ref})
-        return await self._sessions.close(session_ref)
+        checked("close_session", {"session_id": session_id})
+        sessions = self._client.sessions
+        try:
+            try:
+                return reports.session_of(await sessions.close(session_id))
+            except (
+                ChainUnavailableError,
+                OutcomeUnknownError,
+                SessionClosedError,
+                TransferFailedError,
+            ) as error:
+                return reports.session_of(await sessions.get(session_id), reason=reports.reason_of(error))
+        except Exception as error:  # noqa: BLE001 - it may be closing
+            return reports.session_unread(session_id, error)
 
     async def _paid(
         self, ref: str, to: str, amount_usdc: str, memo: str | None, category: str | None

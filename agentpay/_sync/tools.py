@@ -15,7 +15,6 @@ from typing import Any, Final, cast
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paid_fetches import PaidFetches, Wanted
 from agentpay._sync.purchases import Purchases
-from agentpay._sync.session_calls import SessionCalls
 from agentpay.contract.identity import Identity
 from agentpay.contract.payments import SessionStep
 from agentpay.contract.transfers import Transfer
@@ -27,7 +26,9 @@ from agentpay.errors import (
     IdempotencyConflictError,
     InvalidRequestError,
     NotSupportedError,
+    OutcomeUnknownError,
     RateLimitError,
+    SessionClosedError,
     TransferFailedError,
     WaitTimeoutError,
 )
@@ -74,7 +75,6 @@ class AgentTools:
             total_timeout=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
         )
         self._account_id: str | None = None
-        self._sessions = SessionCalls(self._client, self.account_id)
         self._purchases = Purchases(self._client, self.account_id)
         self._fetches = PaidFetches(self._client, self.account_id, self._purchases, private_origins)
 
@@ -338,60 +338,32 @@ class AgentTools:
             result = cast("FetchResult", lost)
         return cast("FetchResult", self._with_remaining(result))
 
-    def open_session(
-        self, *, session_ref: str, to: str, cap_usdc: str, category: str | None = None
-    ) -> SessionResult:
-        """Open a session once for each reference: up to a cap, for one payee.
-
-        Args:
-            session_ref: names the session; see `payment_ref` of `pay`.
-            to: an `account_id` or a USDC token account.
-            cap_usdc: the most that can be charged, in USDC.
-            category: spend category.
-
-        Returns:
-            The session of this reference; `money_moved` says whether its cap is reserved.
-
-        Raises:
-            ToolInputError: an argument is invalid; nothing was done.
-        """
-        checked(
-            "open_session",
-            {"session_ref": session_ref, "to": to, "cap_usdc": cap_usdc, "category": category},
-        )
-        return self._sessions.open(session_ref, to, cap_usdc, category)
-
-    def charge_session(self, *, session_ref: str, charge_ref: str, amount_usdc: str) -> SessionResult:
-        """Charge a session once for each charge reference.
-
-        Args:
-            session_ref: the reference of the session.
-            charge_ref: names the charge; see `payment_ref` of `pay`.
-            amount_usdc: USDC, such as `"0.002"`.
-
-        Returns:
-            The session; `money_moved` says whether the charge counts.
-
-        Raises:
-            ToolInputError: an argument is invalid; nothing was done.
-        """
-        checked(
-            "charge_session",
-            {"session_ref": session_ref, "charge_ref": charge_ref, "amount_usdc": amount_usdc},
-        )
-        return self._sessions.charge(session_ref, charge_ref, amount_usdc)
-
-    def close_session(self, *, session_ref: str) -> SessionResult:
+    def close_session(self, *, session_id: str) -> SessionResult:
         """Settle a session: pay what was charged, return the rest. It may be repeated.
 
         Args:
-            session_ref: the reference of the session, or the `session_id` of a result.
+            session_id: that of a result of `fetch_paid`.
+
+        Returns:
+            The session; `money_moved` says whether it is settled.
 
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
-        checked("close_session", {"session_ref": session_ref})
-        return self._sessions.close(session_ref)
+        checked("close_session", {"session_id": session_id})
+        sessions = self._client.sessions
+        try:
+            try:
+                return reports.session_of(sessions.close(session_id))
+            except (
+                ChainUnavailableError,
+                OutcomeUnknownError,
+                SessionClosedError,
+                TransferFailedError,
+            ) as error:
+                return reports.session_of(sessions.get(session_id), reason=reports.reason_of(error))
+        except Exception as error:  # noqa: BLE001 - it may be closing
+            return reports.session_unread(session_id, error)
 
     def _paid(
         self, ref: str, to: str, amount_usdc: str, memo: str | None, category: str | None

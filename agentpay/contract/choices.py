@@ -81,7 +81,6 @@ ErrorCode = Literal[
     "last_operator_key",
     "not_in_memory",
     "not_at_rest",
-    "scene_incomplete",
 ]
 """Every `error` code of the service."""
 

@@ -50,7 +50,6 @@ class ErrorCode(StrEnum):
     LAST_OPERATOR_KEY = "last_operator_key"
     NOT_IN_MEMORY = "not_in_memory"
     NOT_AT_REST = "not_at_rest"
-    SCENE_INCOMPLETE = "scene_incomplete"
 
 
 class RejectionReason(StrEnum):
@@ -99,7 +98,6 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.LAST_OPERATOR_KEY: 409,
     ErrorCode.NOT_IN_MEMORY: 409,
     ErrorCode.NOT_AT_REST: 409,
-    ErrorCode.SCENE_INCOMPLETE: 409,
 }
 """The HTTP status of each code."""
 
@@ -145,7 +143,6 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.NOT_IN_MEMORY: "Part of the server's state is on disk, in a database or on an external chain, "
     "and cannot be restored.",
     ErrorCode.NOT_AT_REST: "Work in progress did not finish in time.",
-    ErrorCode.SCENE_INCOMPLETE: "The server failed while it built a scene; `details` lists what remains.",
 }
 """The meaning of each code."""
 
@@ -194,7 +191,6 @@ ADVICE: Final[dict[ErrorCode, str]] = {
     "database",
     ErrorCode.NOT_AT_REST: "End the requests in progress, disarm faults that delay settlement, then call "
     "again",
-    ErrorCode.SCENE_INCOMPLETE: "Read in details what remains; another call creates new accounts",
 }
 """What to do about an error. Responses add it to messages that do not say what to do."""
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, get_args
 
-from agentpay.tools.results import PaymentStatus, SessionStatusOrRefusal, YesNo
+from agentpay.tools.results import PaymentStatus, SessionStatusOrUnread, YesNo
 
 Schema = Mapping[str, Any]
 
@@ -85,19 +85,17 @@ _CONTENT: Final = {
 
 _SESSION: Final = {
     "status": _field(
-        "How far the session is, or how the call ended.",
+        "How far the session is.",
         "string",
-        enum=list(get_args(SessionStatusOrRefusal)),
+        enum=list(get_args(SessionStatusOrUnread)),
     ),
     "money_moved": _field(
-        "Whether the call took effect: cap reserved, charge counted, session settled.",
+        "Whether it is settled.",
         "string",
         enum=list(get_args(YesNo)),
     ),
     **_ADVICE,
-    "session_ref": _text("The ref of the session."),
-    "charge_ref": _or_null("The ref of the charge."),
-    "session_id": _or_null("The session, sess_…"),
+    "session_id": _text("The session, sess_…"),
     "to": _or_null("The payee."),
     "cap_usdc": _or_null("Most that can be charged."),
     "running_total_usdc": _or_null("Charged so far."),
@@ -131,7 +129,7 @@ FETCH: Final[Schema] = MappingProxyType(
 """The result of `fetch_paid`."""
 
 SESSION: Final[Schema] = MappingProxyType(_object(**_SESSION))
-"""The result of the session tools."""
+"""The result of `close_session`."""
 
 CHECK: Final[Schema] = MappingProxyType(
     _object(

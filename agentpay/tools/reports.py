@@ -22,6 +22,7 @@ from agentpay.errors import (
     APIError,
     AuthenticationError,
     IdempotencyConflictError,
+    NotFoundError,
     PermissionDeniedError,
     RateLimitError,
     TransferRejectedError,
@@ -33,7 +34,6 @@ from agentpay.tools.results import (
     PaymentResult,
     PaymentStatus,
     SessionResult,
-    SessionStatusOrRefusal,
     YesNo,
 )
 
@@ -126,7 +126,7 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
     ),
     "charged": _no_retry(
         "Done: paid within the session session_id. Once the task needs nothing more of this seller, close it "
-        "with close_session, session_id as session_ref."
+        "with close_session."
     ),
     "approved": _again("Call fetch_paid again with the same ref and arguments."),
     "rejected": _REFUSED,
@@ -379,16 +379,14 @@ def listed(transfer: Transfer, *, is_delivered: bool = True) -> ListedPayment:
     )
 
 
-def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # noqa: ANN401
-    """Return the result for a recorded session."""
+def session_of(session: Session, **changes: Any) -> SessionResult:  # noqa: ANN401
+    """Return the result for a session that a tool closes."""
     status: Any = str(session.status)
-    advice = _SESSION_ADVICE.get(status, _UNKNOWN)
+    advice = _CLOSING_ADVICE.get(status, _UNKNOWN)
     result = SessionResult(
-        status=status if status in _SESSION_ADVICE else "unknown",
-        money_moved=_SESSION_MOVED.get(status, "unknown"),
+        status=status,
+        money_moved=_CLOSED.get(status, "unknown"),
         may_retry_with_same_ref=advice.may_retry_with_same_ref,
-        session_ref=ref,
-        charge_ref=None,
         session_id=session.session_id,
         to=session.to,
         cap_usdc=format_string(session.cap_usdc),
@@ -396,84 +394,44 @@ def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # 
         settled_usdc=_amount(session.settled_usdc),
         returned_usdc=_amount(session.returned_usdc),
         tx_signature=session.settlement_tx_signature or session.tx_signature,
-        reason=None if status in _SESSION_ADVICE else f"The service reports the status {status}.",
+        reason=None if status in _CLOSING_ADVICE else f"The service reports the status {status}.",
         next_step=advice.next_step,
     )
     return cast("SessionResult", {**result, **changes})
 
 
-def session_without_record(
-    ref: str,
-    status: SessionStatusOrRefusal,
-    *,
-    reason: str,
-    charge_ref: str | None = None,
-    advice: Advice | None = None,
-) -> SessionResult:
-    """Return the result for a session that the service has not recorded."""
-    advice = advice or _WITHOUT_SESSION.get(status, _UNKNOWN)
+def session_unread(session_id: str, error: Exception) -> SessionResult:
+    """Return the result for a session of which nothing is known, because a request failed."""
+    status: Any = "unknown"
+    advice = _again("Call close_session again with the same session_id: it closes a session once.")
+    if is_unauthorized(error):
+        status, advice = "unauthorized", UNAUTHORIZED
+    elif isinstance(error, NotFoundError):
+        advice = _no_retry("This account has no such session. Use the session_id of a result of fetch_paid.")
     return SessionResult(
         status=status,
-        money_moved=_MOVED.get(status, "unknown"),
+        money_moved="unknown",
         may_retry_with_same_ref=advice.may_retry_with_same_ref,
-        session_ref=ref,
-        charge_ref=charge_ref,
-        session_id=None,
+        session_id=session_id,
         to=None,
         cap_usdc=None,
         running_total_usdc=None,
         settled_usdc=None,
         returned_usdc=None,
         tx_signature=None,
-        reason=reason,
+        reason=logged_reason(error),
         next_step=advice.next_step,
     )
 
 
-def session_conflict(session: Session, ref: str, *, to: str, cap_usdc: str) -> SessionResult:
-    """Return the result of an opening whose reference is that of another session, which it describes."""
-    result = session_of(session, ref)
-    reason = (
-        f"session_ref {ref} is that of a session of {result['cap_usdc']} USDC with {session.to} "
-        f"({session.status}). This call asked for {padded(cap_usdc)} USDC with {to}, and opened nothing."
-    )
-    advice = _SESSION_IS_OTHER if str(session.status) == "open" else _SESSION_WAS_OTHER
-    changes = {"status": "conflict", "money_moved": "no", "reason": reason}
-    return cast("SessionResult", {**result, **changes, **advice.fields})
-
-
-def charge_conflict(session: Session, ref: str, charge_ref: str) -> SessionResult:
-    """Return the result of a charge whose reference has charged another amount."""
-    reason = f"charge_ref {charge_ref} already charged another amount; nothing was charged now."
-    advice = _no_retry("The earlier charge is done: do not repeat it. Only a different one gets a new ref.")
-    changes = {"charge_ref": charge_ref, "status": "conflict", "money_moved": "no", "reason": reason}
-    return cast("SessionResult", {**session_of(session, ref), **changes, **advice.fields})
-
-
-NO_SESSION: Final = _again("Call open_session with the same session_ref first.")
-_SESSION_IS_OTHER: Final = _no_retry(
-    "A cap cannot be changed. Charge the session in reason, or close it with close_session; a session with "
-    "another cap or payee gets a new session_ref."
-)
-_SESSION_WAS_OTHER: Final = _no_retry("A session with another cap or payee gets a new session_ref.")
-_SESSION_MOVED: Final[Mapping[str, YesNo]] = {
-    "open": "yes",
-    "closing": "yes",
-    "settled": "yes",
-    "failed": "no",
-}
-_SESSION_ADVICE: Final[Mapping[str, Advice]] = {
-    "opening": _again("Call open_session again with the same session_ref and arguments."),
-    "open": _no_retry("Charge it with charge_session; close it with close_session when done."),
-    "closing": _again("Call close_session again with the same session_ref until it is settled."),
+_CLOSED: Final[Mapping[str, YesNo]] = {"settled": "yes", "failed": "no"}
+_CLOSING_ADVICE: Final[Mapping[str, Advice]] = {
+    **dict.fromkeys(
+        ("opening", "open", "closing"),
+        _again("Call close_session again with the same session_id until it is settled."),
+    ),
     "settled": _DONE,
-    "failed": _again("Nothing was reserved. Call open_session again with the same session_ref."),
-}
-_WITHOUT_SESSION: Final[Mapping[str, Advice]] = {
-    "rejected": _REFUSED,
-    "failed": _SESSION_ADVICE["failed"],
-    "unauthorized": UNAUTHORIZED,
-    "conflict": OTHER_KIND,
+    "failed": _no_retry("It was never opened: nothing was reserved, and nothing is left to close."),
 }
 
 

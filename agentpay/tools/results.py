@@ -1,6 +1,6 @@
 """The types of the tools' results: plain JSON objects, the same for every framework.
 
-A result describes the payment or session of a reference, not the attempt.
+A result describes the payment of a reference, or a session, not the attempt.
 """
 
 from typing import Literal, TypedDict
@@ -17,9 +17,7 @@ PaymentStatus = Literal[
     "unauthorized",
     "unknown",
 ]
-SessionStatusOrRefusal = Literal[
-    "opening", "open", "closing", "settled", "failed", "rejected", "conflict", "unauthorized", "unknown"
-]
+SessionStatusOrUnread = Literal["opening", "open", "closing", "settled", "failed", "unauthorized", "unknown"]
 YesNo = Literal["yes", "no", "unknown"]
 
 
@@ -133,17 +131,13 @@ class PaymentList(TypedDict):
 
 
 class SessionResult(TypedDict):
-    """The status of a session, or of a charge.
+    """The status of a session that `close_session` settles.
 
     Attributes:
-        status: how far the session has come; `rejected` where a call was refused, `conflict` where its
-            reference is that of another session or charge, `unauthorized` where the service refuses the key.
-        money_moved: whether the request was carried out: the cap is reserved, the charge counts, the session
-            is settled.
-        may_retry_with_same_ref: whether repeating the call with the same references can help, at once or
-            after what `next_step` says. It is always safe.
-        session_ref: the reference of the session.
-        charge_ref: the reference of the charge; None for other calls.
+        status: how far the session has come; `unauthorized` where the service refuses the key, `unknown`
+            where it could not be read.
+        money_moved: whether the session is settled.
+        may_retry_with_same_ref: whether the same call can help. It is always safe.
         session_id: the session, `sess_…`.
         to: the payee.
         cap_usdc: the most that can be charged.
@@ -151,16 +145,14 @@ class SessionResult(TypedDict):
         settled_usdc: paid to the payee, once settled.
         returned_usdc: returned to the account, once settled.
         tx_signature: signature of the settling transaction; before that, of the opening one.
-        reason: why the call did not take effect.
+        reason: why it is not settled yet.
         next_step: what to do now.
     """
 
-    status: SessionStatusOrRefusal
+    status: SessionStatusOrUnread
     money_moved: YesNo
     may_retry_with_same_ref: bool
-    session_ref: str
-    charge_ref: str | None
-    session_id: str | None
+    session_id: str
     to: str | None
     cap_usdc: str | None
     running_total_usdc: str | None

@@ -67,7 +67,6 @@ def _ref(description: str) -> dict[str, Any]:
 
 
 _PAYMENT_REF: Final = _ref("Names the purchase, such as invoice-117")
-_SESSION_REF: Final = _ref("Names the session")
 _TO: Final = _text(128, "acct_… or a USDC token account")
 _CATEGORY: Final = _text(CATEGORY_MAX_CHARACTERS, "What it is spent on, if the policy asks for it")
 _MEMO: Final = _text(200, "Note, if the policy asks for it")
@@ -200,44 +199,11 @@ _SPECS: Final = (
         **{**_SPENDS, "idempotent": False},
     ),
     ToolSpec(
-        name="open_session",
-        title="Open a session",
-        output_schema=outputs.SESSION,
-        description="Reserve up to cap_usdc for one payee, to charge in small amounts. session_ref names "
-        "the session; the same ref never opens a second one. Close it when done.",
-        input_schema=_input(
-            "session_ref",
-            "to",
-            "cap_usdc",
-            session_ref=_SESSION_REF,
-            to=_TO,
-            cap_usdc=_amount("Most USDC to charge"),
-            category=_CATEGORY,
-        ),
-        **_SPENDS,
-    ),
-    ToolSpec(
-        name="charge_session",
-        title="Charge a session",
-        output_schema=outputs.SESSION,
-        description="Charge an open session. charge_ref names this charge: after unknown, the SAME "
-        "charge_ref; a new one is a new charge.",
-        input_schema=_input(
-            "session_ref",
-            "charge_ref",
-            "amount_usdc",
-            session_ref=_SESSION_REF,
-            charge_ref=_ref("Names the charge"),
-            amount_usdc=_amount("USDC"),
-        ),
-        **_SPENDS,
-    ),
-    ToolSpec(
         name="close_session",
         title="Close a session",
         output_schema=outputs.SESSION,
         description="Settle a session: pays what was charged, returns the rest. May be repeated.",
-        input_schema=_input("session_ref", session_ref=_ref("Names the session, or is its session_id")),
+        input_schema=_input("session_id", session_id=_text(64, "That of a result of fetch_paid, sess_…")),
         **_SPENDS,
     ),
 )

@@ -53,7 +53,7 @@ from agentpay_server.platform.tasks import Tasks, Wakeup
 from agentpay_server.platform.vault import KEY_BYTES, Vault
 from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.faulty_chain import FaultyChain
-from agentpay_server.sandbox.service import Sandbox, SceneBuilder
+from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
 from agentpay_server.sessions.closing import Closing, SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler
@@ -194,7 +194,6 @@ class Services:
             faults=server.faults,
             snapshots=server.snapshots,
             console_keys=self.sign_ins,
-            scenes=lambda: server.scenes,
         )
 
     async def recover(self, *, is_alone: bool) -> None:
@@ -228,7 +227,7 @@ class Server:
 
     Restoring a snapshot replaces its services, so read `services` at each call. `chain` is without faults;
     `faults` is None on a public cluster; `arrivals` are the token accounts that may have unposted deposits;
-    `operator` is the first one; `scenes` is set with the application, by whose requests it builds.
+    `operator` is the first one.
     """
 
     operator: FirstOperator
@@ -253,7 +252,6 @@ class Server:
         self.faults: Faults | None = faults
         self.snapshots: Snapshots = Snapshots(context, self._parts(), self._restarted)
         self.requests: RequestLog = RequestLog()
-        self.scenes: SceneBuilder | None = None
         self.services: Services = Services(self)
         if isinstance(chain, EmbeddedChain):
             # Not bound to one `Services`, because later ones must be notified too.

@@ -138,17 +138,14 @@ class Custody:
         self._derive: Callable[[KeyPath], tuple[Keypair, str]] = derive
 
     def address(self, key: KeyPath) -> str:
-        """See `Signer.address`."""
         return self._derive(key)[1]
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
-        """See `Signer.sign`."""
         if key.change == _VOUCHERS:
             raise ValueError("this key signs vouchers, and no transaction")
         return bytes(self._derive(key)[0].sign_message(message))
 
     def sign_voucher(self, key: KeyPath, voucher: bytes) -> bytes:
-        """See `Signer.sign_voucher`."""
         if key.change != _VOUCHERS:
             raise ValueError("this key signs no vouchers")
         Voucher.of(voucher)

@@ -28,7 +28,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",
     ),
-    "scene": ("agentpay_server.cli.scene:scene", "List, build and save scenes: states of a running server."),
     "trigger": (
         "agentpay_server.cli.trigger:trigger",
         "Cause an event by real operations, on a test chain.",
@@ -52,8 +51,8 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     The commands serve and demo start a server, and the command operators changes the data of a server
-    directly. The commands scene, trigger, pay and console-link call a running server: set its URL and
-    the operator key in AGENTPAY_BASE_URL and AGENTPAY_API_KEY, or with --url and --key after the command.
+    directly. The commands trigger, pay and console-link call a running server: set its URL and the
+    operator key in AGENTPAY_BASE_URL and AGENTPAY_API_KEY, or with --url and --key after the command.
     All other commands for a running server are those of agentpay.
 
     Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for

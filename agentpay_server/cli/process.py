@@ -36,9 +36,7 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.platform.logs import LogFormat, log, logging_to
-from agentpay_server.testkit.embedded.owner_thread import RunningLoop
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
-from agentpay_server.testkit.scenes.desk import SceneDesk
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.hosting import SceneHost
@@ -187,8 +185,6 @@ async def _serve(
         except ValueError as error:
             raise OptionError("--operator-key", str(error)) from None
 
-    if scene is not None and (config.data_dir is not None or config.database_url is not None):
-        await _rehearsed(scene, config)
     deadline = asyncio.get_running_loop().time() + start_wait_seconds
     server = await _started(start, deadline)
     _freeze_garbage_collection()
@@ -204,27 +200,6 @@ async def _serve(
         await _serve_until_stopped(sock, hosts, server, announcement, serves_chain=serves_chain, scene=scene)
     finally:
         log(logger, logging.INFO, "server.stopped")
-
-
-async def _rehearsed(scene: "Scene", config: ServerConfig) -> None:
-    """Build the scene on a server in memory, before there is any data.
-
-    Raises:
-        OptionError: it cannot be built.
-    """
-    from agentpay_server.testkit.scenes import document, rehearsal  # noqa: PLC0415 - most starts build no scene
-
-    rehearse = partial(
-        rehearsal.rehearse,
-        scene,
-        settings=config.settings,
-        has_manual_clock=config.clock.is_manual,
-        has_inboxes=False,
-    )
-    try:
-        await asyncio.to_thread(rehearse)
-    except document.SceneError as error:
-        raise OptionError("--scene", f"{error}.") from None
 
 
 def _freeze_garbage_collection() -> None:
@@ -275,11 +250,11 @@ async def _serve_until_stopped(
     scene: "Scene | None",
 ) -> None:
     application = Application(server)
-    server.scenes = SceneDesk(application, server, RunningLoop(asyncio.get_running_loop()))
     app: ASGIApp = application
     sellers: SceneHost | None = None
     if scene is not None:
         from agentpay_server.testkit.embedded import hosting  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.scenes.building import incomplete  # noqa: PLC0415 - as above
         from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
 
         sellers = hosting.SceneHost(application, server)
@@ -290,7 +265,7 @@ async def _serve_until_stopped(
             await sellers.close()
             await server.stop(within_seconds=0)
             if isinstance(error, SceneError):
-                raise OptionError("--scene", f"{error}.") from None
+                raise OptionError("--scene", f"{incomplete(error, server.config)}.") from None
             raise
     if serves_chain:
         from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for

@@ -1,4 +1,4 @@
-"""The wire format of the sandbox: test features that need a test chain (interface SB1 to SB14)."""
+"""The wire format of the sandbox: test features that need a test chain (interface SB1 to SB13)."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -7,14 +7,13 @@ from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract import identifiers
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import ChainAddress
-from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
+from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 MAX_ADVANCE_SECONDS: Final = 10 * 365 * 24 * 3600
@@ -227,88 +226,6 @@ class ListSnapshots(Request):
     cursor: Cursor = ""
 
 
-SCENE_MAX_CHARACTERS: Final = 60_000
-"""Below what a body may have, so that a longer document is named as the fault."""
-
-
-@frozen(kw_only=True)
-class CreateScene(Request):
-    """Body of `POST /ext/v1/sandbox/scenes`: a name or a document.
-
-    Attributes:
-        name: name of a scene that comes with the server.
-        document: text of a scene in TOML.
-    """
-
-    _example: ClassVar = {"name": "pending_approval"}
-
-    name: Annotated[str, text(minimum=1, maximum=100)] | UnsetType = UNSET
-    document: Annotated[str, text(minimum=1, maximum=SCENE_MAX_CHARACTERS)] | UnsetType = UNSET
-
-
-@frozen(kw_only=True)
-class CreatedScene(Model):
-    """The result of building a scene. Keys and secrets are shown only here.
-
-    Its `repr` does not show them.
-
-    Attributes:
-        accounts: the `account_id` of each account, by its name in the scene.
-        agent_keys: the agent keys of each account, by its name in the scene, in the order of the scene.
-        webhook_ids: the identifiers of its webhooks, in the order of the scene.
-        webhook_secrets: their secrets, in the same order.
-        history: for each step, the `transfer_id` or `session_id` that it created; null if time passed.
-    """
-
-    _example: ClassVar = {
-        "accounts": {"agent": identifiers.example(identifiers.ACCOUNT)},
-        "agent_keys": {"agent": ["ap_agent_" + "0" * 49]},
-        "webhook_ids": [],
-        "webhook_secrets": [],
-        "history": [identifiers.example(identifiers.TRANSFER)],
-    }
-
-    accounts: dict[str, str]
-    agent_keys: dict[str, tuple[str, ...]] = field(repr=False)
-    webhook_ids: tuple[str, ...]
-    webhook_secrets: tuple[str, ...] = field(repr=False)
-    history: tuple[str | None, ...]
-
-
-@frozen(kw_only=True)
-class BundledScene(Model):
-    """A scene that comes with the server.
-
-    Attributes:
-        name: its name.
-        description: the state that it creates.
-        document: its text in TOML.
-    """
-
-    _example: ClassVar = {
-        "name": "paused_account",
-        "description": "The account holds money and is paused.",
-        "document": '[accounts.agent]\nname = "Agent"\nbalance_usdc = "100"\npolicy = {paused = true}\n',
-    }
-
-    name: str
-    description: str
-    document: str
-
-
-@frozen(kw_only=True)
-class ListScenes(Request):
-    """Query of `GET /ext/v1/sandbox/scenes`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
 FUND: Final = Endpoint(
     name="sandbox.accounts.fund",
     method="POST",
@@ -453,31 +370,6 @@ RESET: Final = Endpoint(
     description="Work in progress is cancelled without a response, as if the server had died.",
 )
 
-CREATE_SCENE: Final = Endpoint(
-    name="sandbox.scenes.create",
-    method="POST",
-    path=EXTENSIONS + "/sandbox/scenes",
-    scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
-    request=CreateScene,
-    responses={201: CreatedScene},
-    errors=(ErrorCode.CHAIN_UNAVAILABLE, ErrorCode.SCENE_INCOMPLETE),
-    summary="Build a scene: new accounts, with policies, keys, webhooks and history.",
-    description="It is built in memory first: one that cannot be built is refused, and nothing is stored. If "
-    "the server fails while it builds the scene, the 409 lists what remains. A repeated call creates new "
-    "accounts.",
-)
-LIST_SCENES: Final = Endpoint(
-    name="sandbox.scenes.list",
-    method="GET",
-    path=EXTENSIONS + "/sandbox/scenes",
-    scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListScenes,
-    responses={200: PageBody[BundledScene]},
-    summary="List the scenes that come with the server and can be built.",
-)
-
 SANDBOX_ENDPOINTS: Final = (
     FUND,
     CREATE_OPERATOR,
@@ -492,7 +384,5 @@ SANDBOX_ENDPOINTS: Final = (
     LIST_SNAPSHOTS,
     RESTORE_SNAPSHOT,
     RESET,
-    CREATE_SCENE,
-    LIST_SCENES,
 )
 """All operations of the sandbox."""

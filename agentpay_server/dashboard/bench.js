@@ -1,8 +1,8 @@
 // @ts-check
 
 import { call, post } from "./api.js";
-import { able, accountField, act, change, get, list, one, reload } from "./page.js";
-import { $, ask, button, clock, code, copies, dismiss, field, form, h, moment, plain, quiet, said, tell, usdc, whole, words } from "./ui.js";
+import { able, accountField, act, change, get, list, one } from "./page.js";
+import { $, button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
 const CHAIN = {
 	chain_down: "no response", chain_reply_lost: "sent and executed",
@@ -31,7 +31,6 @@ export const bench = () => [h("div.benches",
 	section("Clock", one("/sandbox/clock", ({ now }) => h("p.amount", moment(now))),
 		able.clock ? h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))
 			: h("p.quiet", "This server runs on the system's clock. Start one with --clock manual to move time.")),
-	section("Scene", sceneForm()),
 	section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
 	section("Rewind", able.points ? [
 		list({
@@ -50,51 +49,6 @@ export const bench = () => [h("div.benches",
 		}),
 		form("fields", armOnce, field("Request", "operation", { value: "POST /v1/transfers", required: true }),
 			field("Outcome", "effect", { options: Object.entries(EFFECTS), required: true }), h("button", "Arm once"))))];
-
-/** A scene that comes with the server, or a document: the text of the chosen one can be changed. */
-function sceneForm() {
-	const known = new Map(), problem = h("div.problem", { role: "alert" }), state = h("p.quiet");
-	const loaded = get("/sandbox/scenes?limit=100").then(({ data }) => {
-		for (const it of data.sort((one, other) => Number(one.name.includes(".")) - Number(other.name.includes(".")))) known.set(it.name, it);
-		return [...[...known.keys()].map((name) => [name, words(name)]), ["own", "A document of your own"]];
-	});
-	const choice = field("Scene", "name", { options: loaded, required: true, "aria-label": "Scene" });
-	const text = field("Document", "document", { rows: 12, required: true, spellcheck: "false", placeholder: '[accounts.agent]\nname = "Agent"\nbalance_usdc = "100"' });
-	const go = h("button", "Build"), choose = () => {
-		const { document: content = "", description = "It is TOML: accounts, and what belongs to them." } = known.get($("select", choice).value) ?? {};
-		$("textarea", text).value = content;
-		state.textContent = description;
-		problem.textContent = "";
-	};
-	choice.addEventListener("change", choose);
-	loaded.then(() => setTimeout(choose), (error) => { problem.textContent = plain(error.message); });
-	return form("stack", async ({ name, document: content }) => {
-		// A form ends lines by CR and LF.
-		const written = content.replaceAll("\r\n", "\n");
-		[go.disabled, go.textContent, problem.textContent] = [true, "Building…", ""];
-		const built = await post("/sandbox/scenes", known.get(name)?.document === written ? { name } : { document: written }).catch((error) => {
-			// Each fault has its own line; of an invalid document they say all.
-			const told = error.code === "invalid_request" ? error.faults : [error.summary, ...error.faults];
-			problem.replaceChildren(...told.map((line) => h("p", plain(line))));
-		});
-		[go.disabled, go.textContent] = [false, "Build"];
-		if (built) await showScene(built);
-		reload();
-	}, choice, state, text, problem, h("div.actions", go));
-}
-
-const showScene = ({ accounts, agent_keys: keys, webhook_ids: webhooks, webhook_secrets: secrets, history }) => ask(
-	{ title: "The scene is built", action: "Close", cancel: "", wide: true, kept: [...Object.values(keys).flat(), ...secrets].length > 0 },
-	Object.entries(accounts).map(([name, id]) => [h("p", leave(`#/accounts/${id}`, said(name)), " ", code(id)), keys[name].map(secretLine)]),
-	secrets.map((secret, i) => [h("p", "Secret of the webhook ", code(webhooks[i])), secretLine(secret)]),
-	history.some(Boolean) && h("p", "History: ", history.filter(Boolean).map((id) => [
-		leave(id.startsWith("sess_") ? `#/sessions/${id}` : `#/transfers/${id}`, code(id)), " "])),
-	[...Object.values(keys).flat(), ...secrets].length > 0 && h("p", "Keys and secrets are never shown again."));
-
-/** A link that closes the dialog in which it is. */
-const leave = (href, ...children) => h("a", { href, click: dismiss }, children);
-
-const secretLine = (secret) => h("p.secret", whole(secret), copies("Copy", secret));
 
 function faultRow({ name, times, effect }) {
 	const isOn = times !== undefined, toggle = () => (isOn ? fault("DELETE", name) : fault("PUT", name, {}));

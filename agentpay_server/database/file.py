@@ -142,7 +142,6 @@ class FileDatabase:
         return cast("T", result)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """See `Database.create_missing`."""
         await self._on_thread(_Kind.EXCLUSIVE, lambda: create_missing(self._driver, tables))
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:

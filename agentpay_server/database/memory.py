@@ -39,7 +39,6 @@ class MemoryDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.run`."""
         self._check()
         self._driver.execute("BEGIN IMMEDIATE")
         try:
@@ -58,7 +57,6 @@ class MemoryDatabase:
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """See `Database.create_missing`."""
         self._check()
         create_missing(self._driver, tables)
 

@@ -165,7 +165,6 @@ class PostgresDatabase:
         return await self.read(_now_us)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """See `Database.create_missing`."""
         postgres_schema.give_conditions(tables)
         await self.lay_out(tables.create_all)
 

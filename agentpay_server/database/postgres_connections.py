@@ -324,8 +324,6 @@ def _numbered(statement: Executable) -> Executable:
 
 
 class _Rows:
-    """See `Result`."""
-
     __slots__ = ("_records", "_status")
 
     def __init__(self, records: "list[Any]", status: str) -> None:

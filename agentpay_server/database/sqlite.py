@@ -39,8 +39,6 @@ _PREPARER: Final = Preparer(_DIALECT, _converter)
 
 
 class SqliteRows:
-    """See `Result`."""
-
     __slots__ = ("_convert", "_cursor")
 
     def __init__(self, cursor: sqlite3.Cursor, convert: Callable[[Row], Row] | None) -> None:
@@ -49,14 +47,12 @@ class SqliteRows:
 
     @property
     def rowcount(self) -> int:
-        """See `Result`."""
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        """See `Result`."""
         row: Row | None = self._cursor.fetchone()
         if row is None:
             return None
@@ -65,18 +61,15 @@ class SqliteRows:
         return row if self._convert is None else self._convert(row)
 
     def scalars(self) -> Iterator[Any]:
-        """See `Result`."""
         return (row[0] for row in self)
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """See `Result`."""
         row = self.one_or_none()
         if row is None:
             raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """See `Result`."""
         row = self.one_or_none()
         return None if row is None else row[0]
 

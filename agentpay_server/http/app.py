@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, Final
 
 import attrs
@@ -50,7 +50,6 @@ from agentpay_server.http.responses import (
     Header,
     Headers,
     Reply,
-    disconnected,
     drop,
     identified,
     internal_error,
@@ -337,7 +336,7 @@ class _Path:
             await authenticated(headers, self._server.services.keys, trace.request_id)
         with self._places.for_work(principal, share):
             try:
-                reply = await self._reply(endpoint, scope, raw, receive)
+                reply = await self._reply(endpoint, scope, raw)
             except Problem:
                 # Addresses are shared: what others there get wrong does not refuse a valid code.
                 if not principal.is_known:
@@ -352,7 +351,7 @@ class _Path:
         if self._limit is not None:
             self._limit.take(principal.key_id)
 
-    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes, receive: Receive) -> Reply:
+    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
         headers: Mapping[str, str] = scope["agentpay.headers"]
         body = None
         if endpoint.request is not None:
@@ -367,7 +366,6 @@ class _Path:
             headers=headers,
             body=body,
             query=query,
-            disconnected=partial(disconnected, receive),
         )
         route, services = ROUTES[endpoint.name], self._server.services
         kind = exports.wanted(endpoint, headers)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -42,19 +42,13 @@ class DroppedError(Exception):
 
 @frozen(kw_only=True)
 class Call:
-    """An authenticated, valid request.
-
-    Attributes:
-        headers: with lower-case names.
-        disconnected: returns once the caller has disconnected.
-    """
+    """An authenticated, valid request; `headers` have lower-case names."""
 
     principal: Principal
     path: Mapping[str, str]
     headers: Mapping[str, str]
     body: Any = None
     query: Any = None
-    disconnected: Callable[[], Coroutine[Any, Any, None]]
 
 
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:

@@ -93,7 +93,7 @@ async def drop(scope: Scope, receive: Receive) -> bool:
     if close is None:
         return False
     close()
-    await disconnected(receive)
+    await _disconnected(receive)
     return True
 
 
@@ -102,7 +102,7 @@ async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes], k
     async with contextlib.aclosing(pieces):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         sending = asyncio.ensure_future(_send_pieces(send, pieces))
-        leaving = asyncio.ensure_future(disconnected(receive))
+        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -119,7 +119,6 @@ async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def disconnected(receive: Receive) -> None:
-    """Return once the caller of a request, whose body is read, has disconnected."""
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

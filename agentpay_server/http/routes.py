@@ -9,7 +9,7 @@ from agentpay.contract.payments import Payment, SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
 from agentpay_server.assembly.server import Services
-from agentpay_server.http.requests import Call, key_of
+from agentpay_server.http.requests import Call
 from agentpay_server.http.responses import Reply
 
 
@@ -153,12 +153,4 @@ ROUTES: Final[Mapping[str, Route]] = {
         200, lambda s, c: s.sandbox.restore(c.principal, c.path["snapshot_id"])
     ),
     "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
-    "sandbox.scenes.create": Route(
-        201,
-        lambda s, c: s.sandbox.create_scene(
-            c.principal, c.body, key=key_of(c.headers), disconnected=c.disconnected
-        ),
-        is_owned=True,
-    ),
-    "sandbox.scenes.list": Route(200, lambda s, c: s.sandbox.list_scenes(c.principal, c.query)),
 }

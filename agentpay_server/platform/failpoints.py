@@ -12,7 +12,6 @@ can tell a server with real money to die.
 
 import os
 import signal
-import threading
 from enum import StrEnum
 from typing import Final
 
@@ -109,14 +108,6 @@ class _Armed:
     passes_left: int = 0
 
 
-_EXEMPT: Final = threading.local()
-
-
-def exempt_thread() -> None:
-    """Let the calling thread pass every point: it runs a rehearsal, not the server that is to die."""
-    _EXEMPT.is_exempt = True
-
-
 def failpoint(operation: Operation, step: Step) -> None:
     if _Armed.point is not None:
         _pass(f"{operation}.{step}")
@@ -150,7 +141,7 @@ def capture() -> Restore:
 
 
 def _pass(name: str) -> None:
-    if name != _Armed.point or getattr(_EXEMPT, "is_exempt", False):
+    if name != _Armed.point:
         return
     if _Armed.passes_left:
         _Armed.passes_left -= 1

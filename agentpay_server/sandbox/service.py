@@ -1,15 +1,14 @@
-"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB14)."""
+"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB13)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping
+from typing import Protocol
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.accounts.deposits import Deposits, arrived, received_by
 from agentpay_server.chain import transactions
@@ -20,23 +19,18 @@ from agentpay_server.contract.sandbox import (
     ADVANCE_CLOCK,
     CLEAR_FAULTS,
     CREATE_OPERATOR,
-    CREATE_SCENE,
     CREATE_TOKEN_ACCOUNT,
     DELETE_FAULT,
     FUND,
     SET_FAULT,
     AdvanceClock,
-    BundledScene,
     ClockReading,
-    CreatedScene,
     CreateOperator,
-    CreateScene,
     CreateTokenAccount,
     Fault,
     Fund,
     Funding,
     ListFaults,
-    ListScenes,
     ListSnapshots,
     Operator,
     OutsideTokenAccount,
@@ -97,27 +91,10 @@ class ConsoleKeys(Protocol):
         ...
 
 
-Disconnected = Callable[[], Coroutine[Any, Any, None]]
-"""Returns once the caller of a request has disconnected."""
-
-
-class SceneBuilder(Protocol):
-    """Builds scenes by requests to this server."""
-
-    def bundled(self) -> Sequence[BundledScene]:
-        """Return the scenes that can be built by name, in order of their names."""
-        ...
-
-    async def build(self, request: CreateScene, *, key: str, disconnected: Disconnected) -> CreatedScene:
-        """Build a scene with the caller's key, until the caller has disconnected."""
-        ...
-
-
 class Sandbox:
     """The operations of the sandbox, for any operator.
 
-    `faults` is None on a public cluster, where every operation is forbidden. `scenes` returns None until the
-    server has an application.
+    `faults` is None on a public cluster, where every operation is forbidden.
     """
 
     def __init__(
@@ -131,7 +108,6 @@ class Sandbox:
         faults: Faults | None,
         snapshots: Snapshots,
         console_keys: ConsoleKeys,
-        scenes: Callable[[], SceneBuilder | None],
     ) -> None:
         self._context = context
         self._create_tenant = create_tenant
@@ -141,7 +117,6 @@ class Sandbox:
         self._faults = faults
         self._snapshots = snapshots
         self._console_keys = console_keys
-        self._scenes = scenes
 
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator; it appears in the history as a deposit.
@@ -377,53 +352,6 @@ class Sandbox:
         """
         self._require_test_chain()
         await self._snapshots.reset(principal)
-
-    async def create_scene(
-        self,
-        principal: Principal,
-        request: CreateScene,
-        *,
-        key: str,
-        disconnected: Disconnected,
-    ) -> CreatedScene:
-        """Build a scene by requests with the caller's key, until the caller has disconnected.
-
-        Raises:
-            Problem: `invalid_request` if it cannot be built, and nothing is stored; `scene_incomplete` if the
-                server fails in between: `details` lists what remains; `forbidden` on a chain where money is
-                real.
-        """
-        builder = self._require_scenes()
-        if (request.name is UNSET) == (request.document is UNSET):
-            raise invalid(FieldError(field="name", message="is required, or document instead of it"))
-        created = await builder.build(request, key=key, disconnected=disconnected)
-        subject = "document" if request.name is UNSET else request.name
-        after = {"accounts": len(created.accounts)}
-        await self._record(principal, CREATE_SCENE, subject, None, after, has_happened=True)
-        return created
-
-    async def list_scenes(self, principal: Principal, query: ListScenes) -> PageBody[BundledScene]:
-        """Return a page of the scenes that come with the server, by name.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
-                real.
-        """
-        listing = List("scenes", principal.operator_id)
-        before = listing.before(query.cursor)
-        scenes = self._require_scenes().bundled()
-        # By name, so the sequence counts down.
-        rows = [row for row in zip(range(len(scenes), 0, -1), scenes, strict=True) if row[0] < before]
-        return listing.page(
-            rows[: query.limit + 1], query.limit, seq=lambda row: row[0], item=lambda row: row[1]
-        )
-
-    def _require_scenes(self) -> SceneBuilder:
-        self._require_test_chain()
-        builder = self._scenes()
-        if builder is None:
-            raise Problem(ErrorCode.FORBIDDEN, "This server builds no scenes.")
-        return builder
 
     async def _record(
         self,

@@ -329,45 +329,6 @@ def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     )
 
 
-def test_the_test_bench_builds_scenes_by_name_and_by_text(server: AgentPayServer, console: Console) -> None:
-    console.expects_failures = True
-    tab = console.open("bench")
-    client, text = server.client(), tab.get_by_role("textbox", name="Document")
-    before = {each.account_id for each in client.accounts.list(limit=100)}
-    tab.get_by_label("Scene").select_option(label="pending approval")
-    expect(text).to_have_value(re.compile("status = .pending_approval."))
-    expect(tab.locator("main")).to_contain_text("A transfer waits for approval.")
-    tab.get_by_role("button", name="Build").click()
-    dialog = tab.get_by_role("dialog")
-    expect(dialog).to_contain_text("The scene is built")
-    key = dialog.locator(".secret code").first.inner_text()
-    agent = client.approvals.list().data[0].from_
-    assert server.client(api_key=key).whoami().account_id == agent
-    expect(dialog.get_by_role("link", name="agent")).to_have_attribute("href", f"#/accounts/{agent}")
-    dialog.get_by_role("button", name="Close").click()
-    assert client.audit_log.list(limit=1).data[0].subject == "pending_approval"
-    # A changed text is a document of its own.
-    text.fill(text.input_value().replace('"Agent"', '"Changed"'))
-    tab.get_by_role("button", name="Build").click()
-    expect(dialog).to_contain_text("The scene is built")
-    dialog.get_by_role("button", name="Close").click()
-    assert client.audit_log.list(limit=1).data[0].subject == "document"
-    new = [each for each in client.accounts.list(limit=100) if each.account_id not in before]
-    assert sorted(each.name for each in new) == ["Agent", "Changed", "Payee", "Payee"]
-    # An identifier leads to its page, and closes the dialog.
-    tab.get_by_role("button", name="Build").click()
-    dialog.get_by_role("link", name="agent").click()
-    expect(dialog).to_have_count(0)
-    expect(tab.get_by_role("heading", name="Changed")).to_be_visible()
-    console.go(tab, "bench")
-    # A fault stays beside the text, and nothing is stored.
-    tab.get_by_label("Scene").select_option(label="A document of your own")
-    text.fill('[accounts.a]\nname = "A"\ncolor = 1')
-    tab.get_by_role("button", name="Build").click()
-    expect(tab.locator(".benches .problem")).to_contain_text("document.accounts.a.color (line 3) is unknown")
-    assert len(list(client.accounts.list(limit=100))) == len(before) + 6
-
-
 def test_an_address_that_means_nothing_leaves_the_console_usable(console: Console) -> None:
     console.expects_failures = True
     tab = console.open()

@@ -125,9 +125,6 @@ def test_only_caller_defined_objects_allow_additional_properties(document):
     assert open_ones <= {
         "CreateAccount/properties/metadata",
         "AccountDetails/properties/metadata",
-        # By the names of the caller's scene.
-        "CreatedScene/properties/accounts",
-        "CreatedScene/properties/agent_keys",
         "Event/properties/data",
     }
 

@@ -415,10 +415,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
 MUTATING = [
     endpoint
     for endpoint in BOUND_ENDPOINTS
-    if endpoint.method != "GET"
-    # The one changes nothing; the other builds by operations of its own, each with its entry and its check.
-    and endpoint.name not in ("transfers.check", "sandbox.scenes.create")
-    and endpoint.scope is not Scope.NO_KEY
+    if endpoint.method != "GET" and endpoint.name != "transfers.check" and endpoint.scope is not Scope.NO_KEY
 ]
 
 

@@ -31,12 +31,11 @@ from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
-from solders.token.associated import get_associated_token_address
 from solders.transaction import VersionedTransaction
 from spl.memo.constants import MEMO_PROGRAM_ID
 from spl.token.constants import TOKEN_PROGRAM_ID
-from spl.token.instructions import approve, create_idempotent_associated_token_account, transfer_checked
-from spl.token.models import ApproveParams, TransferCheckedParams
+from spl.token.instructions import transfer_checked
+from spl.token.models import TransferCheckedParams
 
 from agentpay_server import AgentPayServer
 
@@ -132,7 +131,6 @@ async def use_solana_py(url: str, payee: str, token_account: str) -> None:
             )
         )
         message = MessageV0.try_compile(payer.pubkey(), [give, memo_of("hello")], [], latest.blockhash)
-        assert (await client.get_fee_for_message(message)).value == 5_000
         transaction = VersionedTransaction(message, [payer])
         simulated = (await client.simulate_transaction(transaction, sig_verify=True)).value
         assert (simulated.err, bool(simulated.logs)) == (None, True)
@@ -162,7 +160,6 @@ async def use_solana_py(url: str, payee: str, token_account: str) -> None:
         ] == [token_account]
         parsed = (await client.get_token_accounts_by_owner_json_parsed(owner, mint)).value
         assert parsed[0].account.data.parsed["info"]["tokenAmount"]["amount"] == "1500000"
-        assert (await client.get_token_supply(Pubkey.from_string(USDC))).value.amount == "10000000"
         accounts = (await client.get_multiple_accounts([owner, Keypair().pubkey()])).value
         assert [account is None for account in accounts] == [False, True]
         assert (await client.get_minimum_balance_for_rent_exemption(165)).value == 2_039_280
@@ -523,9 +520,7 @@ def test_blocks_hold_their_transactions_and_follow_one_another(server: AgentPayS
     result(server, "sendTransaction", text_of(second), BASE64)
     newest = result(server, "getSlot")
     assert newest == slot + 10
-    assert result(server, "getBlocks", slot, newest) == list(range(slot, newest + 1))
-    assert result(server, "getBlocks", newest - 1) == [newest - 1, newest]
-    assert result(server, "getBlockTime", newest) - result(server, "getBlockTime", slot) == 4
+    assert result(server, "getBlocksWithLimit", slot, 100) == list(range(slot, newest + 1))
 
     block = result(server, "getBlock", newest, {"maxSupportedTransactionVersion": 0})
     (only,) = block["transactions"]
@@ -537,72 +532,10 @@ def test_blocks_hold_their_transactions_and_follow_one_another(server: AgentPayS
     assert "rewards" not in parent
     signatures = result(server, "getBlock", newest, {"transactionDetails": "signatures"})["signatures"]
     assert signatures == [str(second.signatures[0])]
-    accounts = result(
-        server, "getBlock", newest, {"transactionDetails": "accounts", "maxSupportedTransactionVersion": 0}
-    )
-    assert accounts["transactions"][0]["transaction"]["accountKeys"][0]["pubkey"] == str(payer.pubkey())
-    assert "logMessages" not in accounts["transactions"][0]["meta"]
     assert refused(server, "getBlock", newest + 1)["code"] == -32004
-    assert refused(server, "getBlockTime", newest + 1)["code"] == -32004
 
 
-def test_the_chain_tells_wallets_about_itself(server: AgentPayServer) -> None:
-    count = result(server, "getTransactionCount")
-    payer = payer_with(server)
-    assert (
-        result(server, "getTransactionCount")
-        == count + 1
-        == result(server, "getEpochInfo")["transactionCount"]
-    )
-    leader = result(server, "getSlotLeader")
-    assert result(server, "getIdentity") == {"identity": leader}
-    (validator,) = result(server, "getVoteAccounts")["current"]
-    assert validator["nodePubkey"] == leader
-    assert result(server, "getVoteAccounts", {"votePubkey": leader})["current"] == []
-    assert (
-        result(server, "getEpochSchedule")["slotsPerEpoch"] == result(server, "getEpochInfo")["slotsInEpoch"]
-    )
-    supply = result(server, "getSupply")["value"]
-    assert supply["total"] == supply["circulating"] > 10**18 - SOL
-    assert result(server, "getBalance", str(payer.pubkey()))["value"] == SOL
-
-
-def test_token_accounts_are_found_by_amount_and_by_delegate(server: AgentPayServer) -> None:
-    client = server.client()
-    rich, poor = (client.accounts.create(name=name) for name in ("Rich", "Poor"))
-    server.sandbox.fund(rich.account_id, "100")
-    server.sandbox.fund(poor.account_id, "1")
-    largest = result(server, "getTokenLargestAccounts", USDC)["value"]
-    assert [(each["address"], each["uiAmountString"]) for each in largest[:2]] == [
-        (rich.usdc_token_account, "100"),
-        (poor.usdc_token_account, "1"),
-    ]
-    assert refused(server, "getTokenLargestAccounts", rich.usdc_token_account)["code"] == -32602
-    owner, delegate = payer_with(server), Keypair()
-    outside = server.sandbox.create_token_account()
-    assert result(server, "getTokenAccountsByDelegate", str(delegate.pubkey()), {"mint": USDC})["value"] == []
-    account = str(get_associated_token_address(owner.pubkey(), Pubkey.from_string(USDC)))
-    steps = [
-        create_idempotent_associated_token_account(owner.pubkey(), owner.pubkey(), Pubkey.from_string(USDC)),
-        approve(
-            ApproveParams(
-                program_id=TOKEN_PROGRAM_ID,
-                source=Pubkey.from_string(account),
-                delegate=delegate.pubkey(),
-                owner=owner.pubkey(),
-                amount=5,
-            )
-        ),
-    ]
-    approving = VersionedTransaction(
-        Message.new_with_blockhash(steps, owner.pubkey(), blockhash_of(server)), [owner]
-    )
-    result(server, "sendTransaction", text_of(approving), BASE64)
-    found = result(server, "getTokenAccountsByDelegate", str(delegate.pubkey()), {"mint": USDC}, BASE64)
-    assert [each["pubkey"] for each in found["value"]] == [account] != [outside.usdc_token_account]
-
-
-def test_subscriptions_to_accounts_programs_and_logs_are_notified(server: AgentPayServer) -> None:
+def test_a_subscription_to_an_account_is_notified(server: AgentPayServer) -> None:
     payer = payer_with(server)
     outside, recipient = Keypair(), Keypair().pubkey()
     transaction = giving(server, payer, to=recipient, text="hello")
@@ -616,32 +549,13 @@ def test_subscriptions_to_accounts_programs_and_logs_are_notified(server: AgentP
                 await connection.send(json.dumps(content))
                 return json.loads(await connection.recv())["result"]
 
-            kinds = {
-                await call("accountSubscribe", str(recipient), BASE64): "account",
-                await call("programSubscribe", "1" * 32, {**BASE64, "filters": [{"dataSize": 0}]}): "program",
-                await call("logsSubscribe", {"mentions": [str(payer.pubkey())]}): "logs",
-                await call("logsSubscribe", {"mentions": [str(outside.pubkey())]}): "nobody",
-                await call("accountSubscribe", str(outside.pubkey())): "nobody",
-            }
+            wanted = await call("accountSubscribe", str(recipient), BASE64)
+            await call("accountSubscribe", str(outside.pubkey()))
             await asyncio.to_thread(result, server, "sendTransaction", text_of(transaction), BASE64)
-            heard: dict[str, list[Any]] = {}
-            while len(heard.get("program", ())) < 2 or len(heard) < 3:
-                params = json.loads(await connection.recv())["params"]
-                heard.setdefault(kinds[params["subscription"]], []).append(params["result"])
-            (account,), (logs,) = heard["account"], heard["logs"]
-            assert account["value"]["lamports"] == 5 * 10**6
-            assert logs["value"]["signature"] == str(transaction.signatures[0])
-            assert logs["value"]["err"] is None
-            assert any("hello" in line for line in logs["value"]["logs"])
-            changed = {each["value"]["pubkey"] for each in heard["program"]}
-            assert changed == {str(payer.pubkey()), str(recipient)}
-            assert "nobody" not in heard
-            numbers = {kind: number for number, kind in kinds.items()}
-            assert await call("accountUnsubscribe", numbers["account"]) is True
-            root = await call("rootSubscribe")
-            await asyncio.to_thread(server.sandbox.clock.advance, 4)
-            told = json.loads(await connection.recv())
-            assert (told["method"], told["params"]["subscription"]) == ("rootNotification", root)
+            told = json.loads(await connection.recv())["params"]
+            assert told["subscription"] == wanted
+            assert told["result"]["value"]["lamports"] == 5 * 10**6
+            assert await call("accountUnsubscribe", wanted) is True
 
     asyncio.run(asyncio.wait_for(listen(), 120))
 
@@ -657,28 +571,19 @@ def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_
 
     async def listen() -> None:
         async with websockets.connect(url) as connection:
-            for method, watched in (
-                # 165 bytes, and these encodings show 128.
-                ("accountSubscribe", payee.usdc_token_account),
-                ("programSubscribe", str(TOKEN_PROGRAM_ID)),
-            ):
-                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": [watched, options]}
-                await connection.send(json.dumps(content))
-                assert "result" in json.loads(await connection.recv())
+            # 165 bytes, and these encodings show 128.
+            watched = [payee.usdc_token_account, options]
+            content = {"jsonrpc": "2.0", "id": 1, "method": "accountSubscribe", "params": watched}
+            await connection.send(json.dumps(content))
+            assert "result" in json.loads(await connection.recv())
             paid = await asyncio.to_thread(
                 client.transfers.create, from_=payer.account_id, to=payee.account_id, amount=1
             )
             assert paid.status == "settled"
-            shown = {}
-            while len(shown) < 2:
-                told = json.loads(await connection.recv())
-                value = told["params"]["result"]["value"]
-                shown[told["method"]] = value.get("account", value)
+            shown = json.loads(await connection.recv())["params"]["result"]["value"]
             # As Solana's node says it.
-            assert {account["data"] for account in shown.values()} == {
-                "error: data too large for bs58 encoding"
-            }
-            assert {account["space"] for account in shown.values()} == {165}
+            assert shown["data"] == "error: data too large for bs58 encoding"
+            assert shown["space"] == 165
 
     asyncio.run(asyncio.wait_for(listen(), 120))
     assert client.accounts.balance(payee.account_id).balance_usdc == 1
@@ -757,7 +662,7 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
             for each in (transaction, failing)
         )
         assert shown_failing["meta"]["err"] is not None
-        height, count = result(server, "getBlockHeight"), result(server, "getTransactionCount")
+        height, count = result(server, "getBlockHeight"), result(server, "getEpochInfo")["transactionCount"]
     with AgentPayServer(clock=START, data_dir=tmp_path) as server:
         assert result(server, "getBlockHeight") > height
         assert result(server, "getBalance", str(payer.pubkey()))["value"] == SOL - 5_010_000
@@ -770,7 +675,7 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         assert result(server, "getTransaction", str(failing.signatures[0]), SHOWN) == shown_failing
         block = result(server, "getBlock", shown["slot"], {**SHOWN, "rewards": False})
         assert str(transaction.signatures[0]) in str(block["transactions"])
-        assert result(server, "getTransactionCount") == count + 1
+        assert result(server, "getEpochInfo")["transactionCount"] == count + 1
 
 
 def test_every_response_identifies_its_request(server: AgentPayServer) -> None:

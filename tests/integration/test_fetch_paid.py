@@ -21,6 +21,7 @@ from tool_results import assert_consistent
 
 from agentpay import AgentPay
 from agentpay.tools import AgentTools, AsyncAgentTools
+from agentpay.tools.references import key_of
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
@@ -750,7 +751,7 @@ def test_calls_share_one_session_and_close_session_ends_it(
     # A repeated reference presents the same voucher.
     again = metered(tools, paywall, "tick-0002")
     assert (again["status"], again["session_id"]) == ("charged", results[0]["session_id"])
-    closing = tools.close_session(session_ref=str(results[0]["session_id"]))
+    closing = tools.close_session(session_id=str(results[0]["session_id"]))
     assert (closing["status"], closing["running_total_usdc"]) == ("closing", "0.003000")
     server.sandbox.clock.advance(1)
     assert spent(client, account) == "0.003000"
@@ -795,7 +796,7 @@ def test_a_used_up_cap_opens_no_second_session(tools: AgentTools, client: AgentP
     assert "close_session" in str(result["next_step"])
     (session,) = client.sessions.list()
     assert session.session_id == result["session_id"]
-    tools.close_session(session_ref=session.session_id)
+    tools.close_session(session_id=session.session_id)
     assert metered(tools, paywall, "tick-0002")["status"] == "charged"
 
 
@@ -813,20 +814,26 @@ def test_a_stolen_voucher_is_paid_and_not_delivered(
 
 # --- One reference, one purchase of any kind
 
-WAYS = ("pay", "fetch", "session", "escrow")
+WAYS = ("pay", "fetch", "session")
 
 
 def buy(tools: AgentTools, client: AgentPay, paywall: Paywall, way: str) -> dict[str, Any]:
-    if way == "pay":
+    if way in ("pay", "escrow"):
         payee = next(each.account_id for each in client.accounts.list() if each.name == "Payee")
-        return dict(tools.pay(payment_ref=REF, to=payee, amount_usdc="0.5"))
-    if way == "escrow":
-        payee = next(each.account_id for each in client.accounts.list() if each.name == "Payee")
-        return dict(tools.open_session(session_ref=REF, to=payee, cap_usdc="1"))
+        if way == "pay":
+            return dict(tools.pay(payment_ref=REF, to=payee, amount_usdc="0.5"))
+        # Another program of the account.
+        key = key_of(REF)
+        opened = client.sessions.open(
+            account_id=tools.account_id(), to=payee, cap_usdc=1, idempotency_key=key
+        )
+        return {"status": opened.status}
     return dict(fetched(tools, paywall) if way == "fetch" else metered(tools, paywall, REF))
 
 
-@pytest.mark.parametrize(("first", "then"), list(itertools.permutations(WAYS, 2)))
+@pytest.mark.parametrize(
+    ("first", "then"), [*itertools.permutations(WAYS, 2), *(("escrow", then) for then in WAYS)]
+)
 def test_a_reference_buys_once_in_whatever_way(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall, first: str, then: str
 ) -> None:

@@ -50,8 +50,6 @@ HINTS = {
     "get_payment": (True, False, True, False),
     "list_payments": (True, False, True, False),
     "fetch_paid": (False, True, False, True),
-    "open_session": (False, True, True, True),
-    "charge_session": (False, True, True, True),
     "close_session": (False, True, True, True),
 }
 """Read-only, destructive, idempotent, open world."""
@@ -63,9 +61,7 @@ INPUTS = {
     "get_payment": (["payment_ref"], ["wait_seconds"]),
     "list_payments": ([], ["status", "limit", "cursor"]),
     "fetch_paid": (["url", "max_usdc", "payment_ref"], ["method", "headers", "body", "session_cap_usdc"]),
-    "open_session": (["session_ref", "to", "cap_usdc"], ["category"]),
-    "charge_session": (["session_ref", "charge_ref", "amount_usdc"], []),
-    "close_session": (["session_ref"], []),
+    "close_session": (["session_id"], []),
 }
 
 
@@ -195,10 +191,11 @@ async def test_every_tool_is_listed_and_called(
         url = f"{place.paywall}/page"
         page = await called(client, "fetch_paid", url=url, max_usdc="1", payment_ref=f"{prefix}-page")
         assert (page["status"], page["untrusted_content"]["http_status"]) == ("settled", 200)
-        session = {"session_ref": f"{prefix}-session"}
-        await called(client, "open_session", **session, to=place.payee, cap_usdc="1")
-        await called(client, "charge_session", **session, charge_ref="charge-1", amount_usdc="0.25")
-        assert (await called(client, "close_session", **session))["settled_usdc"] == "0.250000"
+        session = await place.server.async_agent_client(place.payer).sessions.open(
+            account_id=place.payer, to=place.payee, cap_usdc="1", idempotency_key=f"{prefix}-session"
+        )
+        closed = await called(client, "close_session", session_id=session.session_id)
+        assert (closed["status"], closed["returned_usdc"]) == ("settled", "1.000000")
         assert asked == []
         await assert_the_approval_page_opens(place, client, f"{prefix}-accept", asked)
 
@@ -251,8 +248,6 @@ RESULTS = {
     "get_payment": PaymentResult,
     "list_payments": PaymentList,
     "fetch_paid": FetchResult,
-    "open_session": SessionResult,
-    "charge_session": SessionResult,
     "close_session": SessionResult,
 }
 

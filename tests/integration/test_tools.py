@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import httpx
@@ -12,7 +12,7 @@ from awaited import Awaited, sync_and_async
 from server_world import START, Funded
 from tool_results import assert_consistent
 
-from agentpay import AgentPay, errors
+from agentpay import AgentPay, Session, errors
 from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools, ToolInputError
 from agentpay.tools.results import PaymentResult
 from agentpay_server import AgentPayServer, Settings
@@ -294,9 +294,7 @@ CALLS: dict[str, dict[str, str]] = {
     "pay": {"payment_ref": REF, "to": "payee", "amount_usdc": "1"},
     "get_payment": {"payment_ref": REF},
     "fetch_paid": {"payment_ref": REF, "url": "https://seller.invalid/page", "max_usdc": "1"},
-    "open_session": {"session_ref": REF, "to": "payee", "cap_usdc": "1"},
-    "charge_session": {"session_ref": REF, "charge_ref": REF, "amount_usdc": "1"},
-    "close_session": {"session_ref": REF},
+    "close_session": {"session_id": "sess_1"},
 }
 READS: dict[str, dict[str, str]] = {
     "get_budget": {},
@@ -352,10 +350,8 @@ def test_a_key_that_is_revoked_between_reading_and_paying_is_unauthorized(
     assert result["status"] == "unauthorized"
 
 
-def test_each_call_says_what_to_do_about_its_own_problem(
-    tools: AgentTools, client: AgentPay, payee: str
-) -> None:
-    """A private address, an unknown reference, and a session with another cap."""
+def test_each_call_says_what_to_do_about_its_own_problem(tools: AgentTools) -> None:
+    """A private address, an unknown reference, and an unknown session."""
     private = tools.fetch_paid(url="https://127.0.0.1/page", max_usdc="1", payment_ref=REF)
     assert (private["status"], private["may_retry_with_same_ref"]) == ("rejected", False)
     assert "public address" in str(private["next_step"])
@@ -365,11 +361,9 @@ def test_each_call_says_what_to_do_about_its_own_problem(
     unknown = tools.get_payment(payment_ref="never-used-ref")
     assert "list_payments" in str(unknown["next_step"])
 
-    tools.open_session(session_ref="session-1", to=payee, cap_usdc="2")
-    other = tools.open_session(session_ref="session-1", to=payee, cap_usdc="3")
-    assert (other["status"], other["money_moved"]) == ("conflict", "no")
-    assert "close_session" in str(other["next_step"])
-    assert "another cap or payee gets a new session_ref" in str(other["next_step"])
+    other = tools.close_session(session_id="session-1")
+    assert (other["status"], other["money_moved"]) == ("unknown", "unknown")
+    assert "session_id of a result of fetch_paid" in str(other["next_step"])
     for result in (private, unknown, other):
         assert_consistent(result)
 
@@ -450,80 +444,58 @@ def test_payments_are_listed_with_their_references(
     ]
 
 
+@pytest.fixture
+def session(client: AgentPay, payer: str, payee: str) -> Session:
+    """A session with half a USDC of two charged."""
+    opened = client.sessions.open(account_id=payer, to=payee, cap_usdc=2, idempotency_key="session-1")
+    return client.sessions.charge(opened.session_id, amount="0.5", idempotency_key="charge-1")
+
+
 @sync_and_async
-def test_a_session_is_opened_charged_and_closed_by_reference(
-    tools: AgentTools, client: AgentPay, payee: str
-) -> None:
-    def opened() -> Mapping[str, Any]:
-        return tools.open_session(session_ref="session-1", to=payee, cap_usdc="2")
-
-    first = opened()
-    assert (first["status"], first["money_moved"], first["cap_usdc"]) == ("open", "yes", "2.000000")
-    assert opened()["session_id"] == first["session_id"]
-    charge = {"session_ref": "session-1", "charge_ref": "charge-1", "amount_usdc": "0.5"}
-    totals = [tools.charge_session(**charge)["running_total_usdc"] for _ in range(3)]
-    assert totals == ["0.500000"] * 3
-    other = tools.charge_session(**{**charge, "amount_usdc": "0.6"})
-    assert (other["status"], other["money_moved"]) == ("conflict", "no")
-    assert other["running_total_usdc"] == "0.500000"
-    assert "already charged" in str(other["reason"])
-    beyond = tools.charge_session(**{**charge, "charge_ref": "charge-2", "amount_usdc": "1.6"})
-    assert (beyond["status"], beyond["money_moved"]) == ("rejected", "no")
-    assert "session_cap_exceeded" in str(beyond["reason"])
-
-    closed = [tools.close_session(session_ref="session-1") for _ in range(2)]
+def test_a_session_is_closed_once(tools: AgentTools, client: AgentPay, payee: str, session: Session) -> None:
+    closed = [tools.close_session(session_id=session.session_id) for _ in range(2)]
 
     assert closed[0] == closed[1]
-    assert [closed[0][name] for name in ("status", "settled_usdc", "returned_usdc")] == [
-        "settled",
-        "0.500000",
-        "1.500000",
-    ]
-    assert opened()["status"] == "settled"
-    other = tools.open_session(session_ref="session-1", to=payee, cap_usdc="3")
-    assert (other["status"], other["money_moved"], other["cap_usdc"]) == ("conflict", "no", "2.000000")
+    assert closed[0] == {
+        "status": "settled",
+        "money_moved": "yes",
+        "may_retry_with_same_ref": False,
+        "session_id": session.session_id,
+        "to": payee,
+        "cap_usdc": "2.000000",
+        "running_total_usdc": "0.500000",
+        "settled_usdc": "0.500000",
+        "returned_usdc": "1.500000",
+        "tx_signature": client.sessions.get(session.session_id).settlement_tx_signature,
+        "reason": None,
+        "next_step": "Done. Report amount, payee and tx_signature.",
+    }
     assert moved(client, payee) == "0.500000"
-    assert len(client.sessions.list().data) == 1
-
-
-@sync_and_async
-def test_a_session_that_the_policy_refuses_is_a_result(
-    tools: AgentTools, client: AgentPay, payer: str, payee: str
-) -> None:
-    client.policies.update(payer, max_daily_spend=1)
-    result = tools.open_session(session_ref="session-1", to=payee, cap_usdc="2")
-    assert (result["status"], result["money_moved"]) == ("rejected", "no")
-    assert "max_daily_spend" in str(result["reason"])
-    for call in (
-        tools.close_session(session_ref="session-1"),
-        tools.charge_session(session_ref="session-1", charge_ref="charge-1", amount_usdc="1"),
-    ):
-        assert (call["status"], call["money_moved"]) == ("unknown", "unknown")
 
 
 @sync_and_async
 @pytest.mark.parametrize("effect", ["reply_lost", "internal_error", "reset"])
-def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
-    tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str, effect: str
+def test_a_close_that_fails_is_unknown_and_repeated_safely(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str, session: Session, effect: str
 ) -> None:
-    def step(operation: str, call: Callable[[], Mapping[str, Any]]) -> Mapping[str, Any]:
-        with server.sandbox.fault(f"http:{operation}", effect=effect):
-            assert call()["status"] in ("unknown", "open", "settled")
-        return call()
+    with server.sandbox.fault("http:POST /ext/v1/sessions/{session_id}/close", effect=effect):
+        failed = tools.close_session(session_id=session.session_id)
+    assert_consistent(failed)
+    assert failed["status"] in ("unknown", "open", "settled")
+    assert tools.close_session(session_id=session.session_id)["settled_usdc"] == "0.500000"
+    assert moved(client, payee) == "0.500000"
 
-    def opening() -> Mapping[str, Any]:
-        return tools.open_session(session_ref="session-1", to=payee, cap_usdc="2")
 
-    def charging() -> Mapping[str, Any]:
-        return tools.charge_session(session_ref="session-1", charge_ref="charge-1", amount_usdc="1")
-
-    assert step("POST /ext/v1/sessions", opening)["status"] == "open"
-    assert step("POST /ext/v1/sessions/{session_id}/charges", charging)["running_total_usdc"] == "1.000000"
-    closed = step(
-        "POST /ext/v1/sessions/{session_id}/close", lambda: tools.close_session(session_ref="session-1")
-    )
-    assert closed["settled_usdc"] == "1.000000"
-    assert moved(client, payee) == "1.000000"
+@sync_and_async
+def test_a_close_while_the_chain_is_down_says_how_far_the_session_is(
+    tools: AgentTools, server: AgentPayServer, session: Session
+) -> None:
+    with server.sandbox.fault("chain_down"):
+        waiting = tools.close_session(session_id=session.session_id)
+    assert_consistent(waiting)
+    assert (waiting["status"], waiting["money_moved"]) == ("closing", "unknown")
+    assert "chain_unavailable" in str(waiting["reason"])
+    assert "same session_id until it is settled" in str(waiting["next_step"])
 
 
 # --- Arguments, and calls by name
@@ -633,9 +605,7 @@ def test_sync_and_async_return_the_same() -> None:
             ("pay", {"payment_ref": "order-1xxx", "to": shop, "amount_usdc": "2"}),
             ("get_payment", {"payment_ref": "order-4xxx"}),
             ("list_payments", {}),
-            ("open_session", {"session_ref": "session-1", "to": shop, "cap_usdc": "2"}),
-            ("charge_session", {"session_ref": "session-1", "charge_ref": "charge-1", "amount_usdc": "1"}),
-            ("close_session", {"session_ref": "session-1"}),
+            ("close_session", {"session_id": "sess_1"}),
         ]
 
     def in_sync() -> list[Mapping[str, Any]]:
@@ -725,8 +695,6 @@ def test_no_tool_can_approve_raise_limits_fund_replay_or_create_keys() -> None:
         "get_payment",
         "list_payments",
         "fetch_paid",
-        "open_session",
-        "charge_session",
         "close_session",
     }
     for spec in TOOLS.values():

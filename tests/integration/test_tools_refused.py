@@ -72,10 +72,8 @@ def asked(tool: str, tools: AgentTools, payee: str, paywall: Paywall) -> Mapping
     result: Mapping[str, Any]
     if tool == "pay":
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5")
-    elif tool == "fetch_paid":
-        result = tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/report", max_usdc="2")
     else:
-        result = tools.open_session(session_ref=REF, to=payee, cap_usdc="1.5")
+        result = tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/report", max_usdc="2")
     assert_consistent(result)
     return result
 
@@ -90,12 +88,7 @@ REFUSING: list[tuple[dict[str, Any], dict[str, Any]]] = [
 @sync_and_async
 @pytest.mark.parametrize(
     ("tool", "refusing", "allowing"),
-    [
-        (tool, *limits)
-        for tool in ("pay", "fetch_paid", "open_session")
-        # An opening is not a transfer, but its charges are.
-        for limits in REFUSING[1 if tool == "open_session" else 0 :]
-    ],
+    [(tool, *limits) for tool in ("pay", "fetch_paid") for limits in REFUSING],
 )
 def test_a_refused_purchase_is_paid_once_the_policy_allows_it(
     tools: AgentTools,
@@ -120,15 +113,14 @@ def test_a_refused_purchase_is_paid_once_the_policy_allows_it(
     assert [each["money_moved"] for each in paid] == ["yes"] * 3
     assert len({each["tx_signature"] for each in paid}) == 1
     assert spent(client, payer) == "1.500000"
-    if tool != "open_session":
-        assert {each["payment_ref"] for each in paid} == {REF}
-        again = tools.get_payment(payment_ref=REF)
-        assert (again["status"], again["tx_signature"]) == ("settled", paid[0]["tx_signature"])
-        listed = tools.list_payments()["payments"]
-        assert [(each["payment_ref"], each["status"]) for each in listed] == [
-            (REF, "settled"),
-            *[(REF, "rejected")] * 3,
-        ]
+    assert {each["payment_ref"] for each in paid} == {REF}
+    again = tools.get_payment(payment_ref=REF)
+    assert (again["status"], again["tx_signature"]) == ("settled", paid[0]["tx_signature"])
+    listed = tools.list_payments()["payments"]
+    assert [(each["payment_ref"], each["status"]) for each in listed] == [
+        (REF, "settled"),
+        *[(REF, "rejected")] * 3,
+    ]
 
 
 def test_a_refused_purchase_is_paid_days_later(

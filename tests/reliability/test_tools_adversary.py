@@ -38,10 +38,6 @@ OPERATIONS = (
     "POST /v1/transfers",
     "GET /v1/transfers/{transfer_id}",
     "GET /ext/v1/accounts/{account_id}/budget",
-    "POST /ext/v1/sessions",
-    "GET /ext/v1/sessions",
-    "POST /ext/v1/sessions/{session_id}/charges",
-    "POST /ext/v1/sessions/{session_id}/close",
     "POST /ext/v1/payments",
 )
 ROUNDS_MAX = 600
@@ -122,17 +118,12 @@ def call(tool: str, **arguments: Any) -> st.SearchStrategy[Call]:
     return st.builds(Call, st.just(tool), st.fixed_dictionaries(arguments), kinds)
 
 
-sessions = st.sampled_from(["session-1", "session-2"])
-charges = st.sampled_from(["charge-1", "charge-2"])
 calls = st.one_of(
     call("pay", payment_ref=refs, to=payees, amount_usdc=amounts),
     call("pay", payment_ref=refs, to=payees, amount_usdc=amounts),
     call("fetch_paid", payment_ref=refs, url=st.sampled_from(list(PRICES)), max_usdc=amounts),
     call("fetch_paid", payment_ref=refs, url=st.sampled_from(list(PRICES)), max_usdc=st.just("4")),
     call("get_payment", payment_ref=refs),
-    call("open_session", session_ref=sessions, to=payees, cap_usdc=amounts),
-    call("charge_session", session_ref=sessions, charge_ref=charges, amount_usdc=amounts),
-    call("close_session", session_ref=sessions),
 )
 faults = st.one_of(
     st.builds(
@@ -244,14 +235,12 @@ class World:
                     continue
 
     async def end(self) -> None:
-        """Let everything work again and come to its end; close all sessions."""
+        """Let everything work again and come to its end."""
         self.server.sandbox.clear_faults()
         self.server.client().policies.resume(self.account)
         self.server.sandbox.clock.advance(minutes=10)
         # A slow chain shows a transaction after some real time, whatever the clock says.
         for _ in range(ROUNDS_MAX):
-            for name in ("session-1", "session-2"):
-                await self.ask(Call("close_session", {"session_ref": name}, None))
             self.server.sandbox.clock.advance(minutes=1)
             if not self.unfinished():
                 return
@@ -259,13 +248,8 @@ class World:
         raise AssertionError(f"never finished: {self.unfinished()}")
 
     def unfinished(self) -> list[object]:
-        """Return the transfers and sessions whose money may still move."""
-        client = self.server.client()
-        sessions = client.sessions.list(account_id=self.account)
-        return [
-            *client.transfers.list(account_id=self.account, status="submitted"),
-            *(each for each in sessions if each.status not in ("settled", "failed")),
-        ]
+        """Return the transfers whose money may still move."""
+        return list(self.server.client().transfers.list(account_id=self.account, status="submitted"))
 
     async def judge(self) -> None:
         client = self.server.client()
@@ -276,10 +260,9 @@ class World:
                 ref = ref_of(transfer.idempotency_key)
                 assert ref not in paid, f"{ref} paid twice"
                 paid[ref] = transfer
-        settled = [each for each in client.sessions.list(account_id=self.account) if each.status == "settled"]
         moved: Counter[str] = Counter()
-        for each in (*paid.values(), *settled):
-            moved[each.to] += each.amount_usdc if hasattr(each, "amount_usdc") else each.settled_usdc or 0
+        for each in paid.values():
+            moved[each.to] += each.amount_usdc
         on_chain = {payee: client.accounts.balance(payee).balance_usdc for payee in self.payees}
         assert on_chain == {payee: Decimal(moved[payee]) for payee in self.payees}
         assert self.paywall.received_usdc == sum(moved.values()) - sum(on_chain.values())
@@ -303,7 +286,7 @@ class World:
     def judge_told(self, paid: dict[str, Any]) -> None:
         """Check that what was reported as paid is settled, with that amount, to that payee."""
         for result in self.told:
-            if result["money_moved"] == "yes" and "payment_ref" in result:
+            if result["money_moved"] == "yes":
                 transfer = paid[result["payment_ref"]]
                 assert result["tx_signature"] == transfer.tx_signature
                 assert (Decimal(result["amount_usdc"]), result["to"]) == (transfer.amount_usdc, transfer.to)
@@ -335,7 +318,6 @@ LOW = Limit("max_single_transfer", 1)
 HIGH = Limit("max_single_transfer", 4)
 PAY = {"payment_ref": "purchase-1", "to": "shop", "amount_usdc": "2"}
 FETCH = {"payment_ref": "purchase-2", "url": "/fair", "max_usdc": "4"}
-OPEN = {"session_ref": "session-1", "to": "shop", "cap_usdc": "0.5"}
 FETCHED = Call("fetch_paid", FETCH, None)
 
 
@@ -343,7 +325,7 @@ FETCHED = Call("fetch_paid", FETCH, None)
 @given(st.lists(events, min_size=5, max_size=25), st.sampled_from(["legacy", "auto"]))
 @example([Call("pay", PAY, steps) for steps in range(0, 60, 2)], "auto")
 @example([Call("fetch_paid", FETCH, steps) for steps in range(0, 90, 5)], "auto")
-@example([Fault("chain_slow", times=1), Call("open_session", OPEN, None), Call("pay", PAY, None)], "legacy")
+@example([Fault("chain_slow", times=1), FETCHED, Call("pay", PAY, None)], "legacy")
 @example([Sell(Protocol.MPP, Mode.HOLD), FETCHED, Later(60), FETCHED, Call("pay", PAY, None)], "legacy")
 @example([Sell(Protocol.X402_V2, Mode.NEVER_SETTLE), FETCHED, Later(300), FETCHED, FETCHED], "auto")
 @example([Fault("http:POST /v1/transfers", "reply_lost", 1), Call("pay", PAY, None)] * 3, "legacy")

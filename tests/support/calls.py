@@ -33,8 +33,6 @@ OTHER_NAMES = {
     "sandbox.faults.list": "sandbox.faults",
     "sandbox.faults.set": "sandbox.set_fault",
     "sandbox.operators.create": "sandbox.create_operator",
-    "sandbox.scenes.create": "sandbox.create_scene",
-    "sandbox.scenes.list": "sandbox.scenes",
     "sandbox.snapshots.create": "sandbox.snapshot",
     "sandbox.snapshots.list": "sandbox.snapshots",
     "sandbox.snapshots.restore": "sandbox.restore",
@@ -44,7 +42,6 @@ OTHER_NAMES = {
 
 ONE_OF: dict[str, dict[str, Any]] = {
     "payments.authorize": {"origin": "https://api.example.com", "headers": [("payment-required", "e30=")]},
-    "sandbox.scenes.create": {"name": "pending_approval"},
 }
 """What a call needs of arguments of which none is required alone."""
 

@@ -8,7 +8,7 @@ import pytest
 
 from agentpay._async import purchases
 
-_SAME_REF = re.compile(r"same (payment_|session_|charge_)?ref\b", re.IGNORECASE)
+_SAME_REF = re.compile(r"same ((payment_)?ref|session_id)\b", re.IGNORECASE)
 _FORBIDS = re.compile(r"do not (repeat|call|pay) .*with (this|the same) ref|ref is used up", re.IGNORECASE)
 
 

@@ -70,12 +70,10 @@ class EmbeddedChain(LedgeredMachine):
 
     @property
     def cluster_name(self) -> str:
-        """See `Chain`."""
         return "embedded"
 
     @property
     def is_test_chain(self) -> bool:
-        """See `Chain`."""
         return True
 
     @property
@@ -94,18 +92,15 @@ class EmbeddedChain(LedgeredMachine):
         return (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US / 1_000_000
 
     def explorer_url(self, signature: str) -> str:
-        """See `Chain`."""
         return custom_explorer_url(signature, self.rpc_url or _USUAL_RPC_URL)
 
     async def latest_blockhash(self) -> Blockhash:
-        """See `Chain`."""
         await self._settled()
         # The ledger does not need it: a restart computes it again, and no proof depends on it.
         height, blockhash = self._blocks.latest()
         return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
-        """See `Chain`."""
         # A reported height may prove an expiry, so a restart must continue above it.
         self._reported = reported = self._blocks.position()
         await self._settled()
@@ -128,7 +123,6 @@ class EmbeddedChain(LedgeredMachine):
         *,
         proof_height: int | None = None,  # noqa: ARG002 - it is always a proof
     ) -> SignatureStatus | None:
-        """See `Chain`."""
         await self._settled()
         message_hash = Hash.from_string(cosigned.message_hash)
         name = self._names.get(message_hash)
@@ -141,7 +135,6 @@ class EmbeddedChain(LedgeredMachine):
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """See `Chain`."""
         await self._settled()
         account = self._token_account(token_account)
         return (0 if account is None else account.amount_micro) >= amount_micro
@@ -185,7 +178,6 @@ class EmbeddedChain(LedgeredMachine):
         await self._turn()
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """See `Chain`."""
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
@@ -203,13 +195,11 @@ class EmbeddedChain(LedgeredMachine):
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """See `Chain`."""
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
 
     async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
-        """See `Chain`."""
         await self._settled()
         found = [(address, account_at(self._svm, address)) for address in addresses]
         return [
@@ -222,7 +212,6 @@ class EmbeddedChain(LedgeredMachine):
         ]
 
     async def blockhash_slot(self, blockhash: str) -> int | None:
-        """See `Chain`."""
         return self.slot if await self.is_blockhash_valid(Hash.from_string(blockhash)) else None
 
     async def channel_history(
@@ -252,7 +241,6 @@ class EmbeddedChain(LedgeredMachine):
         return True
 
     async def rent_exemption(self, size: int) -> int:
-        """See `Chain`."""
         await self._settled()
         return self._svm.minimum_balance_for_rent_exemption(size)
 

@@ -43,37 +43,30 @@ class MemoryLedger:
         self._newest: deque[Executed] = deque(maxlen=HISTORY_LENGTH)
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """See `Ledger.read`."""
         if self._state is None:
             return None
         accounts = serialized(self._accounts)
         return self._state, {address: data for address, data in accounts.items() if data is not None}
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        """See `Ledger.seen`."""
         found = (signed.seen for signed in self._signatures.values())
         recent = [seen for seen in found if seen is not None and seen.height >= from_height]
         return sorted(recent, key=lambda seen: seen.height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """See `Ledger.status`."""
         signed = self._signatures.get(signature)
         return None if signed is None else signed.status
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """See `Ledger.name_of`."""
         return self._names.get(message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
-        """See `Ledger.credits`."""
         return self._credits.after(token_account, after_slot)[:count]
 
     async def newest(self, *, count: int) -> Sequence[Executed]:
-        """See `Ledger.newest`."""
         return list(self._newest)[-count:]
 
     async def write(self, page: PersistedPage) -> None:
-        """See `Ledger.write`."""
         if page.before != self._state:
             raise LedgerMovedError("the ledger is not where this page begins")
         self._state = page.after
@@ -96,5 +89,4 @@ class MemoryLedger:
         self._credits.forget(token_account, slot)
 
     def capture(self) -> Restore:
-        """See `Ledger.capture`."""
         return captured(self, "_state", "_accounts", "_newest", "_signatures", "_names", "_credits")

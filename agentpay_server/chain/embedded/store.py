@@ -99,34 +99,27 @@ class DatabaseLedger:
         self._database = database
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """See `Ledger.read`."""
         return await self._database.read(_read)
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        """See `Ledger.seen`."""
         return await self._database.read(_seen, from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """See `Ledger.status`."""
         return await self._database.read(_status, signature)
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """See `Ledger.name_of`."""
         return await self._database.read(_name_of, message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
-        """See `Ledger.credits`."""
         return await self._database.read(_credits, token_account, after_slot, count)
 
     async def newest(self, *, count: int) -> Sequence[Executed]:
-        """See `Ledger.newest`."""
         return await self._database.read(_newest, count)
 
     def acknowledge(self, token_account: str, slot: int) -> None:
         """See `Ledger.acknowledge`: the database keeps every credit."""
 
     def capture(self) -> Restore:
-        """See `Ledger.capture`."""
         raise RuntimeError("a chain whose ledger is a database cannot be brought back")
 
     async def write(self, page: PersistedPage) -> None:

@@ -91,7 +91,6 @@ class RpcChain:
 
     @property
     def usdc_mint(self) -> str:
-        """See `Chain`."""
         return self._cluster.usdc_mint
 
     @property
@@ -128,7 +127,6 @@ class RpcChain:
         return (BLOCKHASH_LIFE_BLOCKS + 1) * self._head.block_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """See `Chain`."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
 
     async def latest_blockhash(self) -> Blockhash:
@@ -172,7 +170,6 @@ class RpcChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
-        """See `Chain`."""
         is_for_proof = proof_height is not None
         if proof_height is None:
             lines = await self._history.newest(cosigned.token_account, cosigned.after)
@@ -192,7 +189,6 @@ class RpcChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """See `Chain`."""
         tip = await self._head.tip()
         # With the finality of settlements, so that everything posted is on chain.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
@@ -208,17 +204,14 @@ class RpcChain:
         return (0 if held is None else held.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """See `Chain`."""
         return await self._history.newest_signature(token_account)
 
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
-        """See `Chain`."""
         if self._head.is_surfpool:
             return reported_landing_heights(last_valid_height)
         return await blocks.landing_heights(self._call, await self._head.tip(), blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """See `Chain`."""
         # The last check before an expiry is accepted: take the time to verify the node's cluster.
         self._identity.forget()
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
@@ -269,7 +262,6 @@ class RpcChain:
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """See `Chain`."""
         accounts = await self._accounts(addresses)
         return [
             None
@@ -281,7 +273,6 @@ class RpcChain:
         ]
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """See `Chain`."""
         (account,) = await self._accounts([address])
         return None if account is None else (account.lamports, len(account.data))
 
@@ -301,7 +292,6 @@ class RpcChain:
         ]
 
     async def blockhash_slot(self, blockhash: str) -> int | None:
-        """See `Chain`."""
         reply = await self._call("isBlockhashValid", blockhash, _CONFIRMED)
         validity = replies.read_validity(reply)
         return validity.slot if validity.is_valid else None
@@ -309,16 +299,12 @@ class RpcChain:
     async def channel_history(
         self, channel: str, *, signer: str, to: str, including: str | None = None
     ) -> ChannelHistory:
-        """See `Chain`."""
         return await self._history.channel_history(channel, signer, to, including)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
-        """See `Chain`."""
         return await self._history.is_signed_by(signature, signer)
 
     async def rent_exemption(self, size: int) -> int:
-        """See `Chain`."""
-
         async def fetch() -> int:
             return replies.read_lamports(await self._call("getMinimumBalanceForRentExemption", size))
 

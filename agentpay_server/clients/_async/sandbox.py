@@ -17,16 +17,12 @@ from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
-from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import EXACT, to_decimal
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
     AdvanceClock,
-    BundledScene,
     ClockReading,
-    CreatedScene,
     CreateOperator,
-    CreateScene,
     CreateTokenAccount,
     Fault,
     Fund,
@@ -329,48 +325,6 @@ class AsyncSandbox(AsyncResource):
             ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
         await self._call(prepare(sandbox.RESET), options)
-
-    async def create_scene(
-        self, name: str | None = None, *, document: str | None = None, **options: Unpack[CallOptions]
-    ) -> CreatedScene:
-        """Build a scene: new accounts, with policies, keys, webhooks and history, beside the existing ones.
-
-        The server builds it in memory first. If it cannot be built, nothing is stored. A long scene takes
-        longer than other calls: pass a `timeout`.
-
-        Args:
-            name: a scene that comes with the server, of those that `scenes` lists.
-            document: the text of a scene in TOML, instead of a name; with the name, at most 64 KiB.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Returns:
-            The identifiers of all that was created, with the keys and secrets, which are shown only here.
-
-        Raises:
-            InvalidRequestError: no scene has this name, or it cannot be built. The details name each fault
-                and its place.
-            ConflictError: the server failed while it built the scene. The details list what remains.
-            ValueError: neither a name nor a document was passed, or both.
-        """
-        if (name is None) == (document is None):
-            raise ValueError("pass either the name of a scene or a document")
-        request = prepare(
-            sandbox.CREATE_SCENE, body=CreateScene(name=name or UNSET, document=document or UNSET)
-        )
-        created: CreatedScene = await self._call(request, options)
-        return created
-
-    def scenes(
-        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> AsyncPages[BundledScene]:
-        """List the scenes that come with the server, by name.
-
-        Args:
-            limit: scenes per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        return self._pages(sandbox.LIST_SCENES, options, query={"limit": limit, "cursor": cursor})
 
 
 def _effect(given: HttpEffect | str) -> HttpEffect:

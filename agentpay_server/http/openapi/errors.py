@@ -81,7 +81,7 @@ class Errors:
         if status == 400:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
         optional: dict[str, Schema] = {}
-        if not {ErrorCode.NOTHING_PAYABLE, ErrorCode.SCENE_INCOMPLETE}.isdisjoint(codes):
+        if ErrorCode.NOTHING_PAYABLE in codes:
             optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
         if ErrorCode.IDEMPOTENCY_CONFLICT in codes:
             # What the key has bought, if the caller may see it.

@@ -13,9 +13,8 @@ from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 from agentpay_server.testkit.embedded.world import IN_PROCESS_URL, loopback_socket
 from agentpay_server.testkit.node.app import node_of
 from agentpay_server.testkit.node.methods import Node
-from agentpay_server.testkit.scenes.building import BuiltScene, build
+from agentpay_server.testkit.scenes.building import BuiltScene, build, require_empty
 from agentpay_server.testkit.scenes.document import Scene
-from agentpay_server.testkit.scenes.rehearsal import require_empty
 from agentpay_server.testkit.scenes.sellers import opened
 
 

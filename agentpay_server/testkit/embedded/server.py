@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
 
 import anyio.to_thread
-from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.client import AgentPay
@@ -35,10 +34,8 @@ from agentpay_server.testkit.embedded.recorder import (
 )
 from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
-from agentpay_server.testkit.scenes.building import BuiltScene, GoOn, build
-from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook, read_scene
-from agentpay_server.testkit.scenes.rehearsal import Unheard, rehearse, require_empty
-from agentpay_server.testkit.scenes.saving import save
+from agentpay_server.testkit.scenes.building import BuiltScene, build, incomplete, require_empty
+from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SceneWebhook, read_scene
 from agentpay_server.testkit.situations.scenarios import (
     LowBalance,
     NearDailyLimit,
@@ -163,11 +160,6 @@ class AgentPayServer(Homes):
         """
         if self._owner is not None:
             raise RuntimeError("a server can start only once; create a new one")
-        config = self._config
-        is_stored = config.data_dir is not None or config.database_url is not None
-        if self._scene is not None and is_stored:
-            is_manual = config.clock.is_manual
-            rehearse(self._scene, settings=config.settings, has_manual_clock=is_manual, has_inboxes=True)
         self._owner = OwnerThread("agentpay-server")
         try:
             server = self._owner.call(start_server(self._config))
@@ -179,7 +171,10 @@ class AgentPayServer(Homes):
         if self._scene is not None:
             try:
                 require_empty(self._operator)
-                self._built = self._build(self._scene)
+                self._built = self.build_scene(self._scene)
+            except SceneError as error:
+                self.close()
+                raise incomplete(error, self._config) from error
             except BaseException:
                 self.close()
                 raise
@@ -499,39 +494,14 @@ class AgentPayServer(Homes):
         Raises:
             ValueError: the file is no scene, or a step has another outcome than it says.
         """
-        read = scene if isinstance(scene, Scene) else read_scene(scene)
-        return self._build(read)
 
-    def save_scene(self) -> str:
-        """Return the present state of the first operator as the text of a scene, without any secret."""
-        return save(self._operator).text
-
-    def _without_receivers(self) -> Self:
-        """Let every delivery fail, but those to inboxes. Before the start."""
-        mounts = {"all://": Unheard(), **self._config.mounts}
-        self._config = evolve(self._config, mounts=mounts)
-        return self
-
-    def _build(
-        self,
-        scene: Scene,
-        *,
-        has_inboxes: bool = True,
-        has_sellers: bool = True,
-        go_on: GoOn = lambda: None,
-    ) -> BuiltScene:
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
             from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 
-        return build(
-            self._operator,
-            scene,
-            inbox=self._inbox_of if has_inboxes else None,
-            opener=opener if has_sellers else None,
-            go_on=go_on,
-        )
+        read = scene if isinstance(scene, Scene) else read_scene(scene)
+        return build(self._operator, read, inbox=self._inbox_of, opener=opener)
 
     def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
         inbox = self.webhook_inbox(

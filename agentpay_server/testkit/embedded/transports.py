@@ -194,15 +194,15 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     status = 0
     headers: list[tuple[bytes, bytes]] = []
     chunks: list[bytes] = []
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-    ended = asyncio.Event()
-    is_ended = False
+    is_read = is_ended = False
 
     async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await ended.wait()
-        return {"type": "http.disconnect"}
+        nonlocal is_read
+        if is_read:
+            # The caller stays until the response has ended.
+            await asyncio.Event().wait()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message: Message) -> None:
         nonlocal status, is_ended
@@ -213,10 +213,7 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
             chunks.append(message.get("body", b""))
             is_ended = not message.get("more_body", False)
 
-    try:
-        await app(scope, receive, send)
-    finally:
-        ended.set()
+    await app(scope, receive, send)
     if status and not is_ended:
         raise httpx.RemoteProtocolError(
             "Server disconnected before the end of its response.", request=request

@@ -23,7 +23,6 @@ from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.port_key import PortKey
 from agentpay_server.testkit.embedded.recorder import Recorder
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
-from agentpay_server.testkit.scenes.desk import SceneDesk
 
 if TYPE_CHECKING:
     from agentpay_server.http.port.server import Served
@@ -79,7 +78,6 @@ class EmbeddedWorld:
         self._owner = owner
         self._application = Application(server)
         self._app = recorder.around(self._application)
-        server.scenes = SceneDesk(self._application, server, owner)
         server.snapshots.include(inboxes)
         server.snapshots.include(recorder)
         self._listener: Listener | None = None

@@ -7,12 +7,12 @@ from solders.litesvm import LiteSVM
 
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
 from agentpay_server.testkit.node import rendering
-from agentpay_server.testkit.node.errors import BLOCK_NOT_AVAILABLE, RpcError, invalid_params
+from agentpay_server.testkit.node.errors import BLOCK_NOT_AVAILABLE, RpcError
 from agentpay_server.testkit.node.group import Json, Method, MethodGroup, decimals_on
 from agentpay_server.testkit.node.params import Options, Params
 
 _MOST_BLOCKS: Final = 500_000
-_DETAILS: Final = frozenset({"full", "accounts", "signatures", "none"})
+_DETAILS: Final = frozenset({"full", "signatures", "none"})
 
 
 class BlockMethods(MethodGroup):
@@ -23,37 +23,18 @@ class BlockMethods(MethodGroup):
         """The methods by name."""
         return {
             "getBlock": self._block,
-            "getBlockTime": self._block_time,
-            "getBlocks": self._blocks,
             "getBlocksWithLimit": self._blocks_with_limit,
             "getFirstAvailableBlock": self._first_available_block,
-            "minimumLedgerSlot": self._first_available_block,
         }
 
     async def _first_available_block(self, _params: Params) -> Json:
         return slot_at(self.chain.history.first_height)
-
-    async def _blocks(self, params: Params) -> Json:
-        first, last = params.count(0), None
-        if isinstance(params.get(1), dict):
-            self.check(params.options(1))
-        elif params.get(1) is not None:
-            last = params.count(1)
-        self.check(params.options(2))
-        newest = slot_at(await self.chain.block_height())
-        last = newest if last is None else min(last, newest)
-        if last - first > _MOST_BLOCKS:
-            raise invalid_params(f"Slot range too large; max {_MOST_BLOCKS}")
-        return list(range(max(first, slot_at(self.chain.history.first_height)), last + 1))
 
     async def _blocks_with_limit(self, params: Params) -> Json:
         first, limit = params.count(0), params.count(1, most=_MOST_BLOCKS)
         self.check(params.options(2))
         first = max(first, slot_at(self.chain.history.first_height))
         return list(range(first, min(first + limit, slot_at(await self.chain.block_height()) + 1)))
-
-    async def _block_time(self, params: Params) -> Json:
-        return self.chain.block_time(await self._height(params.count(0)))
 
     async def _block(self, params: Params) -> Json:
         slot, options = params.count(0), params.options_or_encoding(1)
@@ -69,13 +50,9 @@ class BlockMethods(MethodGroup):
                 return {"signatures": [each.signature for each in executed]}
             if details == "none":
                 return {}
-            form = "jsonParsed" if details == "accounts" else encoding
-            transactions = [
-                rendering.transaction_json(each, form, most_version, decimals) for each in executed
-            ]
             return {
                 "transactions": [
-                    rendering.in_block(each, accounts_only=details == "accounts") for each in transactions
+                    rendering.in_block(each, encoding, most_version, decimals) for each in executed
                 ]
             }
 

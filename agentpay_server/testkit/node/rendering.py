@@ -94,37 +94,21 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
     return {
         "slot": slot_at(executed.height),
         "blockTime": executed.time_us // 1_000_000,
+        **in_block(executed, encoding, most_version, decimals),
+    }
+
+
+def in_block(executed: Executed, encoding: str, most_version: int | None, decimals: Decimals) -> Json:
+    """Return a transaction as a member of its block, which has slot and time.
+
+    Raises:
+        RpcError: the caller does not support its version.
+    """
+    return {
         "transaction": _encoded(executed.transaction, encoding),
         "meta": _meta(executed, encoding, decimals),
         **version_json(executed.transaction, most_version),
     }
-
-
-def in_block(rendered: Json, *, accounts_only: bool) -> Json:
-    """Return a transaction as a member of its block, which has slot and time; optionally without its steps.
-
-    With `accounts_only`, `rendered` is in the encoding `jsonParsed`.
-    """
-    shown = {name: value for name, value in rendered.items() if name not in ("slot", "blockTime")}
-    if accounts_only:
-        transaction, meta = rendered["transaction"], rendered["meta"]
-        shown["transaction"] = {
-            "accountKeys": transaction["message"]["accountKeys"],
-            "signatures": transaction["signatures"],
-        }
-        shown["meta"] = {name: meta[name] for name in _ACCOUNTS_META}
-    return shown
-
-
-_ACCOUNTS_META: Final = (
-    "err",
-    "status",
-    "fee",
-    "preBalances",
-    "postBalances",
-    "preTokenBalances",
-    "postTokenBalances",
-)
 
 
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:

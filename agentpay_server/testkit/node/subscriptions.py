@@ -1,4 +1,4 @@
-"""Subscriptions of one WebSocket connection to the RPC node: to transactions, accounts, logs and slots.
+"""Subscriptions of one WebSocket connection to the RPC node: to transactions, accounts and slots.
 
 Messages arrive as calls, and are sent by a callable that never blocks.
 """
@@ -15,11 +15,10 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.platform.logs import log
-from agentpay_server.testkit.node.account_methods import account_filter
 from agentpay_server.testkit.node.errors import INVALID_REQUEST, RpcError, invalid_params
 from agentpay_server.testkit.node.group import decimals_on
 from agentpay_server.testkit.node.methods import Node
-from agentpay_server.testkit.node.params import Params, address
+from agentpay_server.testkit.node.params import Params
 from agentpay_server.testkit.node.rendering import AccountForm, account_form, account_json
 from agentpay_server.testkit.node.requests import RpcCall
 from agentpay_server.testkit.node.transaction_errors import error_json
@@ -53,11 +52,8 @@ class Subscriptions:
         self._end_listening = self._chain.history.listen(self._executed)
         self._begins: Mapping[str, Callable[[Params], _Begun]] = {
             "accountSubscribe": self._subscribe_to_account,
-            "logsSubscribe": self._subscribe_to_logs,
-            "programSubscribe": self._subscribe_to_program,
-            "rootSubscribe": lambda _: self._subscribe_to_slots("rootSubscribe", self._notify_of_root),
             "signatureSubscribe": self._subscribe_to_signature,
-            "slotSubscribe": lambda _: self._subscribe_to_slots("slotSubscribe", self._notify_of_slot),
+            "slotSubscribe": lambda _: self._subscribe_to_slots(),
         }
 
     async def result(self, call: RpcCall) -> tuple[Any, Callable[[], None] | None]:
@@ -112,46 +108,18 @@ class Subscriptions:
 
         return self._watch("accountSubscribe", changed), None
 
-    def _subscribe_to_program(self, params: Params) -> _Begun:
-        program, options = params.address(0), params.options(1)
-        options.commitment()
-        form, matches = account_form(options), account_filter(options)
-
-        def changed(number: int, executed: Executed) -> None:
-            for at, account in executed.after.items():
-                is_its = account is not None and account.lamports and account.owner == program
-                if account is not None and is_its and _has_changed(executed, at) and matches(account):
-                    shown = {"pubkey": str(at), "account": self._shown(account, form)}
-                    self._notify("programNotification", number, self._in_context(shown))
-
-        return self._watch("programSubscribe", changed), None
-
-    def _subscribe_to_logs(self, params: Params) -> _Begun:
-        wanted = _mentioned(params)
-        params.options(1).commitment()
-
-        def executed_one(number: int, executed: Executed) -> None:
-            if wanted is None or wanted in executed.transaction.message.account_keys:
-                shown = {
-                    "signature": executed.signature,
-                    "err": _error(executed),
-                    "logs": executed.meta.logs(),
-                }
-                self._notify("logsNotification", number, self._in_context(shown))
-
-        return self._watch("logsSubscribe", executed_one), None
-
-    def _subscribe_to_slots(self, method: str, notify: Callable[[int, int, int], None]) -> _Begun:
+    def _subscribe_to_slots(self) -> _Begun:
         async def follow(number: int) -> None:
             slot = self._chain.slot
             while True:
                 await asyncio.sleep(_SLOT_SECONDS)
                 if self._chain.slot != slot:
                     parent, slot = slot, self._chain.slot
-                    notify(number, parent, slot)
+                    shown = {"parent": parent, "root": slot, "slot": slot}
+                    self._notify("slotNotification", number, shown)
 
         tasks: list[asyncio.Task[None]] = []
-        number = self._begun(method, lambda _: tasks[0].cancel())
+        number = self._begun("slotSubscribe", lambda _: tasks[0].cancel())
         tasks.append(asyncio.get_running_loop().create_task(follow(number)))
         return number, None
 
@@ -201,12 +169,6 @@ class Subscriptions:
             self._end("signatureSubscribe", number)
             self._notify("signatureNotification", number, self._in_context({"err": _error(executed)}))
 
-    def _notify_of_slot(self, number: int, parent: int, slot: int) -> None:
-        self._notify("slotNotification", number, {"parent": parent, "root": slot, "slot": slot})
-
-    def _notify_of_root(self, number: int, _parent: int, slot: int) -> None:
-        self._notify("rootNotification", number, slot)
-
     def _notify(self, method: str, number: int, result: object) -> None:
         self._send({"jsonrpc": "2.0", "method": method, "params": {"result": result, "subscription": number}})
 
@@ -235,16 +197,6 @@ _DELETED: Final = {
     "space": 0,
 }
 """A deleted account in a notification."""
-
-
-def _mentioned(params: Params) -> Pubkey | None:
-    """Return the address whose transactions are wanted; None for all transactions."""
-    if params.get(0) in ("all", "allWithVotes"):
-        return None
-    mentions = params.options(0).items("mentions", most=1)
-    if not mentions:
-        raise invalid_params('parameter 1 must be "all", "allWithVotes" or {"mentions": [address]}')
-    return address(mentions[0])
 
 
 def _has_changed(executed: Executed, at: Pubkey) -> bool:

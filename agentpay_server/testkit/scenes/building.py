@@ -35,6 +35,7 @@ from agentpay_server.testkit.scenes.document import (
 _DEFERRED: Final = ("max_daily_spend", "paused")
 
 if TYPE_CHECKING:
+    from agentpay_server.assembly.config import ServerConfig
     from agentpay_server.testkit.paywall import Paywall
 
 Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
@@ -43,8 +44,10 @@ Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
 Opener = Callable[[SceneSeller, str | None], "Paywall"]
 """Opens a local seller that pays to an address, None for its own."""
 
-GoOn = Callable[[], None]
-"""Raises if the build must end."""
+_NOT_EMPTY: Final = (
+    "the data is not empty, and a scene is built only on empty data. A start that failed leaves a part of "
+    "its scene: delete the data and start again, or omit the scene"
+)
 
 
 @frozen(kw_only=True)
@@ -88,7 +91,6 @@ def build(
     inbox: Inbox | None = None,
     opener: Opener | None = None,
     existing: Mapping[str, str] | None = None,
-    go_on: GoOn = lambda: None,
 ) -> BuiltScene:
     """Build a scene: add its accounts to the existing ones.
 
@@ -103,15 +105,28 @@ def build(
         opener: opens a local seller; None if the server is elsewhere.
         existing: the `account_id` of accounts of the scene that exist already, by their names in it. They
             keep their names and policies, and get the money that they lack.
-        go_on: called before each step; what it raises ends the build.
 
     Raises:
         SceneError: a step has another outcome than the scene says, or the server refuses one: then its
-            `__cause__` is the server's error. Its `built` names what remains.
+            `__cause__` is the server's error.
     """
     require_hosted(scene, has_inboxes=inbox is not None, has_sellers=opener is not None)
-    builder = _Builder(server, scene, inbox=inbox, opener=opener, existing=existing or {}, go_on=go_on)
-    return builder.built()
+    return _Builder(server, scene, inbox=inbox, opener=opener, existing=existing or {}).built()
+
+
+def require_empty(server: AgentPay | None) -> None:
+    """Raise `SceneError` if the operator has accounts; None is one of an earlier start."""
+    if server is None or server.accounts.list(limit=1).data:
+        raise SceneError(_NOT_EMPTY)
+
+
+def incomplete(error: SceneError, config: "ServerConfig") -> SceneError:
+    """Return the error of a start whose scene cannot be built, which names the data that it leaves."""
+    data = config.data_dir or (config.database_url and f"the schema {config.database_schema} of the database")
+    if not data:
+        return error
+    left = f"A part of the scene is in {data}: delete it before the next start"
+    return SceneError(f"{error}. {left}", faults=error.faults)
 
 
 def require_hosted(scene: Scene, *, has_inboxes: bool, has_sellers: bool) -> None:
@@ -146,22 +161,18 @@ class _Builder:
         inbox: Inbox | None,
         opener: Opener | None,
         existing: Mapping[str, str],
-        go_on: GoOn,
     ) -> None:
         self._server = server
         self._scene = scene
         self._inbox = inbox
         self._opener = opener
         self._existing = existing
-        self._go_on = go_on
         self._accounts: dict[str, str] = {}
-        self._keys: dict[str, NewAgentKey] = {}
-        self._webhooks: dict[str, str] = {}
+        self._keys: list[NewAgentKey] = []
+        self._webhooks: list[str] = []
         self._paywalls: dict[str, Paywall] = {}
         self._outside: dict[str, str] = {}
         self._with_policy: set[str] = set()
-        self._pinned: dict[str, str] = {}
-        self._happened: dict[str, str] = {}
         self._place = ""
 
     @cached_property
@@ -174,42 +185,22 @@ class _Builder:
         except AgentPayError as error:
             message = f"the server refuses it: {_reason(error)}"
             fault = FieldError(field=self._place, message=message)
-            if isinstance(error, OutcomeUnknownError) and error.transfer_id is not None:
-                self._happened[self._place] = f"{error.transfer_id}, whose outcome is unknown"
             self._withdraw()
-            raise SceneError(f"{self._place}: {message}", faults=[fault], built=self._left()) from error
-        except SceneError as error:
+            raise SceneError(f"{self._place}: {message}", faults=[fault]) from error
+        except SceneError:
             self._withdraw()
-            error.built = self._left()
             raise
-
-    def _at(self, place: str) -> None:
-        self._place = place
-        self._go_on()
 
     def _withdraw(self) -> None:
         """Remove keys that the caller never learns, and webhooks that the next attempt would repeat."""
-        for place, key in list(self._keys.items()):
+        for key in self._keys:
             with suppress(AgentPayError):
                 self._server.agent_keys.revoke(key.key_id)
-                del self._keys[place]
-        for place, webhook_id in list(self._webhooks.items()):
+        for webhook_id in self._webhooks:
             with suppress(AgentPayError):
                 self._server.webhooks.delete(webhook_id)
-                del self._webhooks[place]
         for paywall in self._paywalls.values():
             paywall.close()
-
-    def _left(self) -> tuple[FieldError, ...]:
-        """Return what was created and could not be removed again."""
-        accounts = {
-            f"accounts.{name}": account_id
-            for name, account_id in self._accounts.items()
-            if name not in self._existing
-        }
-        keys = {place: key.key_id for place, key in self._keys.items()}
-        left = {**accounts, **keys, **self._pinned, **self._webhooks, **self._happened}
-        return tuple(FieldError(field=place, message=f"remains as {each}") for place, each in left.items())
 
     def _build(self) -> BuiltScene:
         scene = self._scene
@@ -219,7 +210,7 @@ class _Builder:
         }
         funds = _deposits(scene, held)
         for name, account in scene.accounts.items():
-            self._at(f"accounts.{name}")
+            self._place = f"accounts.{name}"
             if name in self._existing:
                 self._accounts[name] = self._existing[name]
                 continue
@@ -227,13 +218,13 @@ class _Builder:
             self._accounts[name] = created.account_id
         keys: dict[str, tuple[str, ...]] = {}
         for name, account in scene.accounts.items():
-            self._at(f"accounts.{name}")
+            self._place = f"accounts.{name}"
             if funds[name]:
                 self._sandbox.fund(self._accounts[name], from_micro(funds[name]))
             keys[name] = tuple(self._key(name, number, key) for number, key in enumerate(account.keys))
         urls: dict[str, str] = {}
         for place, seller in enumerate(scene.sellers):
-            self._at(f"sellers[{place}]")
+            self._place = f"sellers[{place}]"
             origin = seller.origin or self._open(seller).base_url
             if seller.name is not None:
                 urls[seller.name] = origin + seller.path
@@ -247,7 +238,6 @@ class _Builder:
                 blocked=seller.blocked,
                 sponsor_fees=seller.sponsor_fees,
             )
-            self._pinned[self._place] = f"the pin of {origin}"
         secrets, inboxes = self._register_webhooks()
         steps = [self._step(place, step) for place, step in enumerate(scene.history)]
         self._set_policies(len(scene.history))
@@ -255,7 +245,7 @@ class _Builder:
             accounts=self._accounts,
             agent_keys=keys,
             webhook_secrets=tuple(secrets),
-            webhook_ids=tuple(self._webhooks.values()),
+            webhook_ids=tuple(self._webhooks),
             sellers=urls,
             steps=tuple(steps),
             inboxes=tuple(inboxes),
@@ -263,25 +253,25 @@ class _Builder:
         )
 
     def _key(self, name: str, number: int, key: SceneKey) -> str:
-        self._at(f"accounts.{name}.keys[{number}]")
+        self._place = f"accounts.{name}.keys[{number}]"
         created = self._server.agent_keys.create(
             self._accounts[name],
             name=key.name,
             expires_in=key.expires_in,
             max_total_usdc=key.max_total_usdc,
         )
-        self._keys[self._place] = created
+        self._keys.append(created)
         return created.key
 
     def _register_webhooks(self) -> tuple[list[str], list[WebhookInbox]]:
         secrets: list[str] = []
         inboxes: list[WebhookInbox] = []
         for place, webhook in enumerate(self._scene.webhooks):
-            self._at(f"webhooks[{place}]")
+            self._place = f"webhooks[{place}]"
             account_ids = [self._accounts[name] for name in webhook.accounts]
             if webhook.url == INBOX and self._inbox is not None:
                 inboxes.append(self._inbox(webhook, account_ids))
-                self._webhooks[self._place] = inboxes[-1].webhook_id or ""
+                self._webhooks.append(inboxes[-1].webhook_id or "")
                 secrets.append(inboxes[-1].secret)
                 continue
             created = self._server.webhooks.create(
@@ -290,7 +280,7 @@ class _Builder:
                 account_ids=account_ids,
                 low_balance_threshold_usdc=webhook.low_balance_threshold_usdc,
             )
-            self._webhooks[self._place] = created.webhook_id or ""
+            self._webhooks.append(created.webhook_id or "")
             secrets.append(created.secret)
         return secrets, inboxes
 
@@ -323,7 +313,7 @@ class _Builder:
         for name, account in self._scene.accounts.items():
             if name in self._existing or name in self._with_policy:
                 continue
-            self._at(f"accounts.{name}.policy")
+            self._place = f"accounts.{name}.policy"
             change = {each: getattr(account.policy, each) for each in POLICY_FIELDS}
             change = {each: value for each, value in change.items() if value is not UNSET}
             if name in waiting:
@@ -342,7 +332,7 @@ class _Builder:
     def _step(self, place: int, step: SceneStep) -> Transfer | Session | None:
         if step.is_judged:
             self._set_policies(place)
-        self._at(f"history[{place}]")
+        self._place = f"history[{place}]"
         if step.advance_seconds is not None:
             self._sandbox.clock.advance(step.advance_seconds)
             return None
@@ -359,7 +349,6 @@ class _Builder:
         session = sessions.open(
             account_id=from_, to=to, cap_usdc=step.cap_usdc, category=step.category, idempotency_key=key
         )
-        self._happened[self._place] = session.session_id
         try:
             if step.charged_usdc:
                 session = sessions.charge(session.session_id, amount=step.charged_usdc, idempotency_key=key)
@@ -374,11 +363,9 @@ class _Builder:
                 from_=from_, to=to, amount=amount, memo=step.memo, category=step.category, idempotency_key=key
             )
         except TransferRejectedError as refusal:
-            self._happened[self._place] = refusal.transfer_id or ""
             if step.status is StepStatus.REJECTED:
                 return self._server.transfers.get(refusal.transfer_id or "")
             raise
-        self._happened[self._place] = transfer.transfer_id
         if transfer.status != step.status:
             message = (
                 f"is {step.status}, but the transfer is {transfer.status}: change the status, or the policy "

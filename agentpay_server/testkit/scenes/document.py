@@ -56,15 +56,11 @@ class SceneError(ValueError):
 
     Attributes:
         faults: each fault with its place in the file, at most 20.
-        built: what had been created when the build failed, and remains: an identifier for each place.
     """
 
-    def __init__(
-        self, message: str, *, faults: Sequence[FieldError] = (), built: Sequence[FieldError] = ()
-    ) -> None:
+    def __init__(self, message: str, *, faults: Sequence[FieldError] = ()) -> None:
         super().__init__(message)
         self.faults: tuple[FieldError, ...] = tuple(faults) or (FieldError(field="", message=message),)
-        self.built: tuple[FieldError, ...] = tuple(built)
 
     @classmethod
     def at(cls, *faults: FieldError) -> Self:

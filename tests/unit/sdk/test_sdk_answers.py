@@ -54,7 +54,6 @@ KINDS = {
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
     ErrorCode.CLOCK_MOVING: errors.ConflictError,
     ErrorCode.NOT_AT_REST: errors.ConflictError,
-    ErrorCode.SCENE_INCOMPLETE: errors.ConflictError,
     ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_PENDING: errors.ConflictError,
     ErrorCode.LAST_OPERATOR_KEY: errors.ConflictError,

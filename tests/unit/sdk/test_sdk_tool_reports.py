@@ -69,8 +69,7 @@ def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
     error = errors.APIError("No.", status_code=HTTP_STATUS.get(code, 400), code=code.value)
     without = reports.payment_without_transfer(REF, "rejected", to=None, amount_usdc=None, reason="No.")
     assert_consistent({**without, **reports.refusal(error)})
-    opening = reports.session_without_record(REF, "rejected", reason="No.")
-    assert_consistent({**opening, **reports.refusal(error)})
+    assert_consistent(reports.session_unread("sess_1", error))
 
 
 @pytest.mark.parametrize(
@@ -78,19 +77,7 @@ def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
 )
 def test_a_session_is_consistent(status: str) -> None:
     known = Session.from_dict({**make(Session).to_dict(), "status": status})
-    assert_consistent(reports.session_of(known, REF))
-    assert_consistent(reports.session_conflict(known, REF, to="acct_2", cap_usdc="3"))
-    assert_consistent(reports.charge_conflict(known, REF, "charge-1"))
-
-
-@pytest.mark.parametrize("status", ["rejected", "failed", "unauthorized", "unknown"])
-def test_a_session_without_a_record_is_consistent(status: Any) -> None:
-    assert_consistent(reports.session_without_record(REF, status, reason="No."))
-
-
-def test_an_unknown_session_is_consistent() -> None:
-    advised = reports.session_without_record(REF, "unknown", reason="No.", advice=reports.NO_SESSION)
-    assert_consistent(advised)
+    assert_consistent(reports.session_of(known))
 
 
 @pytest.mark.parametrize(
