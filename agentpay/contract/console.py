@@ -145,6 +145,8 @@ class Suspension(Model):
         chain_explorer_url: link to that transaction in a block explorer.
     """
 
+    _example: ClassVar = {"subject": identifiers.example(identifiers.TRANSFER)}
+
     cause: choices.SuspensionCause
     subject: str
     tx_signature: str | None

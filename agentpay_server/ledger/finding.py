@@ -11,6 +11,7 @@ from sqlalchemy import (
     LargeBinary,
     Select,
     Table,
+    Text,
     bindparam,
     func,
     literal_column,
@@ -23,8 +24,8 @@ from agentpay_server.database.tables import chain_transactions, entries, payment
 _AMOUNT: Final = re.compile(r"(\d{1,12})(?:\.(\d{1,6}))?(?: ?usdc)?\Z", re.ASCII | re.IGNORECASE)
 
 OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
-Q: Final[BindParameter[str]] = bindparam("q")
-_ERROR: Final[BindParameter[str]] = bindparam("q_lower")
+Q: Final[BindParameter[str]] = bindparam("q", type_=Text)
+_ERROR: Final[BindParameter[str]] = bindparam("q_lower", type_=Text)
 _AMOUNT_IS: Final[BindParameter[int]] = bindparam("q_amount", type_=BigInteger)
 _MEMO: Final[BindParameter[bytes]] = bindparam("q_memo", type_=LargeBinary)
 _MEMO_END: Final[BindParameter[bytes]] = bindparam("q_memo_end", type_=LargeBinary)
@@ -49,7 +50,7 @@ def _signed(identifier: str) -> Any:  # noqa: ANN401 - a statement
 
 _origin = select(payments.c.transfer_id).where(
     payments.c.operator_id == OPERATOR,
-    payments.c.origin.in_([Q, bindparam("q_https"), bindparam("q_http")]),
+    payments.c.origin.in_([Q, bindparam("q_https", type_=Text), bindparam("q_http", type_=Text)]),
 )
 TRANSFERS: Final[Mapping[str, ColumnElement[bool]]] = {
     "identifier": transfers.c.transfer_id == Q,
