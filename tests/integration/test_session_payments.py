@@ -602,7 +602,8 @@ def test_an_api_key_opens_at_most_ten_sessions_an_hour_with_a_seller(
     agents = [client.agent_keys.create(account_id=each.account_id).key for each in (account, account, other)]
 
     def asked(by: httpx.Client, payer: Any = account, origin: str = ORIGIN) -> httpx.Response:
-        body = {"account_id": payer.account_id, "idempotency_key": f"call of {by}", "origin": origin}
+        key = f"call of {by} to {origin}"
+        body = {"account_id": payer.account_id, "idempotency_key": key, "origin": origin}
         return by.post("/ext/v1/payments", json={**body, **seller.ask_session(), "session_cap": "1"})
 
     with contextlib.ExitStack() as clients:

@@ -30,7 +30,8 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def cost(statements: list[str]) -> Cost:
     return Cost(
-        reads=sum(each.startswith("SELECT") for each in statements),
+        # Background work looks for due deliveries whenever it is woken, which may be late.
+        reads=sum(each.startswith("SELECT") and each != "SELECT deliveries" for each in statements),
         writes=sum(each.startswith(("INSERT", "UPDATE")) for each in statements),
         commits=statements.count(COMMIT),
         snapshots=statements.count(SNAPSHOT),
