@@ -2,7 +2,7 @@
 
 import { call, post } from "./api.js";
 import { able, accountField, act, change, get, list, one } from "./page.js";
-import { $, button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
+import { button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
 const CHAIN = {
 	chain_down: "no response", chain_reply_lost: "sent and executed",
