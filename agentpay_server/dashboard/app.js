@@ -189,7 +189,8 @@ function start(whom) {
 	}, { signal });
 	addEventListener("chain", (/** @type {any} */ { detail }) => {
 		isChained = detail;
-		showState();
+		// Before the stream is connected, nothing is known that a change could be told of.
+		if (state.textContent) showState();
 	}, { signal });
 	addEventListener("offline", showState, { signal });
 	addEventListener("online", showState, { signal });

@@ -284,7 +284,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
         (told_of,) = [record for record in caplog.records if "deposits.unread" in record.getMessage()]
         assert first.token_account in told_of.getMessage()
         assert (await world.transfer("key", first, second, "0.000004")).status == 200
-        opened = await world.open_session("key", first, second, "0.000001")
+        opened = await world.open_session("session", first, second, "0.000001")
         assert opened.status == 201, opened
     await world.advance(RETRY_US / SECOND_US)
     (row,) = await world.rows("accounts", account_id=first.account_id)

@@ -9,8 +9,9 @@ from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.engine.outcomes import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
+from agentpay_server.ledger.idempotency_keys import RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import purchases, selection
+from agentpay_server.payments import purchases
 from agentpay_server.payments.building import build_payment
 from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.platform.clock import SECOND_US
@@ -22,23 +23,23 @@ _IMPATIENT_US = 20 * SECOND_US
 def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
     replayed = purchases.Purchases._replayed
 
-    async def signed_again(self, view):
-        payment = await replayed(self, view)
-        if payment.header is None or view.offer.channel is not None:
+    async def signed_again(self, transfer, offer):
+        payment = await replayed(self, transfer, offer)
+        if payment.header is None or offer.channel is not None:
             return payment
-        held, offer = view.held.existing, view.offer
-        source = await self._database.read(accounts.ACCOUNTS.existing, held.account_id)
+        chain = self._context.chain
+        source = await self._database.read(accounts.ACCOUNTS.existing, transfer.account_id)
         prepared = build_payment(
             self._context.signer,
-            await self._chain.latest_blockhash(),
+            await chain.latest_blockhash(),
             offer.terms,
             payer_key=spending_key(source.key_index),
-            usdc_mint=self._chain.usdc_mint,
+            usdc_mint=chain.usdc_mint,
             own_addresses=(),
             nonce=0,
-            nonce_memo=held.transfer_id,
+            nonce_memo=transfer.transfer_id,
         )
-        name, value = rules.wrap(offer, prepared.raw, payment_id=held.transfer_id)
+        name, value = rules.wrap(offer, prepared.raw, payment_id=transfer.transfer_id)
         return attrs.evolve(payment, header=PaymentHeader(name=name, value=value))
 
     patch(purchases.Purchases, "_replayed", signed_again)
@@ -89,13 +90,8 @@ def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
 
 @planted
 def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
-    asked = selection.requested_key
-    for module in (purchases, selection):
-        patch(
-            module,
-            "requested_key",
-            lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
-        )
+    asked = RequestedKey.of
+    patch(RequestedKey, "of", lambda *given: attrs.evolve(asked(*given), by_operator=False))
 
 
 @planted

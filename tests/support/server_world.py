@@ -107,7 +107,7 @@ def assert_error_shape(response: httpx.Response) -> None:
         assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
     elif response.status_code == 409:
-        assert extra in (set(), {"transfer_id"}, {"details"})
+        assert extra in (set(), {"transfer_id"}, {"session_id"}, {"charge_id"}, {"details"})
     elif body["error"] == "nothing_payable":
         assert extra in (set(), {"details"})
     else:

@@ -73,17 +73,21 @@ class ChannelsOnChain:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         owed = {}
         for each in await self._database.read(channel_store.at, session.account_id, payout.channels):
-            history = await self._history(each)
-            if history.payout == payout:
+            # A node that does not show the payout yet must not make it look as if it paid others alone.
+            history = await self._history(each, including=payout.signature)
+            if history.payout is not None and history.payout.signature == payout.signature:
                 owed[each.session.session_id] = max(each.session.cap - history.proven_micro, 0)
         return payout_of(payout, session.session_id, cap_micro=session.cap, owed=owed)
 
-    async def _history(self, channel: Channel) -> ChannelHistory:
+    async def _history(self, channel: Channel, *, including: str | None = None) -> ChannelHistory:
         session = channel.session
         assert session.channel is not None  # noqa: S101 - it is a channel
         account = await self._database.read(accounts.ACCOUNTS.existing, session.account_id)
         return await self._chain.channel_history(
-            session.channel, signer=channel.record.signer, to=account.usdc_token_account
+            session.channel,
+            signer=channel.record.signer,
+            to=account.usdc_token_account,
+            including=including,
         )
 
     def _report_unproved(self, session: SessionRecord, settled_micro: int) -> None:

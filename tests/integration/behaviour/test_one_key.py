@@ -1,4 +1,4 @@
-"""One idempotency key names one purchase of any kind: the pairs of kinds, and what a key finds (D79, D80)."""
+"""One idempotency key names one purchase of any kind: the pairs of kinds, and what a key finds."""
 
 import itertools
 from collections.abc import Callable

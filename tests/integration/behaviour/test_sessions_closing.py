@@ -22,7 +22,7 @@ from agentpay_server import AgentPayServer, DatabaseUnavailableError, Settings
 def test_third_party_payments_to_an_escrow_are_posted_once(desk: Desk) -> None:
     session_id = desk.open()
     escrow = desk.http.get(f"/ext/v1/sessions/{session_id}").json()["escrow_token_account"]
-    sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))
+    sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003", key="dust"))
     assert sent.status_code == 200
     desk.charge(session_id, "10")
     session = desk.close(session_id).json()

@@ -135,7 +135,7 @@ def test_waiting_for_posts_that_were_refused_says_so(server: AgentPayServer, fun
     pay(server, payer.account_id, payee.account_id)
     inbox.drain()
 
-    with pytest.raises(TimeoutError, match=r"received: nothing; posts that were refused with 401, .*: 1$"):
+    with pytest.raises(TimeoutError, match=r"posts that were refused with 401, .*: 1; 1 to retry"):
         inbox.wait_for("transfer.settled", timeout=0)
 
 

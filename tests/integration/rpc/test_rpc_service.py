@@ -127,7 +127,7 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         for number, payee in enumerate(payees[:3]):
             terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
             session = await service.until_answered(
-                "/ext/v1/sessions", {**terms, "idempotency_key": f"{number}"}
+                "/ext/v1/sessions", {**terms, "idempotency_key": f"session {number}"}
             )
             charge = {"amount": f"{number + 1}", "idempotency_key": f"{number}"}
             await service.until_answered(f"/ext/v1/sessions/{session['session_id']}/charges", charge)
