@@ -142,8 +142,8 @@ class Output:
             for model in models:
                 if printer is None:
                     printer = CsvPrinter(Event if isinstance(model, Event) else type(model))
-                    click.echo(printer.heading, nl=False)
-                click.echo(printer.lines([model]), nl=False)
+                    _write_csv(printer.heading)
+                _write_csv(printer.lines([model]))
                 printed += 1
         except (AgentPayError, OSError) as error:
             if isinstance(error, OSError):
@@ -239,6 +239,12 @@ def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a result can be found by: its first identifier, and its idempotency key."""
     names = [name for name in fields if name == "id" or name.endswith("_id")][:1]
     return {name: fields[name] for name in (*names, "idempotency_key") if fields.get(name) is not None}
+
+
+def _write_csv(line: str) -> None:
+    """Write a line unchanged; on a terminal, without what would control it."""
+    is_shown = sys.stdout.isatty()
+    click.echo(printable(line.rstrip("\r\n")) if is_shown else line, nl=is_shown, color=True)
 
 
 def _discard(stream: TextIO) -> None:

@@ -17,11 +17,13 @@ from agentpay.contract.events import EVENTS, Event
 from agentpay.contract.models import Model
 from agentpay.contract.schemas import wire_name
 
-# A spreadsheet runs what begins like a formula, in full width too, after white space and what has no width;
-# and after every separator that it may take a list to have.
+# A spreadsheet runs what begins like a formula, in small and full width too, after quotes, white space and
+# what is not shown; and after every separator that it may take a list to have.
 _FORMULA: Final = re.compile(
-    r"(^|[,;|\t\r\n])([\s\x00-\x1f\u00ad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]*)"
-    r"(?=[=+\-@\uff1d\uff0b\uff0d\uff20])"
+    r"(^|[,;|\t\r\n])"
+    r'(["\s\x00-\x1f\x7f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e'
+    r"\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb\U000e0000-\U000e0fff]*)"
+    r"(?=[=+\-@\ufe62\ufe63\ufe66\ufe6b\uff1d\uff0b\uff0d\uff20])"
 )
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 

@@ -33,7 +33,7 @@ def is_list(endpoint: Endpoint) -> bool:
 
 def wanted(endpoint: Endpoint, headers: Mapping[str, str]) -> str | None:
     """Return the media type of the export that a request asks for, or None."""
-    accept = headers.get("accept", "").partition(";")[0].strip().lower()
+    accept = headers.get("accept", "").partition(",")[0].partition(";")[0].strip().lower()
     return accept if accept in (CSV, JSON_LINES) and is_list(endpoint) else None
 
 

@@ -227,7 +227,7 @@ def test_a_start_that_is_killed_within_its_scene_is_not_continued(path: Path, tm
     assert (killed.returncode, killed.stdout) == (-signal.SIGKILL, b"")
     result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 2
-    assert "A start that failed leaves a part of its scene: delete" in " ".join(result.output.split())
+    assert "a scene is built only on empty data, and never continued" in " ".join(result.output.split())
 
 
 def test_serve_names_the_fault_of_a_scene(tmp_path: Path) -> None:

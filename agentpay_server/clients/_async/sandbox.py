@@ -10,6 +10,7 @@ from typing import Unpack
 import anyio
 
 # unasync: end of async only
+from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
@@ -17,7 +18,7 @@ from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
-from agentpay.contract.usdc import EXACT, to_decimal
+from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
     AdvanceClock,
@@ -136,7 +137,9 @@ class AsyncSandbox(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
+        request = prepare(
+            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=usdc("amount", amount))
+        )
         funding: Funding = await self._call(request, options)
         return funding
 

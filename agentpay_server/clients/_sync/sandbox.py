@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Unpack
 
+from agentpay._arguments import usdc
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
@@ -14,7 +15,7 @@ from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
-from agentpay.contract.usdc import EXACT, to_decimal
+from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
     AdvanceClock,
@@ -133,7 +134,9 @@ class Sandbox(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=to_decimal(amount)))
+        request = prepare(
+            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=usdc("amount", amount))
+        )
         funding: Funding = self._call(request, options)
         return funding
 

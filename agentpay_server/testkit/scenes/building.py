@@ -45,8 +45,8 @@ Opener = Callable[[SceneSeller, str | None], "Paywall"]
 """Opens a local seller that pays to an address, None for its own."""
 
 _NOT_EMPTY: Final = (
-    "the data is not empty, and a scene is built only on empty data. A start that failed leaves a part of "
-    "its scene: delete the data and start again, or omit the scene"
+    "the data is not empty, and a scene is built only on empty data, and never continued: use another data "
+    "directory or database, or omit the scene"
 )
 
 
@@ -121,9 +121,9 @@ def require_empty(server: AgentPay | None) -> None:
 
 
 def incomplete(error: SceneError, config: "ServerConfig") -> SceneError:
-    """Return the error of a start whose scene cannot be built, which names the data that it leaves."""
+    """Return the error of a start whose scene cannot be built, with the data that has a part of it."""
     data = config.data_dir or (config.database_url and f"the schema {config.database_schema} of the database")
-    if not data:
+    if not data or not error.is_partly_built:
         return error
     left = f"A part of the scene is in {data}: delete it before the next start"
     return SceneError(f"{error}. {left}", faults=error.faults)
@@ -186,9 +186,11 @@ class _Builder:
             message = f"the server refuses it: {_reason(error)}"
             fault = FieldError(field=self._place, message=message)
             self._withdraw()
-            raise SceneError(f"{self._place}: {message}", faults=[fault]) from error
-        except SceneError:
+            partly = bool(self._accounts)
+            raise SceneError(f"{self._place}: {message}", faults=[fault], is_partly_built=partly) from error
+        except SceneError as error:
             self._withdraw()
+            error.is_partly_built = bool(self._accounts)
             raise
 
     def _withdraw(self) -> None:

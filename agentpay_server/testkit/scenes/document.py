@@ -56,11 +56,15 @@ class SceneError(ValueError):
 
     Attributes:
         faults: each fault with its place in the file, at most 20.
+        is_partly_built: whether accounts of the scene exist.
     """
 
-    def __init__(self, message: str, *, faults: Sequence[FieldError] = ()) -> None:
+    def __init__(
+        self, message: str, *, faults: Sequence[FieldError] = (), is_partly_built: bool = False
+    ) -> None:
         super().__init__(message)
         self.faults: tuple[FieldError, ...] = tuple(faults) or (FieldError(field="", message=message),)
+        self.is_partly_built = is_partly_built
 
     @classmethod
     def at(cls, *faults: FieldError) -> Self:
