@@ -11,7 +11,7 @@ pytestmark = pytest.mark.unmeasured
 
 def first_failing() -> RunResult:
     """Return the first run that breaks a rule after several calls."""
-    runs = (simulate(drawn(seed, minutes=0.1, servers=2, agents=2)) for seed in range(1_071, 1_200))
+    runs = (simulate(drawn(seed, minutes=0.2, servers=2, agents=2)) for seed in range(1_071, 1_200))
     return next(run for run in runs if run.violations and len(run.calls) > 10)
 
 
