@@ -331,9 +331,10 @@ class Deposits:
     async def _is_payout(self, account: AccountRecord, deposit: Deposit) -> bool:
         """Return whether a transaction pays out a channel of the account, whose handler posts all of it.
 
-        A payment from a channel that stays open, to which its seller adds a credit, is a deposit.
+        A payment from a channel that stays open, to which its seller adds a credit, is a deposit. Its seller
+        may create the escrow again and refill it, so that it seems to have paid nothing.
         """
-        name, escrows = account.account_id, deposit.senders
+        name, escrows = account.account_id, [*deposit.senders, *deposit.others]
         for channel, signer in await self._database.read(chain_transactions.unposted_channels, name, escrows):
             found = await self._chain.channel_history(
                 channel, signer=signer, to=account.usdc_token_account, including=deposit.signature

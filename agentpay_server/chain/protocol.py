@@ -434,12 +434,14 @@ class Deposit:
         token_account: the account that received.
         amount_micro: the increase in micro-USDC, at least 1.
         senders: the token accounts that were debited.
+        others: the other token accounts that existed before; they may have been debited and refilled.
     """
 
     signature: str
     token_account: str
     amount_micro: int
     senders: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def sender(self) -> str | None:

@@ -57,6 +57,13 @@ class _Act:
     data: bytes
     before: Call | None
 
+    @property
+    def takes_voucher(self) -> bool:
+        """Whether the program took a voucher: any flag but zero makes a seal take one."""
+        if self.kind == Discriminator.SETTLE_AND_SEAL:
+            return self.data[1:] != b"\0"
+        return self.kind == Discriminator.SETTLE
+
 
 def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> ChannelHistory:
     """Return what a channel's transactions prove; the oldest comes first. `signer` signs its vouchers."""
@@ -66,7 +73,7 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
         for act in acts:
             if act.channel != channel:
                 continue
-            if act.kind == Discriminator.SETTLE or act.data == _WITH_VOUCHER:
+            if act.takes_voucher:
                 proven_micro = max(proven_micro, _taken(act, signer))
             if act.kind == Discriminator.DISTRIBUTE and is_sealed:
                 payout = Payout(
@@ -78,9 +85,6 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
                 )
             is_sealed |= act.kind in (Discriminator.SETTLE_AND_SEAL, Discriminator.SEAL)
     return ChannelHistory(proven_micro=proven_micro, payout=payout)
-
-
-_WITH_VOUCHER: Final = bytes((Discriminator.SETTLE_AND_SEAL, 1))
 
 
 def _acts(landed: Landed) -> Iterator[_Act]:

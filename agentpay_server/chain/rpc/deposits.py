@@ -20,8 +20,11 @@ from agentpay_server.chain.rpc.replies import (
 )
 
 _MAX_U64_DIGITS: Final = 20
-_MAX_DATA_CHARACTERS: Final = 2_000
-"""More than any instruction of the programs below has, in base58."""
+_MAX_DATA_CHARACTERS: Final = 13_985
+"""The length in base58 of 10,240 bytes, the most that a program can pass to another."""
+
+_KEPT_BYTES: Final = 256
+"""How much of an instruction's data is kept: more than any meaning that it has here."""
 
 _PROGRAMS: Final = frozenset({str(codecs.PROGRAM), str(codecs.ED25519_PROGRAM)})
 
@@ -50,11 +53,13 @@ def read_movement(
         )
     if gained == 0:
         return None
+    senders = tuple(address for address, amount in before.items() if amount > after.get(address, 0))
     return Deposit(
         signature=signature,
         token_account=token_account,
         amount_micro=gained,
-        senders=tuple(address for address, amount in before.items() if amount > after.get(address, 0)),
+        senders=senders,
+        others=tuple(each for each in before if each not in (token_account, *senders)),
     )
 
 
@@ -81,19 +86,21 @@ def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> La
 
 
 def _call(step: object) -> Call:
-    """Return an instruction; without its content if it is of a program that proves nothing about channels."""
+    """Return an instruction; without content if its program proves nothing about channels, or it is unreadable.
+
+    Strangers write instructions, so none of them may make a history unreadable.
+    """
     program = member(step, "programId", str)
     if program not in _PROGRAMS:
         return Call(program, (), b"")
     accounts: list[object] = member(step, "accounts", list)
     data = member(step, "data", str)
     try:
-        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else None
+        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
     except ValueError:
-        content = None
-    if content is None:
-        raise malformed("data that is not in base58")
-    return Call(program, [exactly(address, str, "account") for address in accounts], content)
+        content = b""
+    addresses = [exactly(address, str, "account") for address in accounts]
+    return Call(program, addresses, content[:_KEPT_BYTES])
 
 
 def _changes(
