@@ -26,6 +26,10 @@ _CHANNEL_AT: Final[Mapping[int, int]] = {
 }
 """The position of the channel among the accounts of an instruction."""
 
+KEPT_ACCOUNTS: Final = 2
+KEPT_BYTES: Final = 256
+"""How much of an instruction is read here, at most; who reads many may drop the rest."""
+
 
 @frozen
 class Call:
@@ -85,6 +89,11 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
                 )
             is_sealed |= act.kind in (Discriminator.SETTLE_AND_SEAL, Discriminator.SEAL)
     return ChannelHistory(proven_micro=proven_micro, payout=payout)
+
+
+def is_about(landed: Landed, channel: str) -> bool:
+    """Return whether a transaction proves anything about a channel: naming it, as strangers can, does not."""
+    return any(act.channel == channel for act in _acts(landed))
 
 
 def _acts(landed: Landed) -> Iterator[_Act]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from agentpay_server.chain import base58
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.evidence import Call, Landed
+from agentpay_server.chain.channels.evidence import KEPT_ACCOUNTS, KEPT_BYTES, Call, Landed
 from agentpay_server.chain.instructions import USDC_DECIMALS
 from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit
 from agentpay_server.chain.rpc.replies import (
@@ -22,9 +22,6 @@ from agentpay_server.chain.rpc.replies import (
 _MAX_U64_DIGITS: Final = 20
 _MAX_DATA_CHARACTERS: Final = 13_985
 """The length in base58 of 10,240 bytes, the most that a program can pass to another."""
-
-_KEPT_BYTES: Final = 256
-"""How much of an instruction's data is kept: more than any meaning that it has here."""
 
 _PROGRAMS: Final = frozenset({str(codecs.PROGRAM), str(codecs.ED25519_PROGRAM)})
 
@@ -86,7 +83,7 @@ def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> La
 
 
 def _call(step: object) -> Call:
-    """Return an instruction; without content if its program proves nothing about channels, or it is unreadable.
+    """Return an instruction; without content if it is unreadable, or of a program that proves nothing.
 
     Strangers write instructions, so none of them may make a history unreadable.
     """
@@ -99,8 +96,8 @@ def _call(step: object) -> Call:
         content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
     except ValueError:
         content = b""
-    addresses = [exactly(address, str, "account") for address in accounts]
-    return Call(program, addresses, content[:_KEPT_BYTES])
+    addresses = [exactly(address, str, "account") for address in accounts[:KEPT_ACCOUNTS]]
+    return Call(program, addresses, content[:KEPT_BYTES])
 
 
 def _changes(
