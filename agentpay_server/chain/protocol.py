@@ -97,12 +97,17 @@ class TokenAccount:
     is_frozen: bool
 
 
+KNOWN_BYTES: Final = 512
+"""More than any account has that is read in full."""
+
+
 @frozen(kw_only=True)
 class AccountData:
     """The content of any account on chain.
 
     Attributes:
         program: the program that owns it.
+        data: its content; what comes after `KNOWN_BYTES` may be missing.
         usdc: the USDC token account that it is; None for any other account.
     """
 
