@@ -70,11 +70,13 @@ class _Scan:
     Attributes:
         also: additional writes for the commit of the next batch.
         batches_left: how many more batches to post in this scan.
+        unread: why a transaction may be a payout, or a deposit: later ones are posted, and the cursor stays.
     """
 
     also: Callable[[Connection], None] | None
     batches_left: int
     is_done: bool = False
+    unread: ChainUnreachableError | None = None
 
 
 @define
@@ -214,15 +216,17 @@ class Deposits:
                 await self._catch_up(token_account, work)
             if work.also is not None:
                 await self._database.run(work.also)
-            if work.is_done and token_account not in self._compared:
+            if work.is_done and work.unread is None and token_account not in self._compared:
                 await self._compare_balance(token_account)
         except BaseException:
             self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
             raise
-        if not work.is_done:
+        if not work.is_done or work.unread is not None:
             self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
+        if work.unread is not None:
+            raise work.unread
 
     async def _poll_each(self, token_accounts: Iterable[str]) -> None:
         """Scan all of them, even if some cannot be read."""
@@ -331,9 +335,10 @@ class Deposits:
     async def _is_payout(self, account: AccountRecord, deposit: Deposit) -> bool:
         """Return whether a transaction pays out a channel of the account, whose handler posts all of it.
 
-        A payment from a channel that stays open, to which its seller adds a credit, is a deposit.
+        A payment from a channel that stays open, to which its seller adds a credit, is a deposit. Its seller
+        may create the escrow again and refill it, so that it seems to have paid nothing.
         """
-        name, escrows = account.account_id, deposit.senders
+        name, escrows = account.account_id, [*deposit.senders, *deposit.others]
         for channel, signer in await self._database.read(chain_transactions.unposted_channels, name, escrows):
             found = await self._chain.channel_history(
                 channel, signer=signer, to=account.usdc_token_account, including=deposit.signature
@@ -359,10 +364,18 @@ class Deposits:
             failpoint(Operation.DEPOSIT, Step.BEGUN)
             for shown in batch.debits:
                 await self._check_debit(account, shown)
-            others = tuple([each for each in batch.deposits if not await self._is_payout(account, each)])
+            others = []
+            for each in batch.deposits:
+                try:
+                    if not await self._is_payout(account, each):
+                        others.append(each)
+                except ChainUnreachableError as error:
+                    work.unread = error
             work.batches_left -= 1
+            kept = evolve(batch, deposits=tuple(others))
+            cursor = batch.cursor if work.unread is None else after
             posted = await self._database.run(
-                self._post, account.account_id, after, evolve(batch, deposits=others), work.also
+                self._post, account.account_id, after, kept, work.also, cursor=cursor
             )
             if posted is None:
                 return
@@ -379,7 +392,7 @@ class Deposits:
                     account_id=account.account_id,
                     tx_signature=deposit.signature,
                 )
-            after = batch.cursor
+            after = cursor
             if work.batches_left == 0:
                 return
         work.is_done = True
@@ -391,8 +404,10 @@ class Deposits:
         after: str | None,
         batch: DepositBatch,
         also: Callable[[Connection], None] | None,
+        *,
+        cursor: str | None,
     ) -> tuple[list[Deposit], list[UnknownDebit]] | None:
-        """Post a batch of an account's history, move its cursor, and return what was posted.
+        """Post a batch of an account's history, move the cursor from `after`, and return what was posted.
 
         Returns None if the cursor is no longer at the start of the batch.
         """
@@ -428,7 +443,7 @@ class Deposits:
             for debit in batch.debits
             if not unknown_debits.is_explained(connection, debit, account_id)
         ]
-        account_store.ACCOUNTS.changed(connection, account_id, deposit_cursor=batch.cursor)
+        account_store.ACCOUNTS.changed(connection, account_id, deposit_cursor=cursor)
         if also is not None:
             also(connection)
         return posted, unknown

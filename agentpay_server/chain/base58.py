@@ -1,9 +1,10 @@
-"""Base58 in Bitcoin's alphabet. Its cost is quadratic in the length, so callers bound the length."""
+"""Base58 in Bitcoin's alphabet. Its cost grows faster than the length, so callers bound the length."""
 
 from typing import Final
 
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _VALUES: Final = {character: value for value, character in enumerate(_ALPHABET)}
+_SHORT: Final = 100
 
 
 def encode(raw: bytes) -> str:
@@ -22,10 +23,19 @@ def decode(text: str) -> bytes:
     Raises:
         ValueError: a character is not in base58.
     """
-    number = 0
-    for character in text:
-        if character not in _VALUES:
-            raise ValueError("not base58")
-        number = number * 58 + _VALUES[character]
+    if not _VALUES.keys() >= set(text):
+        raise ValueError("not base58")
+    number = _number(text)
     zeros = len(text) - len(text.lstrip(_ALPHABET[0]))
     return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8)
+
+
+def _number(text: str) -> int:
+    """Return the number that digits write. Halves make it fast for what may be thousands of them."""
+    if len(text) <= _SHORT:
+        number = 0
+        for character in text:
+            number = number * 58 + _VALUES[character]
+        return number
+    low = len(text) // 2
+    return _number(text[:-low]) * 58**low + _number(text[-low:])

@@ -97,12 +97,17 @@ class TokenAccount:
     is_frozen: bool
 
 
+KNOWN_BYTES: Final = 512
+"""More than any account has that is read in full."""
+
+
 @frozen(kw_only=True)
 class AccountData:
     """The content of any account on chain.
 
     Attributes:
         program: the program that owns it.
+        data: its content; what comes after `KNOWN_BYTES` may be missing.
         usdc: the USDC token account that it is; None for any other account.
     """
 
@@ -434,12 +439,14 @@ class Deposit:
         token_account: the account that received.
         amount_micro: the increase in micro-USDC, at least 1.
         senders: the token accounts that were debited.
+        others: the other token accounts that existed before; they may have been debited and refilled.
     """
 
     signature: str
     token_account: str
     amount_micro: int
     senders: tuple[str, ...]
+    others: tuple[str, ...] = ()
 
     @property
     def sender(self) -> str | None:

@@ -31,7 +31,7 @@ class Payout:
     Attributes:
         credit: what it pays into the account.
         closes: whether it closes a token account of its own.
-        reopens: whether it creates the first channel's escrow again.
+        refill: what it pays into the first channel's escrow, which it creates again; None for no escrow.
         is_frozen: whether the account cannot receive, so that what should return goes to the treasury.
         stays_open: whether it has settled the first channel before, and paid that out of the open channel.
     """
@@ -39,7 +39,7 @@ class Payout:
     sales: tuple[Sale, ...]
     credit: int = 0
     closes: bool = False
-    reopens: bool = False
+    refill: int | None = None
     is_frozen: bool = False
     stays_open: bool = False
 
@@ -61,6 +61,8 @@ SALES = st.builds(
     when=st.sampled_from(("together", "before", "sealed")),
     verified=st.sampled_from((None, "first", "before seal", "before payout")),
     is_inner=st.booleans(),
+    flag=st.sampled_from((1, 2, 255)),
+    padding=st.sampled_from((0, 1, 200)),
     is_upto=st.booleans(),
 )
 PAYOUTS = st.builds(
@@ -68,7 +70,7 @@ PAYOUTS = st.builds(
     sales=st.lists(SALES, min_size=1, max_size=2).map(tuple),
     credit=st.sampled_from((0, 1, LOW, 3 * CAP)),
     closes=st.booleans(),
-    reopens=st.booleans(),
+    refill=st.sampled_from((None, 0, LOW, CAP)),
     is_frozen=st.sampled_from((False, False, False, True)),
     stays_open=st.booleans(),
 )
@@ -82,7 +84,10 @@ PLAIN = Sale(settled=LOW, verified="first")
 @example(Payout(sales=(Sale(settled=None, verified="before seal"),), credit=LOW))
 @example(Payout(sales=(PLAIN, Sale(settled=HIGH, when="sealed", is_upto=True)), credit=1))
 @example(Payout(sales=(PLAIN, Sale(settled=HIGH, when="sealed", is_upto=True)), is_frozen=True))
-@example(Payout(sales=(Sale(settled=LOW, is_upto=True),), reopens=True))
+@example(Payout(sales=(Sale(settled=LOW, is_upto=True),), refill=0))
+@example(Payout(sales=(Sale(settled=LOW),), refill=CAP))
+@example(Payout(sales=(Sale(settled=HIGH, flag=2),), credit=LOW))
+@example(Payout(sales=(Sale(settled=HIGH, when="before", padding=200),), credit=LOW))
 @example(Payout(sales=(Sale(settled=HIGH, when="before"),), credit=LOW, stays_open=True))
 @example(Payout(sales=(Sale(settled=LOW, when="sealed", is_upto=True),) * 3, credit=LOW))
 @settings(max_examples=20)
@@ -101,8 +106,8 @@ def test_the_books_of_a_payout_are_what_the_program_settled(shop: Shop, payout: 
         part = credit if payout.stays_open and not number else None
         steps += ended(shop, account, kept, number, part)
     first = shop.upto.opening if payout.sales[0].is_upto else shop.session.opening
-    if payout.reopens and len(payout.sales) == 1 and first is not None:
-        steps.append(shop.reopens(first))
+    if payout.refill is not None and len(payout.sales) == 1 and first is not None:
+        steps += shop.reopens(first, payout.refill)
     steps += shop.credit(account, credit)
     if payout.closes and len(payout.sales) == 1:  # More do not fit into a transaction.
         steps.append(shop.closes(account.account_id[-20:]))

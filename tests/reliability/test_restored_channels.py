@@ -16,8 +16,10 @@ from restored import FINALITY_SECONDS, Lives, lives_on, not_ready
 from session_sellers import GRACE_SECONDS, ORIGIN, SessionSeller, opening_in
 from worlds import Answer, Party, World, micro
 
+from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
+from agentpay_server.chain.protocol import ChainUnreachableError, ChannelHistory
 from agentpay_server.payments.channels.watch import ChannelWatch
 
 pytestmark = pytest.mark.anyio
@@ -294,6 +296,66 @@ async def test_channels_of_an_account_that_one_transaction_pays_out_are_settled_
     moved = sorted((row["type"], micro(row["amount_usdc"])) for row in entries)
     settled = [("session_settlement", PRICE), ("session_settlement", 2 * PRICE)]
     assert moved == [("deposit", PRICE), ("deposit", FUNDS), *settled]
+
+
+async def test_a_refund_from_an_escrow_that_its_seller_refills_is_no_deposit(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(_: ChannelWatch) -> bool:
+        return False
+
+    market = await market_of(lives)
+    payer, seller = await market.world.account("20"), market.seller
+    assert await market.paid(payer, "known") == PRICE
+    opening = seller.opening
+    assert opening is not None
+    create = instructions.create_associated_token_account_idempotent(
+        payer=seller.facilitator.pubkey(), owner=opening.address, mint=opening.mint
+    )
+    other, to = await market.world.account("20"), seller.wallet.token_account
+    assert (await market.world.transfer("funds", other, to, f"0.{CAP:06}")).status == 200
+    refill = seller.wallet._payment(str(opening.escrow), CAP)
+    with monkeypatch.context() as unwatched:
+        # The account's history is read before the channel's end is noticed.
+        unwatched.setattr(ChannelWatch, "poll", nothing)
+        await seller._payer.send(*seller.closing(), create, refill, cosigner=seller.wallet)
+        await asyncio.sleep(FINALITY_SECONDS + 60)
+        (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+        assert (row["balance"], row["cap_holds"]) == (FUNDS - CAP, CAP)
+    await asyncio.sleep(60)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", PRICE)
+    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS - PRICE, 0, None)
+    assert market.world.balance(payer) == FUNDS - PRICE
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_payout_that_cannot_be_read_delays_no_deposit(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unreadable(*_: object, **__: object) -> ChannelHistory:
+        raise ChainUnreachableError("a node reports the transactions of a channel in two ways")
+
+    market = await market_of(lives)
+    payer, seller = await market.world.account("20"), market.seller
+    assert await market.paid(payer, "known") == PRICE
+    with monkeypatch.context() as unread:
+        unread.setattr(type(market.world.runtime.context.chain), "channel_history", unreadable)
+        await market.settle(closes=True)
+        await seller._payer.send(seller.wallet._payment(payer.token_account, PRICE), cosigner=seller.wallet)
+        await asyncio.sleep(FINALITY_SECONDS + 120)
+        (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+        assert (row["balance"], row["cap_holds"]) == (FUNDS - CAP + PRICE, CAP)
+    await asyncio.sleep(120)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", PRICE)
+    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS, 0, None)
+    assert market.world.balance(payer) == FUNDS
+    entries = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body
+    moved = sorted((row["type"], micro(row["amount_usdc"])) for row in entries["data"])
+    assert moved == [("deposit", PRICE), ("deposit", FUNDS), ("session_settlement", PRICE)]
 
 
 @pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)

@@ -31,6 +31,8 @@ class Sale:
         when: `together` with the payout, `before` it with the seal apart, or `sealed` before.
         verified: where in the payout it has the highest voucher verified, which it does not settle.
         is_inner: whether another program calls the steps.
+        flag: what says that a seal takes a voucher.
+        padding: how many bytes follow a settlement.
         is_upto: whether it is the channel of a payment, whose vouchers the seller signs.
     """
 
@@ -38,6 +40,8 @@ class Sale:
     when: str = "together"
     verified: str | None = None
     is_inner: bool = False
+    flag: int = 1
+    padding: int = 0
     is_upto: bool = False
 
 
@@ -92,11 +96,14 @@ class Shop:
 
     def credit(self, account: Account, amount: int) -> list[Instruction]:
         """Return what pays an amount into an account."""
+        return self._pays(account.usdc_token_account, amount)
+
+    def _pays(self, token_account: str, amount: int) -> list[Instruction]:
         if not amount:
             return []
         pay = instructions.transfer_checked(
             source=Pubkey.from_string(self.session.wallet.token_account),
-            destination=Pubkey.from_string(account.usdc_token_account),
+            destination=Pubkey.from_string(token_account),
             owner=self.session.payee.pubkey(),
             mint=self.mint,
             amount_micro=amount,
@@ -109,12 +116,13 @@ class Shop:
         owner = self.session.payee.pubkey()
         return instructions.close_account(account=Pubkey.from_string(another), destination=owner, owner=owner)
 
-    def reopens(self, terms: OnchainTerms) -> Instruction:
-        """Return what creates a channel's escrow."""
+    def reopens(self, terms: OnchainTerms, amount: int) -> list[Instruction]:
+        """Return what creates a channel's escrow, and pays an amount into it."""
         payer = self.session.facilitator.pubkey()
-        return instructions.create_associated_token_account_idempotent(
+        create = instructions.create_associated_token_account_idempotent(
             payer=payer, owner=terms.address, mint=self.mint
         )
+        return [create, *self._pays(str(terms.escrow), amount)]
 
     @property
     def mint(self) -> Pubkey:
@@ -126,6 +134,10 @@ class Shop:
         assert status.failure is None, status
 
 
+def _with(step: Instruction, end: bytes, *, after: int | None = None) -> Instruction:
+    return Instruction(step.program_id, bytes(step.data)[:after] + end, step.accounts)
+
+
 def ended(shop: Shop, account: Account, sale: Sale, number: int, part: int | None) -> list[Instruction]:
     """Do what a seller does to a channel before its payout; return the rest.
 
@@ -133,11 +145,9 @@ def ended(shop: Shop, account: Account, sale: Sale, number: int, part: int | Non
     """
     terms, vouchers = shop.opened(account, str(number), is_upto=sale.is_upto)
     voucher = [] if sale.settled is None else [vouchers[sale.settled]]
-    taken = [*voucher, codecs.settle(terms.address)] if voucher else []
-    seal, plain = (
-        codecs.settle_and_seal(payee=terms.payee, channel=terms.address, has_voucher=takes)
-        for takes in (bool(voucher), False)
-    )
+    taken = [*voucher, _with(codecs.settle(terms.address), bytes(sale.padding))] if voucher else []
+    plain = codecs.settle_and_seal(payee=terms.payee, channel=terms.address, has_voucher=False)
+    seal = _with(plain, bytes((sale.flag,)), after=1) if voucher else plain
     pay = codecs.distribute_opened(terms, treasury=TREASURIES["devnet"])
     if sale.is_inner:
         seal, plain, pay = (forwarder.forwarded(each) for each in (seal, plain, pay))

@@ -344,7 +344,7 @@ static u64 settle_voucher(u64 sysvar, const Key *address) {
     return 0;
 }
 
-/* --- Instructions */
+/* --- Instructions; one without arguments ignores what follows its discriminator */
 
 static u64 open(void) {
     enum { PAYER_AT, LENDER, PAYEE_AT, MINT, SIGNER, CHANNEL, SOURCE, ESCROW, TOKENS, SYSTEM, RENT, ATAS, AUTHORITY, SELF, ALL };
@@ -434,7 +434,6 @@ static u64 open(void) {
 
 static u64 settle(void) {
     REQUIRE(H->count == 2, NOT_ENOUGH_ACCOUNT_KEYS);
-    REQUIRE(H->length == 1, INVALID_INSTRUCTION_DATA);
     REQUIRE(is(key_of(1), INSTRUCTIONS_SYSVAR), UNSUPPORTED_SYSVAR);
     TRY(read_channel(0));
     REQUIRE(H->channel.status == OPEN, 2);
@@ -470,7 +469,7 @@ static u64 top_up(void) {
 static u64 settle_and_seal(void) {
     enum { PAYEE_AT, CHANNEL, INSTRUCTIONS, ALL };
     REQUIRE(H->count == ALL, 9);
-    REQUIRE(H->length == 2 && H->data[1] <= 1, INVALID_INSTRUCTION_DATA);
+    REQUIRE(H->length == 2, INVALID_INSTRUCTION_DATA);
     REQUIRE(is(key_of(INSTRUCTIONS), INSTRUCTIONS_SYSVAR), UNSUPPORTED_SYSVAR);
     REQUIRE(H->account[PAYEE_AT].is_signer, 1);
     TRY(read_channel(CHANNEL));
@@ -489,7 +488,6 @@ static u64 settle_and_seal(void) {
 static u64 request_close(void) {
     enum { PAYER_AT, CHANNEL, ALL };
     REQUIRE(H->count == ALL, NOT_ENOUGH_ACCOUNT_KEYS);
-    REQUIRE(H->length == 1, INVALID_INSTRUCTION_DATA);
     REQUIRE(H->account[PAYER_AT].is_signer, 1);
     TRY(read_channel(CHANNEL));
     REQUIRE(same(key_of(PAYER_AT), &H->channel.payer), 5);
@@ -503,7 +501,6 @@ static u64 request_close(void) {
 
 static u64 seal(void) {
     REQUIRE(H->count == 1, NOT_ENOUGH_ACCOUNT_KEYS);
-    REQUIRE(H->length == 1, INVALID_INSTRUCTION_DATA);
     TRY(read_channel(0));
     REQUIRE(H->channel.status == CLOSING, 2);
     sol_get_clock_sysvar(&H->clock);
@@ -629,7 +626,6 @@ static u64 distribute(void) {
 static u64 withdraw_payer(void) {
     enum { PAYER_AT, CHANNEL, ESCROW, REFUND, MINT, TOKENS, ALL };
     REQUIRE(H->count == ALL, NOT_ENOUGH_ACCOUNT_KEYS);
-    REQUIRE(H->length == 1, INVALID_INSTRUCTION_DATA);
     REQUIRE(H->account[PAYER_AT].is_signer, 1);
     TRY(read_channel(CHANNEL));
     REQUIRE(H->channel.status == SEALED, 2);
@@ -654,7 +650,6 @@ static u64 withdraw_payer(void) {
 static u64 reclaim(void) {
     enum { CHANNEL, LENDER, ALL };
     REQUIRE(H->count == ALL, NOT_ENOUGH_ACCOUNT_KEYS);
-    REQUIRE(H->length == 1, INVALID_INSTRUCTION_DATA);
     TRY(read_channel(CHANNEL));
     REQUIRE(H->channel.status == DISTRIBUTED, 2);
     REQUIRE(same(key_of(LENDER), &H->channel.rent_payer), 10);

@@ -26,6 +26,10 @@ _CHANNEL_AT: Final[Mapping[int, int]] = {
 }
 """The position of the channel among the accounts of an instruction."""
 
+KEPT_ACCOUNTS: Final = 2
+KEPT_BYTES: Final = 256
+"""How much of an instruction is read here, at most; who reads many may drop the rest."""
+
 
 @frozen
 class Call:
@@ -57,6 +61,13 @@ class _Act:
     data: bytes
     before: Call | None
 
+    @property
+    def takes_voucher(self) -> bool:
+        """Whether the program took a voucher: any flag but zero makes a seal take one."""
+        if self.kind == Discriminator.SETTLE_AND_SEAL:
+            return self.data[1:] != b"\0"
+        return self.kind == Discriminator.SETTLE
+
 
 def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> ChannelHistory:
     """Return what a channel's transactions prove; the oldest comes first. `signer` signs its vouchers."""
@@ -66,7 +77,7 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
         for act in acts:
             if act.channel != channel:
                 continue
-            if act.kind == Discriminator.SETTLE or act.data == _WITH_VOUCHER:
+            if act.takes_voucher:
                 proven_micro = max(proven_micro, _taken(act, signer))
             if act.kind == Discriminator.DISTRIBUTE and is_sealed:
                 payout = Payout(
@@ -80,7 +91,9 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
     return ChannelHistory(proven_micro=proven_micro, payout=payout)
 
 
-_WITH_VOUCHER: Final = bytes((Discriminator.SETTLE_AND_SEAL, 1))
+def is_about(landed: Landed, channel: str) -> bool:
+    """Return whether a transaction proves anything about a channel: naming it, as strangers can, does not."""
+    return any(act.channel == channel for act in _acts(landed))
 
 
 def _acts(landed: Landed) -> Iterator[_Act]:

@@ -34,6 +34,7 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
             token_account=token_account,
             amount_micro=change,
             senders=senders,
+            others=tuple(each for each in before if each not in (token_account, *senders)),
         )
         for token_account, change in changes.items()
         if change > 0

@@ -182,10 +182,12 @@ def _credits(connection: Connection, token_account: str, after_slot: int, count:
                 signature=signature,
                 token_account=token_account,
                 amount_micro=amount,
-                senders=tuple((senders or "").split()),
+                senders=tuple(senders.split()),
+                others=tuple(others.split()),
             ),
         )
-        for slot, signature, amount, senders in connection.execute(_CREDITS, values)
+        for slot, signature, amount, known in connection.execute(_CREDITS, values)
+        for senders, _, others in [(known or "").partition(",")]
     ]
 
 
@@ -245,7 +247,7 @@ def _write(connection: Connection, page: PersistedPage) -> None:
                     "slot": credit.slot,
                     "signature": credit.deposit.signature,
                     "amount": credit.deposit.amount_micro,
-                    "sender": " ".join(credit.deposit.senders),
+                    "sender": ",".join(map(" ".join, (credit.deposit.senders, credit.deposit.others))),
                 }
                 for credit in page.credits
             ],

@@ -29,6 +29,7 @@ from agentpay_server.chain.clusters import Cluster, explorer_url
 from agentpay_server.chain.parsing import json_failure_reason, read_account, read_token_account
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
+    KNOWN_BYTES,
     Absence,
     AccountData,
     Blockhash,
@@ -279,7 +280,9 @@ class RpcChain:
     async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
         """See `Chain`: from a node whose position is at least the last reported one."""
         tip, mint = await self._head.tip(), self.usdc_mint
-        options = {"encoding": "base64", "commitment": self._settings.finality.value}
+        # An account may have ten megabytes, and a seller may name any.
+        part = {"offset": 0, "length": KNOWN_BYTES}
+        options = {"encoding": "base64", "commitment": self._settings.finality.value, "dataSlice": part}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         if replies.read_position(reply) < tip.slot:
             raise ChainUnreachableError("a node that lags behind shows old accounts")

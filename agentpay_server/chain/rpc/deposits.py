@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from agentpay_server.chain import base58
 from agentpay_server.chain.channels import codecs
-from agentpay_server.chain.channels.evidence import Call, Landed
+from agentpay_server.chain.channels.evidence import KEPT_ACCOUNTS, KEPT_BYTES, Call, Landed
 from agentpay_server.chain.instructions import USDC_DECIMALS
 from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit
 from agentpay_server.chain.rpc.replies import (
@@ -20,8 +20,8 @@ from agentpay_server.chain.rpc.replies import (
 )
 
 _MAX_U64_DIGITS: Final = 20
-_MAX_DATA_CHARACTERS: Final = 2_000
-"""More than any instruction of the programs below has, in base58."""
+_MAX_DATA_CHARACTERS: Final = 13_985
+"""The length in base58 of 10,240 bytes, the most that a program can pass to another."""
 
 _PROGRAMS: Final = frozenset({str(codecs.PROGRAM), str(codecs.ED25519_PROGRAM)})
 
@@ -50,11 +50,13 @@ def read_movement(
         )
     if gained == 0:
         return None
+    senders = tuple(address for address, amount in before.items() if amount > after.get(address, 0))
     return Deposit(
         signature=signature,
         token_account=token_account,
         amount_micro=gained,
-        senders=tuple(address for address, amount in before.items() if amount > after.get(address, 0)),
+        senders=senders,
+        others=tuple(each for each in before if each not in (token_account, *senders)),
     )
 
 
@@ -81,19 +83,21 @@ def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> La
 
 
 def _call(step: object) -> Call:
-    """Return an instruction; without its content if it is of a program that proves nothing about channels."""
+    """Return an instruction; without content if it is unreadable, or of a program that proves nothing.
+
+    Strangers write instructions, so none of them may make a history unreadable.
+    """
     program = member(step, "programId", str)
     if program not in _PROGRAMS:
         return Call(program, (), b"")
     accounts: list[object] = member(step, "accounts", list)
     data = member(step, "data", str)
     try:
-        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else None
+        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
     except ValueError:
-        content = None
-    if content is None:
-        raise malformed("data that is not in base58")
-    return Call(program, [exactly(address, str, "account") for address in accounts], content)
+        content = b""
+    addresses = [exactly(address, str, "account") for address in accounts[:KEPT_ACCOUNTS]]
+    return Call(program, addresses, content[:KEPT_BYTES])
 
 
 def _changes(

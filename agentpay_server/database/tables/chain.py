@@ -60,7 +60,7 @@ chain_credits: Final = Table(
     Column("slot", BigInteger, primary_key=True),
     Column("signature", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),
-    # The token accounts that were debited, separated by spaces.
+    # The token accounts that were debited, separated by spaces; after a comma, the others that existed.
     Column("sender", Text),
     sqlite_with_rowid=False,
 )

@@ -264,9 +264,8 @@ class Model:
         self._write(address, channel)
         self._emit(bytes.fromhex("a6ac61094d4cbd6d"), bytes(address), data[21:29])
 
-    def _settle(self, named: Sequence[Named], data: bytes, before: bytes | None) -> None:
+    def _settle(self, named: Sequence[Named], _data: bytes, before: bytes | None) -> None:
         require(len(named) == 2, _KEYS)
-        require(len(data) == 1, _ARGUMENT)
         require(named[1].key == INSTRUCTIONS_SYSVAR, _SYSVAR)
         channel = self._channel(named[0].key)
         require(channel.status == OPEN, 2)
@@ -294,7 +293,7 @@ class Model:
 
     def _settle_and_seal(self, named: Sequence[Named], data: bytes, before: bytes | None) -> None:
         require(len(named) == 3, 9)
-        require(len(data) == 2 and data[1] in (0, 1), _ARGUMENT)
+        require(len(data) == 2, _ARGUMENT)
         require(named[2].key == INSTRUCTIONS_SYSVAR, _SYSVAR)
         require(named[0].is_signer, 1)
         channel = self._channel(named[1].key)
@@ -306,9 +305,8 @@ class Model:
         channel.status = SEALED
         self._write(named[1].key, channel)
 
-    def _request_close(self, named: Sequence[Named], data: bytes) -> None:
+    def _request_close(self, named: Sequence[Named], _data: bytes) -> None:
         require(len(named) == 2, _KEYS)
-        require(len(data) == 1, _ARGUMENT)
         require(named[0].is_signer, 1)
         channel = self._channel(named[1].key)
         require(named[0].key == channel.payer, 5)
@@ -316,9 +314,8 @@ class Model:
         channel.status, channel.closing_since = CLOSING, self.now
         self._write(named[1].key, channel)
 
-    def _seal(self, named: Sequence[Named], data: bytes) -> None:
+    def _seal(self, named: Sequence[Named], _data: bytes) -> None:
         require(len(named) == 1, _KEYS)
-        require(len(data) == 1, _ARGUMENT)
         channel = self._channel(named[0].key)
         require(channel.status == CLOSING, 2)
         require(self.now >= channel.closing_since + channel.grace, 2201)
@@ -386,9 +383,8 @@ class Model:
         if self.slot > channel.open_slot + 1500:
             self._free(address, lender)
 
-    def _withdraw(self, named: Sequence[Named], data: bytes) -> None:
+    def _withdraw(self, named: Sequence[Named], _data: bytes) -> None:
         require(len(named) == 6, _KEYS)
-        require(len(data) == 1, _ARGUMENT)
         payer, address, escrow, refunded, mint, tokens = (each.key for each in named)
         require(named[0].is_signer, 1)
         channel = self._channel(address)
@@ -405,9 +401,8 @@ class Model:
         channel.withdrawn_at = self.now
         self._write(address, channel)
 
-    def _reclaim(self, named: Sequence[Named], data: bytes) -> None:
+    def _reclaim(self, named: Sequence[Named], _data: bytes) -> None:
         require(len(named) == 2, _KEYS)
-        require(len(data) == 1, _ARGUMENT)
         channel = self._channel(named[0].key)
         require(channel.status == DISTRIBUTED, 2)
         require(named[1].key == channel.lender, 10)

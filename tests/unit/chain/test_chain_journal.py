@@ -57,7 +57,9 @@ def amounts(world: World, token_account: str, after: str | None = None) -> list[
 
 def test_deposits_are_found_by_comparing_balances_before_and_after() -> None:
     def found(before: dict[str, int], after: dict[str, int]) -> list[tuple[str, int, str | None]]:
-        return [(d.token_account, d.amount_micro, d.sender) for d in deposits_of("s", before, after)]
+        told = deposits_of("s", before, after)
+        assert all({d.token_account, *d.senders, *d.others} == {d.token_account, *before} for d in told)
+        return [(d.token_account, d.amount_micro, d.sender) for d in told]
 
     assert found({"a": 5, "b": 1}, {"a": 2, "b": 4}) == [("b", 3, "a")]
     assert found({"a": 5}, {"a": 5}) == []

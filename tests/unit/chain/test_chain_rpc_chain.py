@@ -22,7 +22,9 @@ from rpc_node import (
     signed_json,
     token_account,
 )
+from solders.account import Account
 from solders.keypair import Keypair
+from solders.pubkey import Pubkey
 
 from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
@@ -467,6 +469,20 @@ async def test_a_posted_transaction_is_not_read_again_and_advances_the_cursor() 
     assert node.calls["getTransaction"] == 0
 
 
+async def test_of_a_large_account_only_the_beginning_is_read() -> None:
+    def sliced(addresses: list[str], options: dict[str, Any]) -> dict[str, Any]:
+        part, large = options["dataSlice"], bytes(10_000_000)
+        data = large[part["offset"] :][: part["length"]]
+        account = account_json(Account(1, data, Pubkey.from_string(OWNER)))
+        return {"context": {"slot": 1_000}, "value": [account for _ in addresses]}
+
+    node = FakeNode()
+    node.answers["getMultipleAccounts"] = sliced
+    (found,) = await rpc_chain(node).account_data([OWNER])
+    assert found is not None
+    assert len(found.data) <= 1_000
+
+
 async def test_an_account_created_with_a_balance_has_a_deposit() -> None:
     (deposit,) = await deposits(telling(before=[], after=[balance_json(1, 7)]))
     assert (deposit.amount_micro, deposit.sender) == (7, None)
@@ -481,6 +497,13 @@ async def test_a_deposit_from_two_senders_names_none() -> None:
 async def test_an_account_emptied_and_closed_by_the_deposit_is_its_sender() -> None:
     (deposit,) = await deposits(telling(before=[balance_json(2, 7)], after=[balance_json(1, 7)]))
     assert deposit.sender == SENDER
+
+
+async def test_a_deposit_names_what_existed_before_and_has_not_paid() -> None:
+    before = [balance_json(0, 3), balance_json(1, 2), balance_json(2, 4)]
+    after = [balance_json(0, 2), balance_json(1, 3), balance_json(2, 4)]
+    (deposit,) = await deposits(telling(before=before, after=after))
+    assert (deposit.senders, deposit.others) == ((OWNER,), (SENDER,))
 
 
 async def test_other_mints_and_outgoing_amounts_are_no_deposits() -> None:

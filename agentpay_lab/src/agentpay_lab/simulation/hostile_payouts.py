@@ -27,7 +27,6 @@ from agentpay_server.testkit.paywall.channel_chain import TREASURY, ChannelChain
 if TYPE_CHECKING:
     from agentpay_lab.simulation.cluster import SimulatedCluster
 
-_WITH_VOUCHER: Final = bytes((codecs.Discriminator.SETTLE_AND_SEAL, 1))
 _MAX_CREDIT_MICRO: Final = 5_000
 
 
@@ -70,6 +69,9 @@ class HostilePayouts(ChannelChain):
             voucher = None
         seal = codecs.settle_and_seal(payee=opening.payee, channel=address, has_voucher=voucher is not None)
         pay = codecs.distribute_opened(opening, treasury=TREASURY)
+        if voucher is not None and (strike := self._faults.strike("payout.flags otherwise", self._name)):
+            flag = bytes((codecs.Discriminator.SETTLE_AND_SEAL, strike.randint(2, 255)))
+            seal = Instruction(seal.program_id, flag, seal.accounts)
         if self._strikes("calls inside"):
             seal, pay = forwarder.forwarded(seal), forwarder.forwarded(pay)
         steps.append(seal)
@@ -152,8 +154,12 @@ class HostilePayouts(ChannelChain):
         taken = [
             Voucher.of(bytes(before.data)[-VOUCHER_BYTES:])
             for before, step in pairwise(steps)
-            if bytes(step.data) == _WITH_VOUCHER
+            if _takes_voucher(bytes(step.data))
         ]
         settles = {str(voucher.channel): voucher.cumulative_micro for voucher in taken}
         self._cluster().promise(str(transaction.signatures[0]), settles)
         return transaction
+
+
+def _takes_voucher(data: bytes) -> bool:
+    return data[:1] == bytes((codecs.Discriminator.SETTLE_AND_SEAL,)) and data[1:] != b"\0"

@@ -58,6 +58,7 @@ ODDS: Final[Mapping[str, float]] = {
     # What these sellers add to a settlement, per settlement
     "payout.verifies more": 0.15,  # they settle a lower voucher than they have verified
     "payout.leaves voucher": 0.05,  # they seal without the voucher that is verified before
+    "payout.flags otherwise": 0.15,  # they seal with a voucher by another flag than 1
     "payout.calls inside": 0.15,  # another program calls that of channels
     "payout.pays out together": 0.15,  # they pay out with the next channel
     "payout.adds credit": 0.15,
