@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -173,6 +174,22 @@ def test_a_refused_purchase_holds_its_key_for_24_hours(
     assert buyer.ask("session").json()["error"] == "idempotency_conflict"
     server.sandbox.clock.advance(hours=1)
     assert buyer.ask("session").status_code == 201
+
+
+def test_a_channel_that_ends_with_nothing_charged_holds_its_key_for_24_hours(
+    buyer: Buyer, client: AgentPay, server: AgentPayServer
+) -> None:
+    session_id = buyer.buy("opening")
+    buyer.accept()
+    assert buyer.http.post(f"/ext/v1/sessions/{session_id}/close").is_success
+    server.sandbox.clock.advance(hours=1)
+    session = client.sessions.get(session_id)
+    assert session.settled_at is not None
+    left = session.settled_at + timedelta(hours=24) - server.sandbox.clock.now()
+    server.sandbox.clock.advance(left.total_seconds() - 0.001)
+    assert buyer.ask("transfer").status_code == 409
+    server.sandbox.clock.advance(0.001)
+    assert buyer.ask("transfer").status_code == 200
 
 
 def test_a_request_that_stores_nothing_claims_nothing(buyer: Buyer, client: AgentPay) -> None:
