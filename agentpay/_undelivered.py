@@ -14,7 +14,7 @@ import time
 import uuid
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -24,7 +24,7 @@ from agentpay import _messages
 from agentpay._challenges import payment_key
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.json_text import print_json
-from agentpay.contract.payments import Payment
+from agentpay.contract.payments import Payment, SessionStep
 from agentpay.errors import IdempotencyConflictError, TransferRejectedError
 
 JOINABLE_SECONDS: Final = 600.0
@@ -123,13 +123,28 @@ class Purchase:
         self._keys = 1
         self._is_delivered = False
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes derive the same key, so that one of them may have taken another since."""
+        return self.name.key is not None and not self.name.is_chosen
+
+    def is_past(self, under_key: Sequence[Payment | SessionStep]) -> bool:
+        """Take another key if the newest payment under a shared one can never land; return whether it is so.
+
+        The service frees that key after a day, when another process may have paid under a later one.
+
+        Args:
+            under_key: what the service lists under the key, newest first.
+        """
+        newest = next(iter(under_key), None)
+        return isinstance(newest, Payment) and newest.status == "failed" and self.renew()
+
     def renew(self) -> bool:
         """Take another key, because the payment of this one can never land; return False if none is left."""
         self._purchases.forget(self, is_replaced=True)
         if self.name.is_chosen or self._keys == _KEYS_MAX:
             return False
         self._keys += 1
-        # Another process finds the key of a header in the same way.
         self.key = str(uuid.uuid4()) if self.name.key is None else f"{self.name.key}:{self._keys}"
         self.is_joined = self.is_recorded = False
         self._purchases.remember(self)

@@ -131,6 +131,12 @@ class _Authorize(NamedTuple):
     key: str
 
 
+class _Find(NamedTuple):
+    """Read the newest payment under a key, in a sequence; it is empty if there is none."""
+
+    key: str
+
+
 class _Read(NamedTuple):
     """Read a payment, whose status the service finds on chain."""
 
@@ -167,7 +173,7 @@ class _Send(NamedTuple):
     paid_by: str | None = None
 
 
-_Step: TypeAlias = _PeekStep | _Authorize | _Read | _Report | _Send | _Lock | _Opened
+_Step: TypeAlias = _PeekStep | _Authorize | _Find | _Read | _Report | _Send | _Lock | _Opened
 
 
 class PaymentAuth(Auth):
@@ -376,6 +382,8 @@ class PaymentAuth(Auth):
         if isinstance(step, _Authorize):
             with self._late_report(step) as late:
                 return self._client.payments.authorize(**self._order(step), **late)
+        if isinstance(step, _Find):
+            return self._client.payments.list(**self._newest(step)).data
         if isinstance(step, _Read):
             return self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
@@ -424,6 +432,8 @@ class PaymentAuth(Auth):
         if isinstance(step, _Authorize):
             with self._late_report(step) as late:
                 return await self._client.payments.authorize(**self._order(step), **late)
+        if isinstance(step, _Find):
+            return (await self._client.payments.list(**self._newest(step))).data
         if isinstance(step, _Read):
             return await self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
@@ -489,6 +499,8 @@ class PaymentAuth(Auth):
         self, challenge: Challenge, purchase: Purchase
     ) -> Generator[_Step, Any, Payment | SessionStep]:
         while True:
+            if purchase.is_shared and purchase.is_past((yield _Find(purchase.key))):
+                continue
             try:
                 answer: Payment | SessionStep = yield _Authorize(challenge, purchase.key)
             except ConflictError as error:
@@ -667,6 +679,9 @@ class PaymentAuth(Auth):
             if had_challenge and not challenge:
                 _note(response, PaymentRecord(idempotency_key=None, declined=_OWN_AUTHORIZATION))
         return challenge
+
+    def _newest(self, step: _Find) -> dict[str, Any]:
+        return {"account_id": self._account_id, "idempotency_key": step.key, "limit": 1}
 
     def _order(self, step: _Authorize) -> dict[str, Any]:
         challenge = step.challenge

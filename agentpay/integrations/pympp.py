@@ -147,6 +147,15 @@ class AgentPayRuntime(PaymentRuntime):
         challenge: Challenge,
         purchase: Purchase,
     ) -> Payment:
+        while purchase.is_shared:
+            key = purchase.key
+            listed = await self._client.payments.list(
+                account_id=self._account_id, idempotency_key=key, limit=1
+            )
+            if not purchase.is_past(listed.data):
+                break
+            self._in_flight.pop(key, None)
+            self._in_flight[purchase.key] = purchase, asyncio.current_task()
         request.extensions["payment_key"] = purchase.key
         try:
             payment = await self._client.payments.authorize(

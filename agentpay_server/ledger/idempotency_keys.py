@@ -3,9 +3,10 @@
 A claim is the newest purchase of an account under a key: a transfer, a payment, the opening of a channel and
 then its voucher, or a session. It is in force until the purchase says that the key is released. A request
 with an agent-scoped key sees only its own account's claims. A request with an operator key must not use one
-key for two accounts. Therefore the newest of the claims that an operator key made under an idempotency key is
-the operator's (`claimed_by_operator`); an agent's retry of its purchase keeps that. What an agent claims on
-its own counts in its account only. Two constraints decide every race:
+key for two accounts. Therefore the operator's claim (`claimed_by_operator`) is that of its purchases under an
+idempotency key which lasts longest: the newest, unless an operator key retries an agent's purchase while the
+operator's of another account has no known end. An agent's retry of the operator's purchase keeps the claim.
+What an agent claims on its own counts in its account only. Two constraints decide every race:
 
     UNIQUE (account_id, idempotency_key)                              requests for one account, by any key
     UNIQUE (operator_id, idempotency_key) WHERE claimed_by_operator   operator keys, for different accounts
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, literal_column, or_, select
+from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, literal_column, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
@@ -99,20 +100,19 @@ def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
     values = {
         "account_id": requested.account_id,
         "idempotency_key": requested.idempotency_key,
-        "now_us": now_us,
     }
     if not requested.by_operator:
         row = connection.execute(_OF_ACCOUNT, values).one_or_none()
-        held = Held() if row is None else _held(row)
+        held = Held() if row is None else _held(row, now_us)
         is_operators = held.own is not None and held.own.claimed_by_operator
         return evolve(held, claims=held.is_own_in_force and is_operators)
     row = connection.execute(_OF_OPERATOR, values).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
-    return _held(row)
+    return _held(row, now_us)
 
 
 def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_us: int) -> bool:
-    """Prepare a new claim of an account, which must be locked: return whether the key's claims are unchanged.
+    """Return whether the claims of a key are unchanged, before a new one; its account must be locked.
 
     They are read again, because the constraints do not cover an operator's claim of another account that is
     in force. For an agent-scoped request whose key was free, the account's constraint decides. The insertion
@@ -122,21 +122,7 @@ def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_
     if not requested.by_operator and not seen.is_held:
         return True
     # One may have expired since, or a wrong clock made it look expired.
-    if find(connection, requested, now_us) != seen:
-        return False
-    other = seen.elsewhere
-    # The new claim is the operator's from now on. The other remains that of its own account.
-    return other is None or (
-        CLAIMS.change(
-            connection,
-            other,
-            _IS_OF,
-            _IS_OPERATORS,
-            given={"held_by": other.subject_id},
-            claimed_by_operator=False,
-        )
-        is not None
-    )
+    return find(connection, requested, now_us) == seen
 
 
 def put(
@@ -148,7 +134,18 @@ def put(
         ConstraintError: another request has claimed it. It may be raised as late as by the end of the unit of
             work.
     """
-    own = seen.own
+    other, own = seen.elsewhere, seen.own
+    if other is not None and seen.claims:
+        # The other remains that of its own account. If another request was faster, nothing changes here, and
+        # the constraint decides below.
+        CLAIMS.change(
+            connection,
+            other,
+            _IS_OF,
+            _IS_OPERATORS,
+            given={"held_by": other.subject_id},
+            claimed_by_operator=False,
+        )
     if own is None:
         new = KeyClaimRecord(
             operator_id=requested.operator_id,
@@ -174,23 +171,25 @@ def put(
 _COLUMNS: Final = len(key_claims.columns) + 1
 
 
-def _held(row: Sequence[Any]) -> Held:
+def _held(row: Sequence[Any], now_us: int) -> Held:
     """Return the claims of a row: the account's, and for operator keys that of another account."""
-    own, is_own_in_force = _claim(row[:_COLUMNS])
-    elsewhere, is_elsewhere_in_force = _claim(row[_COLUMNS:])
+    own, own_expires_us = _claim(row[:_COLUMNS])
+    elsewhere, expires_us = _claim(row[_COLUMNS:])
     return Held(
         own=own,
         elsewhere=elsewhere,
-        is_own_in_force=is_own_in_force,
-        is_elsewhere_in_force=is_elsewhere_in_force,
+        is_own_in_force=own is not None and (own_expires_us is None or own_expires_us > now_us),
+        is_elsewhere_in_force=elsewhere is not None and (expires_us is None or expires_us > now_us),
+        # A new purchase cannot release its key before that time.
+        claims=elsewhere is None or expires_us is not None,
     )
 
 
-def _claim(row: Sequence[Any]) -> tuple[KeyClaimRecord | None, bool]:
+def _claim(row: Sequence[Any]) -> tuple[KeyClaimRecord | None, int | None]:
     if not row or row[0] is None:
-        return None, False
-    *columns, is_in_force = row
-    return CLAIMS.record(columns), bool(is_in_force)
+        return None, None
+    *columns, expires_us = row
+    return CLAIMS.record(columns), expires_us
 
 
 def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -198,14 +197,13 @@ def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[
 
 
 def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, list[ColumnElement[Any]]]:
-    """Join the purchases of claims; return that, and the columns: of the claim, and if it is in force."""
+    """Join the purchases of claims; return that, and the columns: of the claim, and when it ends if known."""
     # A voucher is in neither table: it never releases its key. The channel of a payment up to a maximum has
     # the payment's identifier.
     paid, opened = transfers.alias(), sessions.alias()
     is_opened = and_(opened.c.session_id == claim.c.subject_id, claim.c.kind != _PAYMENT)
     joined = joined.outerjoin(paid, paid.c.transfer_id == claim.c.subject_id).outerjoin(opened, is_opened)
-    expires_us = func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)
-    return joined, [*claim.c, or_(expires_us.is_(None), expires_us > bindparam("now_us"))]
+    return joined, [*claim.c, func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)]
 
 
 def _of_account() -> Select[Any]:

@@ -28,7 +28,8 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
     """Store in a restored database what became of keys and codes since.
 
     Keys that are missing in it are added, with the time that they had left: revoked if their account or their
-    operator is missing too. Console keys that are in it keep the time that they had left.
+    operator is missing too. Console keys that are in it keep the time that they had left. What had expired
+    remains expired.
 
     Args:
         connection: the unit of work.
@@ -46,9 +47,9 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
             store.KEYS.insert(connection, evolve(key, seq=0, revoked_us=revoked_us, expires_us=expires_us))
         elif key.revoked_us is not None:
             store.KEYS.changed(connection, restored, revoked_us=key.revoked_us)
-        elif key.kind == OperatorKeyKind.CONSOLE:
+        elif expires_us is not None and (key.kind == OperatorKeyKind.CONSOLE or expires_us <= now_us):
             store.KEYS.changed(connection, restored, expires_us=expires_us)
-    unused = {code.digest for code in before.codes}
+    unused = {code.digest for code in before.codes if code.expires_us > at_us}
     for code in store.every_code(connection):
         if code.digest not in unused:
             store.CODES.remove(connection, code.digest)

@@ -233,10 +233,14 @@ class Deaf(httpx.BaseTransport):
 def test_a_payment_that_can_no_longer_land_is_replaced_by_a_new_purchase(
     server: AgentPayServer, bot: str, headers: dict[str, str]
 ) -> None:
-    auth = PaymentAuth(server.agent_client(bot), account_id=bot)
     with shop(server) as paywall:
         way = Deaf(paywall)
-        with httpx.Client(auth=auth, transport=way, base_url=paywall.base_url, headers=headers) as http:
+
+        def process() -> httpx.Client:
+            auth = PaymentAuth(server.agent_client(bot), account_id=bot)
+            return httpx.Client(auth=auth, transport=way, base_url=paywall.base_url, headers=headers)
+
+        with process() as http:
             for _ in range(2):
                 with pytest.raises(httpx.ReadTimeout):
                     http.get("/forecast")
@@ -244,6 +248,11 @@ def test_a_payment_that_can_no_longer_land_is_replaced_by_a_new_purchase(
             server.sandbox.clock.advance(minutes=5)
             way.is_down = False
             assert http.get("/forecast").status_code == 200
+        # The service has freed the key of the first payment by then.
+        server.sandbox.clock.advance(hours=25)
+        if headers:
+            with process() as http, pytest.raises(errors.PaidNotDeliveredError):
+                http.get("/forecast")
     assert [each.status for each in server.client().payments.list()] == ["settled", "failed"]
     assert spent(server, bot) == PRICE
 

@@ -338,14 +338,33 @@ def test_a_newer_key_stays_if_its_account_is_in_the_snapshot_and_is_revoked_if_n
         assert [works(server, key) for key in (newer.key, operators, *gone)] == [True, True, False, False]
 
 
-def test_a_sign_in_code_that_was_used_is_not_valid_after_a_restore(server: AgentPayServer):
-    server.listen()
-    code = httpx.URL(server.console_url).fragment.removeprefix("code=")
+@pytest.mark.parametrize("is_used", [True, False], ids=["used", "expired"])
+def test_a_sign_in_code_that_was_used_or_expired_is_not_valid_after_a_restore(
+    server: AgentPayServer, is_used: bool
+):
+    code = server.operator_keys.create_sign_in_code().code
     snapshot = server.sandbox.snapshot()
-    server.operator_keys.sign_in(code)
+    if is_used:
+        server.operator_keys.sign_in(code)
+    else:
+        server.sandbox.clock.advance(hours=1)
     server.sandbox.restore(snapshot)
     with pytest.raises(AuthenticationError):
         server.operator_keys.sign_in(code)
+
+
+def test_an_expired_key_stays_so_after_every_restore(server: AgentPayServer):
+    payer, _ = prepared(server)
+    start = server.sandbox.snapshot()
+    expiring, lasting = (
+        server.agent_keys.create(payer.account_id, expires_in=seconds).key for seconds in (60, 600)
+    )
+    created = server.sandbox.snapshot()
+    server.sandbox.clock.advance(60)
+    expired = server.sandbox.snapshot()
+    for snapshot in (created, start, created, expired, created):
+        server.sandbox.restore(snapshot)
+        assert [works(server, key) for key in (expiring, lasting)] == [False, True]
 
 
 def test_inboxes_are_restored_and_later_ones_get_nothing(server: AgentPayServer):

@@ -21,6 +21,7 @@ from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.channels import upto
@@ -52,6 +53,7 @@ def post(
         return None
     tx = _row_of(connection, session, payout.signature, unit.now_us)
     check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
+    has_paid = session.running_total > 0 or payout.settled_micro > 0
     change = SESSIONS.to_change(
         session,
         IS_CLOSING,
@@ -59,6 +61,7 @@ def post(
         settled=payout.settled_micro,
         settlement_tx_signature=payout.signature,
         settled_us=unit.now_us,
+        key_expires_us=None if has_paid else unit.now_us + KEY_LIFETIME_US,
         closes_us=None,
         error=None,
         message=None,

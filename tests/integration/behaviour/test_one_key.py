@@ -2,6 +2,8 @@
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -10,12 +12,16 @@ import money
 import pytest
 import receivers
 from sellers import ORIGIN, Seller
-from server_world import Funded
+from server_world import Funded, raw_client
 from session_sellers import SessionSeller, UptoSeller
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
+from agentpay_server.database.connection import ConstraintError
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine.authorization import Authorizer
+from agentpay_server.payments.store import PINS, Pin
 
 pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
 
@@ -170,6 +176,22 @@ def test_a_refused_purchase_holds_its_key_for_24_hours(
     assert buyer.ask("session").status_code == 201
 
 
+def test_a_channel_that_ends_with_nothing_charged_holds_its_key_for_24_hours(
+    buyer: Buyer, client: AgentPay, server: AgentPayServer
+) -> None:
+    session_id = buyer.buy("opening")
+    buyer.accept()
+    assert buyer.http.post(f"/ext/v1/sessions/{session_id}/close").is_success
+    server.sandbox.clock.advance(hours=1)
+    session = client.sessions.get(session_id)
+    assert session.settled_at is not None
+    left = session.settled_at + timedelta(hours=24) - server.sandbox.clock.now()
+    server.sandbox.clock.advance(left.total_seconds() - 0.001)
+    assert buyer.ask("transfer").status_code == 409
+    server.sandbox.clock.advance(0.001)
+    assert buyer.ask("transfer").status_code == 200
+
+
 def test_a_request_that_stores_nothing_claims_nothing(buyer: Buyer, client: AgentPay) -> None:
     client.policies.pause(buyer.account.account_id)
     assert buyer.ask("session").status_code == 402
@@ -189,3 +211,64 @@ def test_an_opening_that_expired_is_opened_again_under_its_key_and_blocks_other_
     assert (conflict["error"], conflict["session_id"]) == ("idempotency_conflict", again)
     buyer.accept()
     assert buyer.ask("voucher").json()["step"] == "voucher"
+
+
+def test_the_operator_s_purchase_that_holds_its_key_longest_decides_for_other_accounts(
+    buyer: Buyer, client: AgentPay, server: AgentPayServer
+) -> None:
+    """An agent's transfer fails for lack of funds, and the operator retries it."""
+    account_id = buyer.account.account_id
+    agent = raw_client(server, client.agent_keys.create(account_id).key)
+    mine, third = (client.accounts.create(name=name).account_id for name in ("Mine", "Third"))
+    for funded in (mine, third):
+        server.sandbox.fund(funded, 10)
+
+    def retry(key: str) -> None:
+        operator, buyer.http, amount = buyer.http, agent, client.accounts.balance(account_id).balance_usdc + 1
+        assert buyer.ask("transfer", key, amount=str(amount)).json()["error"] == "insufficient_balance"
+        server.sandbox.fund(account_id, 1)
+        buyer.http = operator
+        assert is_conflict(key)
+        assert buyer.ask("transfer", key, amount=str(amount)).status_code == 200
+        assert is_conflict(key)
+
+    def is_conflict(key: str) -> bool:
+        return buyer.ask("transfer", key, **{"from": third}).status_code == 409
+
+    assert buyer.ask("session", "never ends", account_id=mine).status_code == 201
+    assert buyer.ask("transfer", "ends", **{"from": mine}).status_code == 200
+    server.sandbox.clock.advance(hours=23)
+    for key in ("never ends", "ends"):
+        retry(key)
+    server.sandbox.clock.advance(hours=2)
+    assert is_conflict("ends")
+    server.sandbox.clock.advance(hours=23)
+    assert is_conflict("never ends")
+    assert not is_conflict("ends")
+
+
+def test_a_voucher_that_is_not_stored_leaves_the_operator_s_claim(
+    buyer: Buyer, client: AgentPay, server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The seller is blocked while the account is compared with the chain."""
+    operator = buyer.http
+    mine, third = (client.accounts.create(name=name).account_id for name in ("Mine", "Third"))
+    for funded in (mine, third):
+        server.sandbox.fund(funded, 10)
+    assert buyer.ask("transfer", **{"from": mine}).status_code == 200
+    buyer.http = raw_client(server, client.agent_keys.create(buyer.account.account_id).key)
+    buyer.buy("opening")
+    buyer.accept()
+    buyer.http = operator
+    reconcile = Authorizer.reconcile
+
+    async def block(self: Authorizer, source: AccountRecord) -> None:
+        await reconcile(self, source)
+        fields = dict.fromkeys(("category", "recipients", "max_amount"))
+        pin = Pin(operator_id=source.operator_id, origin=ORIGIN, blocked=True, updated_us=1, **fields)
+        with suppress(ConstraintError):
+            await self._context.database.run(lambda connection: PINS.insert(connection, pin))
+
+    monkeypatch.setattr(Authorizer, "reconcile", block)
+    assert buyer.ask("voucher").status_code == 402
+    assert buyer.ask("transfer", **{"from": third}).status_code == 409

@@ -54,10 +54,16 @@ class Service:
         self.steps: list[httpx.Response | Exception] = []
         self.header = "PAYMENT-SIGNATURE"
         self.status = "submitted"
+        self.failed: set[str] = set()
         self.transport = httpx.MockTransport(self._answer)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
+            if request.url.path == "/ext/v1/payments":
+                account_id, key = (request.url.params[name] for name in ("account_id", "idempotency_key"))
+                failed = testing.make(Payment, account_id=account_id, status="failed").to_dict()
+                data = [failed] if key in self.failed else []
+                return answer(200, {"data": data, "cursor": "", "has_more": False})
             transfer_id = request.url.path.split("/")[4]
             return answer(200, testing.make(Payment, transfer_id=transfer_id, status=self.status).to_dict())
         body = json.loads(request.content)

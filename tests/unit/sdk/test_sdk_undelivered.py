@@ -314,6 +314,17 @@ def test_the_name_of_a_payment_that_never_lands_is_free(world: World, code: str)
     assert (type(error), error.code) == (errors.ConflictError, code), "the caller chose that key"
 
 
+def test_a_key_that_another_process_has_passed_is_never_used_again(world: World) -> None:
+    """The service frees the key of a failed payment after a day."""
+    world.seller.serves(*[world.seller.asks, world.seller.sells] * 2)
+    key = {"headers": {"Idempotency-Key": "order-7"}}
+    assert results(world, key) == [200]
+    (first,) = keys(world)
+    world.service.failed = {first, f"{first}:2"}
+    assert results(world, key) == [200]
+    assert keys(world) == [first, f"{first}:3"]
+
+
 @pytest.mark.parametrize("code", ["idempotency_conflict"])
 def test_other_terms_raise_and_keep_the_purchase(world: World, code: str) -> None:
     conflict = refusal(409, code, transfer_id="txn_1")
