@@ -8,6 +8,7 @@ are kept.
 """
 
 import hashlib
+import os
 import re
 import threading
 import time
@@ -60,11 +61,16 @@ class Name:
     is_chosen: bool = False
 
 
-def name_of(request: Any, *, is_stream: bool) -> Name:  # noqa: ANN401 - a request of either library
+def name_of(
+    request: Any,  # noqa: ANN401 - a request of either library
+    *,
+    is_stream: bool,
+    memo: str | None = None,
+) -> Name:
     """Return the name of the purchase of a request.
 
-    It is the extension `payment_key`, else the header `Idempotency-Key`, else the request itself. A body that
-    was a stream equals no other.
+    It is the extension `payment_key`, else the header `Idempotency-Key`, else the request itself, with its
+    payment's memo. A body that was a stream equals no other.
 
     Raises:
         TypeError: `payment_key` is not a string.
@@ -78,15 +84,15 @@ def name_of(request: Any, *, is_stream: bool) -> Name:  # noqa: ANN401 - a reque
     kind = headers.get("content-type")
     if kind is not None and (boundary := _BOUNDARY.match(kind)) is not None:
         # Libraries choose another one for each attempt.
-        content = content.replace(boundary[1].encode("latin-1"), b"")
+        content = content.replace(b"--" + boundary[1].encode("latin-1"), b"--")
         kind = kind.replace(boundary[1], "")
     body = "" if is_stream else hashlib.sha256(content).hexdigest()
     target = [request.method, str(request.url)]
     given = headers.get("idempotency-key")
-    if given is not None:
+    if given:
         text = f"http:{_digest([*target, given])}"
         return Name(text=text, body=body, key=text)
-    compared = [headers.get(name) for name in _COMPARED]
+    compared = [memo, *(headers.get(name) for name in _COMPARED)]
     return Name(text=str(uuid.uuid4()) if is_stream else _digest([*target, body, kind, *compared]), body=body)
 
 
@@ -189,8 +195,13 @@ class Purchases:
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._lock = threading.Lock()
+        # A purchase may be collected, and so end, while this thread holds it.
+        self._lock = threading.RLock()
         self._known: OrderedDict[tuple[tuple[Any, str], str], Purchase] = OrderedDict()
+
+    def renew_lock(self) -> None:
+        """Take a lock that no thread holds, in the child of a fork."""
+        self._lock = threading.RLock()
 
     def begin(self, client: object, account_id: str, name: Name) -> Purchase:
         """Return the purchase of a request: one that ended undelivered, or a new one.
@@ -229,7 +240,7 @@ class Purchases:
     def _found(self, owner: tuple[Any, str], name: Name, now: float) -> Purchase | None:
         if name.is_chosen:
             return self._known.get((owner, name.text))
-        same = (each for each in self._known.values() if (each.owner, each.name.text) == (owner, name.text))
+        same = [each for each in self._known.values() if (each.owner, each.name.text) == (owner, name.text)]
         return next((each for each in same if name.key is not None or _is_joinable(each, now)), None)
 
     def _put(self, purchase: Purchase) -> None:
@@ -254,3 +265,7 @@ def _other_body() -> IdempotencyConflictError:
 
 PURCHASES: Final = Purchases()
 """The purchases of this process."""
+
+if hasattr(os, "register_at_fork"):
+    # Another thread of the parent may hold it.
+    os.register_at_fork(after_in_child=PURCHASES.renew_lock)

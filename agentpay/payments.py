@@ -485,7 +485,7 @@ class PaymentAuth(Auth):
             if declined:
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
             return
-        name = name_of(request, is_stream=is_stream)
+        name = name_of(request, is_stream=is_stream, memo=self._memo)
         with PURCHASES.begin(self._client, self._account_id, name) as purchase:
             if self._session_cap is not None and sells_by_session(challenge.headers):
                 yield _Lock(challenge.origin)
