@@ -38,4 +38,5 @@ def _number(text: str) -> int:
             number = number * 58 + _VALUES[character]
         return number
     low = len(text) // 2
-    return _number(text[:-low]) * 58**low + _number(text[-low:])
+    scale: int = 58**low
+    return _number(text[:-low]) * scale + _number(text[-low:])

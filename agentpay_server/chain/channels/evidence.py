@@ -91,11 +91,6 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
     return ChannelHistory(proven_micro=proven_micro, payout=payout)
 
 
-def is_about(landed: Landed, channel: str) -> bool:
-    """Return whether a transaction proves anything about a channel: naming it, as strangers can, does not."""
-    return any(act.channel == channel for act in _acts(landed))
-
-
 def _acts(landed: Landed) -> Iterator[_Act]:
     before = None
     for step, called in landed.steps:

@@ -12,7 +12,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay_server.chain.channels.evidence import Landed, history_of, is_about
+from agentpay_server.chain.channels.evidence import history_of
 from agentpay_server.chain.protocol import (
     ChainUnreachableError,
     ChannelHistory,
@@ -36,9 +36,6 @@ _SHARED_SECONDS: Final = 30.0
 
 _MAX_SHARED: Final = 1_000
 """Maximum number of accounts whose newest lines are kept."""
-
-_MAX_LANDED: Final = 50_000
-"""Maximum number of transactions of channels that are kept: strangers can add any number to a channel's."""
 
 _DEPOSIT_BATCH: Final = 100
 # Foreign transactions may have any version. All versions have the balances by account, which are read.
@@ -82,8 +79,6 @@ class AccountHistory:
         self._usdc_mint = usdc_mint
         self._newest: dict[str, _Newest] = {}
         self._pages: dict[str, Recent[Mapping[str, HistoryLine]]] = {}
-        # By channel, payer's token account and signature; None if it proves nothing about the channel.
-        self._landed: dict[tuple[str, str, str], Landed | None] = {}
 
     async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return an account's newest transactions since a cursor, including reversible ones, newest first.
@@ -191,36 +186,28 @@ class AccountHistory:
     async def channel_history(
         self, channel: str, signer: str, to: str, including: str | None
     ) -> ChannelHistory:
-        """See `Chain.channel_history`. Two lists must agree, and two replies on each transaction."""
+        """See `Chain.channel_history`. Two replies must agree, as on a deposit."""
 
-        async def succeeded() -> list[str]:
+        async def read() -> ChannelHistory:
             lines = await self._irreversible(channel, None)
             if including is not None and including not in {line.signature for line in lines}:
                 raise ChainUnreachableError("a node does not know a channel's transaction (yet)")
-            return [line.signature for line in lines if not line.failed]
+            landed = [
+                read_landed(
+                    await self._transaction(line.signature),
+                    signature=line.signature,
+                    to=to,
+                    usdc_mint=self._usdc_mint,
+                )
+                for line in lines
+                if not line.failed
+            ]
+            return history_of((each for each in landed if each is not None), channel, signer=signer)
 
-        signatures = await succeeded()
-        landed = [await self._landed_in(signature, channel, to) for signature in signatures]
-        if (await succeeded())[: len(signatures)] != signatures:
+        found = await read()
+        if await read() != found:
             raise ChainUnreachableError("a node reports the transactions of a channel in two ways")
-        return history_of((each for each in landed if each is not None), channel, signer=signer)
-
-    async def _landed_in(self, signature: str, channel: str, to: str) -> Landed | None:
-        """Return an irreversible transaction, read once; None if it proves nothing about a channel."""
-        key = channel, to, signature
-        if key not in self._landed:
-
-            async def read() -> Landed | None:
-                reply = await self._transaction(signature)
-                return read_landed(reply, signature=signature, to=to, usdc_mint=self._usdc_mint)
-
-            found = await read()
-            if await read() != found:
-                raise ChainUnreachableError("a node reports a transaction of a channel in two ways")
-            if len(self._landed) >= _MAX_LANDED:
-                del self._landed[next(iter(self._landed))]
-            self._landed[key] = found if found is not None and is_about(found, channel) else None
-        return self._landed[key]
+        return found
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain.is_signed_by`. The transaction's own bytes prove it."""

@@ -10,7 +10,7 @@ from solders.keypair import Keypair
 from agentpay_server.chain import base58
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Discriminator, Voucher
-from agentpay_server.chain.protocol import ChainUnreachableError, ChannelHistory, Payout
+from agentpay_server.chain.protocol import ChannelHistory, Payout
 from agentpay_server.chain.rpc.chain import RpcChain
 
 pytestmark = pytest.mark.anyio
@@ -106,29 +106,3 @@ async def test_no_call_of_a_stranger_makes_a_history_unreadable(call: dict[str, 
 )
 async def test_a_voucher_that_the_program_took_is_proved(step: Instruction, proven: int) -> None:
     assert (await Channel([told(verified()), told(step)]).history()).proven_micro == proven
-
-
-async def test_an_irreversible_transaction_is_read_once() -> None:
-    channel = Channel(*[[told(REQUEST)]] * 5, [told(verified()), told(codecs.settle(CHANNEL))])
-    chain = rpc_chain(channel.node)
-    for _ in range(3):
-        assert (await channel.history(chain)).proven_micro == TOTAL
-    # Two replies must agree on each.
-    assert channel.node.calls["getTransaction"] == 2 * 6
-
-
-@pytest.mark.parametrize("at", range(4))
-async def test_one_false_reply_neither_hides_an_act_nor_is_kept(at: int) -> None:
-    channel = Channel([told(REQUEST)], [told(verified()), told(codecs.settle(CHANNEL))])
-    chain, true = rpc_chain(channel.node), channel.node.answers["getTransaction"]
-
-    def once_false(signature: str, options: object) -> dict[str, Any]:
-        reply: dict[str, Any] = true(signature, options)
-        if channel.node.calls["getTransaction"] == at + 1:
-            reply["transaction"]["message"]["instructions"] = []
-        return reply
-
-    channel.node.answers["getTransaction"] = once_false
-    with pytest.raises(ChainUnreachableError, match="in two ways"):
-        await channel.history(chain)
-    assert (await channel.history(chain)).proven_micro == TOTAL
