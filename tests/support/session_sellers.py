@@ -2,6 +2,7 @@
 
 import base64
 import json
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -21,6 +22,10 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, OnchainTerms, Share, Voucher
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
+from agentpay_server.database.connection import ConstraintError
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine.authorization import Authorizer
+from agentpay_server.payments.store import PINS, Pin
 from agentpay_server.testkit.node.errors import RpcError
 from agentpay_server.testkit.paywall.channel_chain import ChannelChain
 
@@ -318,3 +323,17 @@ def _challenge(number: int, request: dict[str, Any]) -> str:
         "request": _url64(request),
     }
     return "Payment " + ", ".join(f'{name}="{value}"' for name, value in parameters.items())
+
+
+def block_before_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Block the seller of a voucher after its offer is selected, before it is decided."""
+    reconcile = Authorizer.reconcile
+
+    async def block(self: Authorizer, source: AccountRecord) -> None:
+        await reconcile(self, source)
+        fields = dict.fromkeys(("category", "recipients", "max_amount"))
+        pin = Pin(operator_id=source.operator_id, origin=ORIGIN, blocked=True, updated_us=1, **fields)
+        with suppress(ConstraintError):
+            await self._context.database.run(lambda connection: PINS.insert(connection, pin))
+
+    monkeypatch.setattr(Authorizer, "reconcile", block)

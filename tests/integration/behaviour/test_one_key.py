@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -13,15 +12,11 @@ import pytest
 import receivers
 from sellers import ORIGIN, Seller
 from server_world import Funded, raw_client
-from session_sellers import SessionSeller, UptoSeller
+from session_sellers import SessionSeller, UptoSeller, block_before_the_decision
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.tables import AccountRecord
-from agentpay_server.engine.authorization import Authorizer
-from agentpay_server.payments.store import PINS, Pin
 
 pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
 
@@ -260,15 +255,6 @@ def test_a_voucher_that_is_not_stored_leaves_the_operator_s_claim(
     buyer.buy("opening")
     buyer.accept()
     buyer.http = operator
-    reconcile = Authorizer.reconcile
-
-    async def block(self: Authorizer, source: AccountRecord) -> None:
-        await reconcile(self, source)
-        fields = dict.fromkeys(("category", "recipients", "max_amount"))
-        pin = Pin(operator_id=source.operator_id, origin=ORIGIN, blocked=True, updated_us=1, **fields)
-        with suppress(ConstraintError):
-            await self._context.database.run(lambda connection: PINS.insert(connection, pin))
-
-    monkeypatch.setattr(Authorizer, "reconcile", block)
+    block_before_the_decision(monkeypatch)
     assert buyer.ask("voucher").status_code == 402
     assert buyer.ask("transfer", **{"from": third}).status_code == 409
