@@ -40,7 +40,7 @@ def test_another_process_logs_the_same_for_a_seed() -> None:
 
 def test_agents_buy_from_sellers_and_each_purchase_lands_once() -> None:
     # After a rollback the same transaction may land again.
-    plan = drawn(25, minutes=1, strength=2).leaving_out("cluster.rollback")
+    plan = drawn(27, minutes=1, strength=2).leaving_out("cluster.rollback")
     outcome = simulate(evolve(plan, skew=evolve(plan.skew, purchases=0.8, sessions=0.2)), keeps=True)
     assert outcome.violations == ()
     assert outcome.crashes
@@ -74,10 +74,17 @@ def test_every_kind_of_fault_strikes_somewhere() -> None:
         odds={**before_expiry, "lie.last valid height": 0.05, "shop.never": 0.9, "shop.last blocks": 0.5},
         skew=Skew(lie_seconds=0.0, purchases=1.0, sessions=0.0),
     )
+    # Few sellers of the others live long enough to pay out.
+    payouts = evolve(
+        calm,
+        odds={kind: 0.3 for kind in KINDS if kind.startswith("payout.")},
+        skew=Skew(lie_seconds=0.0, purchases=0.5, sessions=0.5),
+    )
     struck: set[str] = set()
     for seed in range(30):
         struck |= set(simulate(Plan(seed=seed, minutes=1, servers=2, odds=odds, every_seconds=pauses)).faults)
         struck |= set(simulate(evolve(calm, seed=seed)).faults)
+        struck |= set(simulate(evolve(payouts, seed=seed)).faults)
         if struck == KINDS:
             break
     assert struck == KINDS
