@@ -1,4 +1,4 @@
-"""One key, one purchase, whatever is asked for: raced on two servers, and in any order across kills (D80).
+"""One key, one purchase, whatever is asked for: raced on two servers, and in any order across kills.
 
 An opening with its voucher is one purchase.
 """

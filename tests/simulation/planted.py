@@ -449,10 +449,9 @@ def own_payments_are_deposits_too(patch: Patch) -> None:
 def a_batch_of_deposits_loses_its_last_one(patch: Patch) -> None:
     post = deposit_service.Deposits._post
 
-    def lossy(self, connection, account_id, after, batch, beside):
-        return post(
-            self, connection, account_id, after, attrs.evolve(batch, deposits=batch.deposits[:-1]), beside
-        )
+    def lossy(self, connection, account_id, after, batch, *given, **named):
+        lost = attrs.evolve(batch, deposits=batch.deposits[:-1])
+        return post(self, connection, account_id, after, lost, *given, **named)
 
     patch(deposit_service.Deposits, "_post", lossy)
 
