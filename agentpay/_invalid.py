@@ -1,5 +1,6 @@
 """The error for an argument that cannot be sent, apart from `agentpay.errors`: callers catch its base."""
 
+from agentpay.contract.choices import RequestOutcome
 from agentpay.contract.printable import printable
 from agentpay.errors import InvalidRequestError
 
@@ -12,7 +13,7 @@ class InvalidArgumentError(InvalidRequestError, TypeError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status_code=400, code="invalid_request")
-        self.outcome = "not_done"
+        self.outcome: RequestOutcome = "not_done"
 
     def __str__(self) -> str:
         # There was no response.
