@@ -3,7 +3,7 @@
 import asyncio
 from contextlib import AsyncExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final
 
 from agentpay_server.accounts.deposit_schedule import DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
@@ -405,5 +405,4 @@ def _with_faults(
     if not chain.is_test_chain:
         return wrapped, None
     faulty = FaultyChain(wrapped, chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None)
-    # pyright does not bind methods that a function has made.
-    return cast("WatchedChain", faulty), Faults(faulty, may_crash=config.may_crash)
+    return faulty, Faults(faulty, may_crash=config.may_crash)

@@ -5,27 +5,28 @@ transaction. No fault gives a response that a real chain could not give: a lande
 above its last valid block height, because that would prove that it never lands.
 """
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
-from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from typing import Final
 
 from attrs import evolve, frozen
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import (
     Absence,
-    Chain,
+    AccountData,
+    Blockhash,
     ChainUnreachableError,
+    ChannelHistory,
+    Cosigned,
     DepositBatch,
     Posted,
     SignatureStatus,
+    TokenAccount,
     WatchedChain,
     nothing_posted,
 )
 from agentpay_server.platform.capturing import Restore, captured
-
-P = ParamSpec("P")
-T = TypeVar("T")
 
 LOOK_UPS_UNTIL_KNOWN: Final = 5
 """Look-ups until a slow chain shows a transaction: 0.6 s of a driver's pauses."""
@@ -54,20 +55,6 @@ class _Hidden:
 
     look_ups_left: int
     height: int
-
-
-def _unless_down(
-    method: Callable[Concatenate[Chain, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
-    """Return a method that the chain below answers, unless the fault says that it is down."""
-    name = method.__name__
-
-    async def answered(self: "FaultyChain", /, *args: P.args, **kwargs: P.kwargs) -> T:
-        self._check_down()
-        answer: T = await getattr(self.inner, name)(*args, **kwargs)
-        return answer
-
-    return answered
 
 
 class FaultyChain:
@@ -129,19 +116,9 @@ class FaultyChain:
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 
-    latest_blockhash = _unless_down(Chain.latest_blockhash)
-    find_cosigned = _unless_down(Chain.find_cosigned)
-    holds = _unless_down(Chain.holds)
-    newest_signature = _unless_down(Chain.newest_signature)
-    landing_heights = _unless_down(Chain.landing_heights)
-    knows_blocks = _unless_down(Chain.knows_blocks)
-    token_accounts = _unless_down(Chain.token_accounts)
-    account_size = _unless_down(Chain.account_size)
-    account_data = _unless_down(Chain.account_data)
-    blockhash_slot = _unless_down(Chain.blockhash_slot)
-    channel_history = _unless_down(Chain.channel_history)
-    is_signed_by = _unless_down(Chain.is_signed_by)
-    rent_exemption = _unless_down(Chain.rent_exemption)
+    async def latest_blockhash(self) -> Blockhash:
+        self._check_down()
+        return await self.inner.latest_blockhash()
 
     async def block_height(self) -> int:
         """A slow chain reports an old height."""
@@ -166,6 +143,28 @@ class FaultyChain:
             self._shown.add(signature)
             self._update_active()
         return None
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, proof_height: int | None = None
+    ) -> SignatureStatus | None:
+        self._check_down()
+        return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
+
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        self._check_down()
+        return await self.inner.holds(token_account, amount_micro)
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        self._check_down()
+        return await self.inner.newest_signature(token_account)
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
+        self._check_down()
+        return await self.inner.landing_heights(blockhash, last_valid_height)
+
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        self._check_down()
+        return await self.inner.knows_blocks(first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         await self.inner.wait_for_notice(signature, seconds)
@@ -195,12 +194,42 @@ class FaultyChain:
             self._count(ChainFault.REPLY_LOST)
             raise ChainUnreachableError("sandbox fault: the chain's response was lost")
 
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        self._check_down()
+        return await self.inner.token_accounts(addresses)
+
     async def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         self._check_down()
         async for batch in self.inner.deposits(token_account, after=after, posted=posted):
             yield batch
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        self._check_down()
+        return await self.inner.account_size(address)
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        self._check_down()
+        return await self.inner.account_data(addresses)
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        self._check_down()
+        return await self.inner.blockhash_slot(blockhash)
+
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
+        self._check_down()
+        return await self.inner.channel_history(channel, signer=signer, to=to, including=including)
+
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        self._check_down()
+        return await self.inner.is_signed_by(signature, signer)
+
+    async def rent_exemption(self, size: int) -> int:
+        self._check_down()
+        return await self.inner.rent_exemption(size)
 
     def _check_down(self) -> None:
         if self._is_active and ChainFault.DOWN in self._armed:
