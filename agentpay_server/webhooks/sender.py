@@ -12,7 +12,8 @@ due: retries when the clock is advanced, first attempts at once (`FirstAttempts`
 import asyncio
 import logging
 import time
-from typing import Final
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
 
 from agentpay._deliveries import signed_headers
 from agentpay.contract.errors import ErrorCode
@@ -222,6 +223,6 @@ class FirstAttempts:
     """
 
     def __init__(self, sender: WebhookSender) -> None:
-        self.next_due_us = sender.next_first_us
-        self.run_due = sender.run_first
-        self.settle = sender.settle
+        self.next_due_us: Callable[[], Coroutine[Any, Any, int | None]] = sender.next_first_us
+        self.run_due: Callable[[], Coroutine[Any, Any, bool]] = sender.run_first
+        self.settle: Callable[[], Coroutine[Any, Any, None]] = sender.settle
