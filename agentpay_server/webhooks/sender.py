@@ -12,8 +12,7 @@ due: retries when the clock is advanced, first attempts at once (`FirstAttempts`
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Final
 
 from agentpay._deliveries import signed_headers
 from agentpay.contract.errors import ErrorCode
@@ -223,6 +222,13 @@ class FirstAttempts:
     """
 
     def __init__(self, sender: WebhookSender) -> None:
-        self.next_due_us: Callable[[], Coroutine[Any, Any, int | None]] = sender.next_first_us
-        self.run_due: Callable[[], Coroutine[Any, Any, bool]] = sender.run_first
-        self.settle: Callable[[], Coroutine[Any, Any, None]] = sender.settle
+        self._sender = sender
+
+    async def next_due_us(self) -> int | None:
+        return await self._sender.next_first_us()
+
+    async def run_due(self) -> bool:
+        return await self._sender.run_first()
+
+    async def settle(self) -> None:
+        await self._sender.settle()
