@@ -104,7 +104,7 @@ def challenge_of(
     """Return the challenge of a response of any library; explicit arguments take precedence over it.
 
     Responses have `url`, `headers` and `content`. `origin` is by default that of `url`. A body larger than
-    `BODY_MAX_BYTES` is not a challenge. Of several challenges, those that are too large are left out.
+    `BODY_MAX_BYTES` is not a challenge. Of several challenges, the ones that are too large are left out.
 
     Raises:
         TypeError: an argument is missing or has a wrong type.

@@ -271,7 +271,7 @@ def read(request: PreparedRequest, reply: RawResponse, *, now: float) -> Any:  #
     elif endpoint.responses is ANY_SUCCESS:
         return UNSET
     else:
-        # Any success counts: the money has moved, whichever status a service or a proxy gives it.
+        # Any success counts: the money has moved, and a proxy may change the status.
         model = endpoint.responses.get(status, UNSET)
         if model is UNSET:
             model = next(iter(endpoint.responses.values()))

@@ -46,7 +46,7 @@ _BOUNDARY: Final = re.compile(r'multipart/.*boundary="?([^";,\s]+)', re.IGNORECA
 
 @frozen
 class Name:
-    """What the requests of one purchase have in common.
+    """Identifies the requests of one purchase.
 
     Attributes:
         text: the caller's key, or a digest.

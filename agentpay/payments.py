@@ -132,7 +132,7 @@ class _Authorize(NamedTuple):
 
 
 class _Find(NamedTuple):
-    """Read the newest payment under a key, in a sequence; it is empty if there is none."""
+    """Read the newest payment under a key, in a sequence, which is empty without a payment."""
 
     key: str
 

@@ -106,7 +106,7 @@ class ReadSpend(Request):
 
 @frozen(kw_only=True)
 class SpendEntry(Model):
-    """What was spent after the start of one period, up to and including the start of the next.
+    """The spending after the start of one period, up to and including the start of the next.
 
     Attributes:
         at: start of the period, UTC.

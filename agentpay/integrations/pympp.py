@@ -131,7 +131,7 @@ class AgentPayRuntime(PaymentRuntime):
         task = asyncio.current_task()
         given = request.extensions.get("payment_key")
         for key, (earlier, owner) in list(self._in_flight.items()):
-            # pympp does not tell of requests that end in 402 or another client error. They have ended once
+            # pympp reports no requests that end in 402 or another client error. They have ended once
             # their task is done, or sends another one.
             if key != given and (owner is None or owner is task or owner.done()):
                 del self._in_flight[key]

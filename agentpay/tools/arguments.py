@@ -65,7 +65,7 @@ _MEANINGS: Final = {
     REF_PATTERN: "must have 8 to 120 characters: letters, digits, dot, underscore, colon, hyphen",
     AMOUNT_PATTERN: "must be a decimal number with at most 6 decimal places, such as 1.50",
 }
-"""What a model reads instead of a regular expression."""
+"""Sentences that a model reads instead of a regular expression."""
 
 
 def _string_problem(schema: Mapping[str, Any], value: object) -> str | None:

@@ -1,4 +1,4 @@
-"""What a text finds among an operator's transfers, sessions and deposits, each by an index over all."""
+"""Finds a text among an operator's transfers, sessions and deposits, each by an index over all."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Keys across a restore: it revives none, and those that it does not know yet continue to work."""
+"""Keys across a restore: it revives none, and keys newer than the snapshot continue to work."""
 
 from collections.abc import Sequence
 

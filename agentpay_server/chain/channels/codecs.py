@@ -386,7 +386,7 @@ def verify_voucher(voucher: Voucher, signer: Pubkey, signature: Signature) -> In
 def verified_voucher(data: bytes, signer: Pubkey) -> Voucher | None:
     """Return the voucher of a signer that an instruction of `verify_voucher` has the chain verify.
 
-    The signature is verified here too, so nobody but the signer can make one up.
+    The signature is verified here too, so that only the signer can have made it.
     """
     if len(data) != _SIGNED.size + VOUCHER_BYTES:
         return None

@@ -46,7 +46,7 @@ class Landed:
 
     Attributes:
         gained_micro: how much USDC the payer's token account got in it.
-        steps: its instructions, each with those that were called by it, in their order.
+        steps: its instructions, each with its inner calls, in their order.
     """
 
     signature: str

@@ -10,7 +10,7 @@ from agentpay_server.database.tables.base import Seq, index_where, row, table_of
 
 
 class PurchaseKind(StrEnum):
-    """What an idempotency key was used for."""
+    """The kind of purchase that an idempotency key names."""
 
     TRANSFER = "transfer"
     PAYMENT = "payment"

@@ -73,7 +73,7 @@ class ChannelsOnChain:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         owed = {}
         for each in await self._database.read(channel_store.at, session.account_id, payout.channels):
-            # A node that does not show the payout yet must not make it look as if it paid others alone.
+            # A node that does not show the payout yet must not hide that it paid this channel too.
             history = await self._history(each, including=payout.signature)
             if history.payout is not None and history.payout.signature == payout.signature:
                 owed[each.session.session_id] = max(each.session.cap - history.proven_micro, 0)

@@ -1,6 +1,7 @@
 """The changes in the books at the end of a channel, as data: for its payout and the transactions before it.
 
-What is settled is what did not come back to the account in the transaction that paid the channel out.
+The settled amount is the part that did not return to the account in the transaction that paid the channel
+out.
 """
 
 import json

@@ -190,7 +190,7 @@ class TrialReport:
         first_wrong: the first order that was paid twice or too much; None if none was.
         shortest: the shortest run found that still fails; None if none failed, or none could be repeated.
         stray_usdc: paid from the payer's accounts, and for no order.
-        last_lines: what the payer wrote last on standard error, if it ended by itself.
+        last_lines: what the payer wrote last on standard error, if it ended without being killed.
     """
 
     seed: int

@@ -46,7 +46,7 @@ def lines_of_trial(report: TrialReport) -> Iterator[str]:
         for moment in collapsed(report.shortest.timeline):
             yield f"  {moment.seconds:8.3f} s  {moment.what}"
     if report.last_lines:
-        yield "The payer has ended by itself. Its last lines on standard error:"
+        yield "The payer has ended without being killed. Its last lines on standard error:"
         yield from (f"  {line}" for line in report.last_lines)
     yield verdict_of(report)
 

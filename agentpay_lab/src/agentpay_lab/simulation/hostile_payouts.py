@@ -1,4 +1,4 @@
-"""What hostile sellers make of the transactions that settle channels and pay them out.
+"""Hostile sellers, and their versions of the transactions that settle channels and pay them out.
 
 Each adds steps of its own, and may settle less than its highest voucher. What the program settles then, the
 seller knows, and tells the cluster, which judges the books by it.

@@ -77,7 +77,7 @@ def _drop_claim(table: str, key: str, *columns: str) -> None:
         for column in columns:
             op.drop_column(table, column)
         return
-    # SQLite names no constraint, and drops no column of one: the table is made anew.
+    # SQLite names no constraint, and drops no column of one: the table is created again without it.
     found = sa.Table(table, sa.MetaData(), autoload_with=op.get_bind())
     found.constraints = {
         each
