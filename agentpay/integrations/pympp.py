@@ -57,6 +57,10 @@ class _Open(BaseModel, extra="allow"):
 class AgentPayRuntime(PaymentRuntime):
     """A runtime of pympp whose method `solana/charge` is paid by the service.
 
+    An equal request after one that ended undelivered presents its payment again, as with `PaymentAuth`. pympp
+    does not report paid requests that end in 402, 404 or another client error: such a request has ended once
+    its task is done or sends another one, so retry it in the same task.
+
     Args:
         client: the client of the service, with an operator key or the account's agent-scoped key.
         account_id: the account that pays, `acct_…`.
@@ -136,7 +140,7 @@ class AgentPayRuntime(PaymentRuntime):
             if key != given and (owner is None or owner is task or owner.done()):
                 del self._in_flight[key]
                 earlier.end()
-        name = name_of(request, is_stream=is_stream(request))
+        name = name_of(request, is_stream=is_stream(request), memo=self._memo)
         purchase = PURCHASES.begin(self._client, self._account_id, name)
         self._in_flight[purchase.key] = purchase, task
         return purchase
