@@ -26,7 +26,7 @@ _PLACES = {
     "delivery_retry_delays_us": "agentpay_server.ledger.delivery_rules:RETRY_DELAYS_US",
     "delivery_seconds": "agentpay_server.webhooks.http:TIMEOUT_SECONDS",
     "deliveries_replayed_at_once": "agentpay_server.webhooks.deliveries:REPLAYED_AT_ONCE",
-    "deposits_retry_us": "agentpay_server.accounts.deposit_schedule:RETRY_US",
+    "deposits_retry_us": "agentpay_server.accounts.deposits:RETRY_US",
     "embedded_last_calls_seconds": "agentpay_server.testkit.embedded.owner_thread:_LAST_CALLS_SECONDS",
     "funding_remembered_seconds": "agentpay_server.engine.funding:REMEMBERED_SECONDS",
     "history_batch_of_deposits": "agentpay_server.chain.rpc.history:_DEPOSIT_BATCH",
