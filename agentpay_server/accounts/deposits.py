@@ -32,11 +32,10 @@ from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries, low_balance
+from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -255,7 +254,7 @@ class Deposits:
         held = await self._chain.token_accounts([account.usdc_token_account for account in page])
         for account, found in zip(page, held, strict=True):
             if account.unjudged_spend and found is not None:
-                await low_balance.judge_by(self._context, account.account_id, found.amount_micro)
+                await judge_low_balance(self._context, account.account_id, found.amount_micro)
             if found is not None and self._context.is_cluster:
                 await self._judge_surplus(account, found.amount_micro)
         return [
