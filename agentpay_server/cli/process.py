@@ -33,8 +33,7 @@ from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailab
 from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.connections import raise_descriptor_limit
-from agentpay_server.http.port.server import PortServer
+from agentpay_server.http.port import PortServer, raise_descriptor_limit
 from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 

@@ -25,7 +25,7 @@ from agentpay_server.testkit.embedded.recorder import Recorder
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 
 if TYPE_CHECKING:
-    from agentpay_server.http.port.server import Served
+    from agentpay_server.http.port import Served
     from agentpay_server.testkit.embedded.port import Listener
     from agentpay_server.testkit.node.methods import Node
 

@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from agentpay.contract import json_text
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.http.port.server import Served
+from agentpay_server.http.port import Served
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.scheduler import Scheduled
 from agentpay_server.sandbox.snapshots import Part
