@@ -267,7 +267,7 @@ async def _serve_until_stopped(
                 raise OptionError("--scene", f"{incomplete(error, server.config)}.") from None
             raise
     if serves_chain:
-        from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - seldom asked for
         from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(

@@ -149,7 +149,7 @@ class EmbeddedWorld:
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
-        from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - most servers are never asked for it
+        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - most servers are never asked for it
 
         return self._chain_port() + facilitator.PATH
 

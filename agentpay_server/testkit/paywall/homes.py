@@ -21,7 +21,7 @@ from agentpay_server.testkit.embedded.owner_thread import LoopOwner, OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
-from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.testkit.node.jsonrpc import INTERNAL_ERROR, RpcError
 from agentpay_server.testkit.node.methods import Node
 
 _RPC_SECONDS: Final = 30.0
