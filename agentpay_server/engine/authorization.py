@@ -18,7 +18,7 @@ from agentpay.contract.policies import Policy
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, HoldRecord
 from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.fees import Cost
@@ -27,7 +27,7 @@ from agentpay_server.engine.policy import Means, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Contended, Preflight, read_preflight
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger import holds, spending, transactions
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.keys import LimitedKey
@@ -88,11 +88,15 @@ class SpendUnit(Unit):
     Attributes:
         source: the paying account's current row, locked.
         by_operator: whether an operator key requests the spend or has approved it.
+        key: the key that requested it, if its total is limited.
+        fees: lamports of fees that its transactions cost the treasury at most.
     """
 
     source: AccountRecord
     preflight: Preflight
     by_operator: bool
+    key: LimitedKey | None
+    fees: int
 
     @property
     def spent_us(self) -> int:
@@ -109,20 +113,33 @@ class SpendUnit(Unit):
             spent_us=source.last_spend_us,
             spent_total=source.spent_total,
             by_operator=self.by_operator,
+            budgeted=tx.fee,
         )
         transactions.insert_transaction(self.connection, held)
+        self.hold_of_key(tx.subject_id, amount_micro)
         return held
+
+    def hold_of_key(self, subject_id: str, amount_micro: int) -> None:
+        """Count an amount toward the total of a limited key, unless it has counted since it was requested."""
+        if self.key is not None and not self.key.judged_micro:
+            holds.HOLDS.insert(self.connection, self._hold(subject_id, amount_micro))
 
     def hold_cap(self, tx: StoredTransaction, cap_micro: int) -> StoredTransaction:
         """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
-        post(
-            self.connection,
-            Posting(account_id=tx.account_id, hold=cap_micro, cap_hold=cap_micro),
-            self.now_us,
-        )
+        post(self.connection, Posting(account_id=tx.account_id, hold=cap_micro), self.now_us)
+        holds.reserve(self.connection, self._hold(tx.subject_id, cap_micro), fees=self.fees)
         held = attrs.evolve(tx, hold=cap_micro, by_operator=self.by_operator)
         transactions.insert_transaction(self.connection, held)
         return held
+
+    def _hold(self, subject_id: str, amount_micro: int) -> HoldRecord:
+        return HoldRecord(
+            subject_id=subject_id,
+            account_id=self.source.account_id,
+            key_id=None if self.key is None else self.key.key_id,
+            amount=amount_micro,
+            by_operator=self.by_operator,
+        )
 
 
 class Intent(ABC, Generic[R]):
@@ -315,6 +332,7 @@ class Authorizer:
             return intent.refused(Unit(connection, self._context, now_us), refusal)
         # None only for a paused account, refused above.
         assert preflight is not None and funds is not None  # noqa: PT018, S101
+        cost = intent.cost(preflight)
         unit = SpendUnit(
             connection,
             self._context,
@@ -322,19 +340,15 @@ class Authorizer:
             source=source,
             preflight=preflight,
             by_operator=intent.by_operator,
+            key=intent.limited_key(connection),
+            fees=cost.fees,
         )
         spend = intent.spend(preflight)
-        refusal = intent.objection(unit) or refusal_of(
-            unit,
-            spend,
-            key=intent.limited_key(connection),
-            is_last_try=is_last_try,
-        )
+        refusal = intent.objection(unit) or refusal_of(unit, spend, is_last_try=is_last_try)
         if refusal is not None:
             return intent.refused(unit, refusal)
         if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
             return intent.escalated(unit, policy)
-        cost = intent.cost(preflight)
         fees.require_room(self._context, connection, source, cost, now_us, by_operator=unit.by_operator)
         self._funding.promise(connection, funds, cost)
         return intent.submitted(unit)
@@ -355,7 +369,7 @@ def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     return False
 
 
-def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last_try: bool) -> Refusal | None:
+def refusal_of(unit: SpendUnit, spend: Spend, *, is_last_try: bool) -> Refusal | None:
     """Return why the policy, the key's total or the balance refuses a spend, or None.
 
     Escalation is judged separately.
@@ -363,7 +377,6 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last
     Args:
         unit: the unit of work.
         spend: the spend.
-        key: the key that requested it, if its total is limited.
         is_last_try: whether no time is left to read the balance again.
 
     Raises:
@@ -372,7 +385,7 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last
     source, preflight = unit.source, unit.preflight
     available_micro = preflight.available_micro(source)
     refusal = spending_refusal(
-        unit.connection, source, spend, key=key, spent_us=unit.spent_us, available_micro=available_micro
+        unit.connection, source, spend, key=unit.key, spent_us=unit.spent_us, available_micro=available_micro
     )
     return preflight.confirmed(unit.connection, refusal, source, is_last_try=is_last_try)
 

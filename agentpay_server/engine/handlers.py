@@ -74,12 +74,14 @@ class Replacement:
         change: what it changes of the subject.
         detail: the handler's, for the row.
         rent: lamports of rent that it pays.
+        budgeted: lamports that count toward the account's fee budget while it is pending.
     """
 
     signed: SignedTransaction
     change: Change[Any]
     detail: str | None = None
     rent: int = 0
+    budgeted: int = 0
 
 
 class Handler(Generic[S]):
@@ -192,6 +194,7 @@ def pending_transaction(
     spent_total: int | None = None,
     detail: str | None = None,
     rent: int = 0,
+    budgeted: int = 0,
     by_operator: bool = False,
 ) -> StoredTransaction:
     """Return the row of a new signed transaction, leased by this process."""
@@ -211,6 +214,7 @@ def pending_transaction(
         leased_until_us=real_now_us() + LEASE_US,
         fee=signed.fee_lamports,
         rent=rent,
+        budgeted=budgeted,
         by_operator=by_operator,
     )
 

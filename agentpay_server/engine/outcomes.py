@@ -127,6 +127,7 @@ class Outcomes:
             credits_account_id=tx.credits_account_id,
             detail=replacement.detail,
             rent=replacement.rent,
+            budgeted=replacement.budgeted,
             by_operator=tx.by_operator,
             now_us=unit.now_us,
         )

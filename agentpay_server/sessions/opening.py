@@ -32,6 +32,7 @@ from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Outcome, Posting, Unit
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
 from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind
@@ -192,7 +193,6 @@ class NewSession(Intent[SessionRecord]):
             stuck_reason=None,
             payee_created_us=None,
             opening_fee=signed.fee_lamports,
-            closing_fee=escrow.settlement_fee(preflight.blockhash),
             by_operator=unit.by_operator,
         )
         store.SESSIONS.insert(connection, record)
@@ -336,8 +336,9 @@ def failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRe
         before={"status": SessionStatus.OPENING.value},
         after=outcomes.audited(change.after),
     )
-    posting = Posting(account_id=session.account_id, release=session.cap, cap_release=session.cap)
-    return outcomes.outcome_of(change, posting).also(audit=(record,))
+    posting = Posting(account_id=session.account_id, release=session.cap)
+    hold = HoldChange(session.session_id)
+    return outcomes.outcome_of(change, posting).also(changes=(hold,), audit=(record,))
 
 
 def _signed(

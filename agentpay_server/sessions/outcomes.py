@@ -17,6 +17,7 @@ from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import fees
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import from_us
@@ -75,11 +76,11 @@ def funded(
     posting = Posting(
         account_id=session.account_id,
         hold=again,
-        cap_hold=again,
         release=session.cap,
         debit=session.cap,
     )
-    return outcome_of(change, posting, events=(opened,))
+    held = () if is_held else (HoldChange(session.session_id, amount=session.cap, is_open=True),)
+    return outcome_of(change, posting, events=(opened,)).also(changes=held)
 
 
 def charged(session: SessionRecord, *, before_micro: int) -> Outcome[SessionRecord]:
@@ -133,7 +134,6 @@ def settled(
     postings = [
         Posting(
             account_id=session.account_id,
-            cap_release=session.cap,
             credit=session.cap - paid + deposited,
             spent=paid,
             entries=tuple(history),
@@ -144,7 +144,8 @@ def settled(
     if paid and session.recipient_account_id is not None:
         arrived = deposit(amount=paid, counterparty=session.account_id, category=session.category)
         postings.append(Posting(account_id=session.recipient_account_id, credit=paid, entries=(arrived,)))
-    return outcome_of(change, *postings, events=(event,))
+    hold = HoldChange(session.session_id, amount=paid)
+    return outcome_of(change, *postings, events=(event,)).also(changes=(hold,))
 
 
 def _settled_event(session: SessionRecord, paid: int, tx_signature: str, now_us: int) -> NewEvent:

@@ -71,6 +71,7 @@ class NewSpend(TransferIntent):
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
         """Store the transfer as pending approval, unless too many of an agent's key are."""
         require_room_to_wait(unit.connection, self._principal)
+        unit.hold_of_key(self._transfer_id, self._terms.amount_micro)
         return super().escalated(unit, policy)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:

@@ -15,7 +15,6 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
     Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
-    Index("ix_sessions_requested_by", "key_id"),
     Index("ix_sessions_time", "operator_id", "created_us", "seq"),
     Index("ix_sessions_cap", "operator_id", "cap", "seq"),
     Index("ix_sessions_payee", "operator_id", "to", "seq"),
@@ -72,10 +71,8 @@ class SessionRecord:
     stuck_reason: str | None
     # When a settlement that creates the payee's token account was signed; NULL if none was.
     payee_created_us: int | None
-    # The fees in lamports of its opening, and of its settlement: an estimate until that is signed. They count
-    # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
+    # The fees in lamports of its transactions before the settlement, which are lost if nothing is paid.
     opening_fee: Annotated[int, ZERO]
-    closing_fee: Annotated[int, ZERO]
     # `SessionProtocol`, or `x402_upto` for the channel of a payment: no session of a caller. It has the
     # payment's transfer_id as its session_id.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"

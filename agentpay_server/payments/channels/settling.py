@@ -8,8 +8,6 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from attrs import evolve
-
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay_server.database.connection import Connection
@@ -86,7 +84,7 @@ def post(
         shown=None if payment is None else payment[1:],
     )
     if payment is not None:
-        outcome = evolve(outcome, changes=payment[:1])
+        outcome = outcome.also(changes=payment[:1])
     if payout.is_beyond(upto.handed_out_micro(session)):
         outcome = unknown_payouts.suspending(
             outcome, session, payout.signature, settled_micro=payout.settled_micro

@@ -20,7 +20,7 @@ from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
-from agentpay_server.payments.channels.building import build_opening, closing_fee, opening_of
+from agentpay_server.payments.channels.building import build_opening, opening_of
 from agentpay_server.payments.channels.rules import MAX_SLOT_DISTANCE
 from agentpay_server.payments.channels.store import CHANNELS, Channel
 from agentpay_server.payments.responses import nothing_payable
@@ -223,7 +223,6 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         stuck_reason=None,
         payee_created_us=None,
         opening_fee=0,
-        closing_fee=closing_fee(unit.preflight.blockhash),
         protocol=deposit.protocol,
         origin=deposit.origin,
         url=deposit.url,

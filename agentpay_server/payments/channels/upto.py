@@ -15,7 +15,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord, TransferRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger.apply import Entry, Outcome, Posting
+from agentpay_server.ledger.apply import Entry, Outcome
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.payments.challenges.terms import Protocol
 from agentpay_server.payments.channels.store import Channel
@@ -73,8 +73,7 @@ def opening_failed(
     change = outcome.subject
     assert isinstance(change, Change)  # noqa: S101 - its status changes
     payment = outcomes.failed(Ending(tx=ending.tx, subject=transfer, now_us=ending.now_us), refusal)
-    reserved = Posting(account_id=transfer.account_id, cap_release=change.row.cap)
-    return evolve(payment.also(reserved), changes=(change,))
+    return payment.also(changes=(change,))
 
 
 def settled(
