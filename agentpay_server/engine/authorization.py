@@ -116,7 +116,8 @@ class SpendUnit(Unit):
             budgeted=tx.fee,
         )
         transactions.insert_transaction(self.connection, held)
-        self.hold_of_key(tx.subject_id, amount_micro)
+        if self.key is not None:
+            self.hold_of_key(tx.subject_id, amount_micro)
         return held
 
     def hold_of_key(self, subject_id: str, amount_micro: int) -> None:

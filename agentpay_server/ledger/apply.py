@@ -7,7 +7,8 @@ everything else. So two units never wait for each other. Each account is one sta
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar, cast
 
 import attrs
 from attrs import evolve, field, frozen
@@ -26,6 +27,8 @@ from agentpay_server.ledger.outbox import NewEvent, Outbox
 from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
+
+_ACCOUNT: Final = attrgetter("account_id")
 
 
 @frozen
@@ -186,7 +189,7 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     postings = _merged(outcome.postings)
     posted = {
         posting.account_id: post(connection, posting, unit.now_us)
-        for posting in sorted(postings, key=lambda each: each.account_id)
+        for posting in sorted(postings, key=_ACCOUNT)
         if posting.suspends or any(posting.added.values())
     }
     subject = outcome.subject
