@@ -13,7 +13,7 @@ A hold is stored with its account locked, in the commit of the signed bytes or o
 that of the outcome. What has waited is refused without that lock: it only releases.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
 from sqlalchemy import Boolean, ColumnElement, bindparam, func, select
@@ -60,7 +60,7 @@ class HoldChange:
 
 def reserve(connection: Connection, hold: HoldRecord, *, fees: int) -> None:
     """Store a hold as open, with the fees that it reserves. What has waited for approval has one already."""
-    values = {"by_operator": hold.by_operator, "fees": fees, "closed": False}
+    values: dict[str, Any] = {"by_operator": hold.by_operator, "fees": fees, "closed": False}
     if hold.key_id is None or HOLDS.change(connection, hold, **values) is None:
         HOLDS.insert(connection, evolve(hold, **values))
 

@@ -75,8 +75,10 @@ class Checks:
                 source=source,
                 preflight=preflight,
                 by_operator=not principal.is_agent,
+                key=key,
+                fees=cost_of_transfer(preflight).fees,
             )
-            refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_try=True)
+            refusal = refusal_of(unit, spend_of(terms, preflight), is_last_try=True)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
