@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import chain_head, heights
+from agentpay_server.chain.rpc import chain_head
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
@@ -139,8 +139,8 @@ def every_height_is_believed(patch: Patch) -> None:
     async def has_passed(self, signed):
         return await self._chain.block_height() > signed.last_valid_block_height
 
-    patch(heights.SlotRate, "accepted", lambda self, value, now: value)
-    patch(heights.SlotRate, "is_plausible", lambda self, value, now: True)
+    patch(chain_head.SlotRate, "accepted", lambda self, value, now: value)
+    patch(chain_head.SlotRate, "is_plausible", lambda self, value, now: True)
 
     async def as_reported(self, blockhash, last_valid_height):
         return reported_landing_heights(last_valid_height)

@@ -18,13 +18,20 @@ from typing import Final
 from solders.hash import Hash
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded import virtual_machine
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, BlockPosition, Blocks, slot_at
-from agentpay_server.chain.embedded.deposits import DepositListener, deposits_of
 from agentpay_server.chain.embedded.executed import Executed, execute
 from agentpay_server.chain.embedded.history import ChainHistory
-from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
-from agentpay_server.chain.embedded.persistence import ChainState, Credit, Draft, ForeignLedgerError, Ledger
+from agentpay_server.chain.embedded.persistence import (
+    ChainState,
+    Credit,
+    DepositListener,
+    Draft,
+    ForeignLedgerError,
+    Ledger,
+    MemoryLedger,
+    deposits_of,
+)
 from agentpay_server.chain.embedded.seen_messages import (
     SeenMessage,
     SeenMessages,
@@ -86,7 +93,7 @@ class LedgeredMachine:
         self._mint_authority = mint_authority
         self._now_us = now_us
         self._channel_program = channel_program
-        self._svm = machines.acquire(channel_program)
+        self._svm = virtual_machine.acquire(channel_program)
         self._slot = FIRST_SLOT
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
         self._blocks = Blocks(self._genesis, now_us)
@@ -139,7 +146,7 @@ class LedgeredMachine:
         """Return the machine to the pool. The chain is unusable afterwards."""
         self._check_thread()
         if self._channel_program is None:
-            machines.release(self._svm)
+            virtual_machine.release(self._svm)
         del self._svm
 
     def expire_blockhash(self) -> None:
@@ -227,8 +234,8 @@ class LedgeredMachine:
         found = await self._ledger.read()
         if self._is_begun:
             if self._channel_program is None:
-                machines.release(self._svm)
-            self._svm = machines.acquire(self._channel_program)
+                virtual_machine.release(self._svm)
+            self._svm = virtual_machine.acquire(self._channel_program)
         self._is_begun = True
         self._statuses, self._names, self._draft = {}, {}, Draft()
         self.history.forget_recall()

@@ -3,8 +3,11 @@
 The chain decides what executes, which blockhashes are valid, and what is remembered.
 """
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
+from importlib.resources import files
 from typing import Final
 
 from solders.account import Account
@@ -18,7 +21,6 @@ from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
 from agentpay_server.chain.channels import codecs as channels
-from agentpay_server.chain.channels.program import built_program
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
     TOKEN_2022_PROGRAM,
@@ -217,3 +219,41 @@ _pubkey = cache(Pubkey.from_string)
 def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:
     found: list[tuple[Pubkey, Account]] = machine.get_program_accounts(program)
     return found
+
+
+_CHANNEL_PROGRAM: Final = "channels.so"
+
+
+@cache
+def built_program() -> bytes:
+    """Return the ELF file that `scripts/channel_program.py` builds from `channels.c`."""
+    return files("agentpay_server.chain.channels").joinpath(_CHANNEL_PROGRAM).read_bytes()
+
+
+# A released machine is emptied and reused by the next chain of the process. Keys, blockhashes and transaction
+# statuses belong to the `EmbeddedChain`, so a reused machine behaves exactly like a new one.
+
+_SPARE_MACHINES: Final = 4  # Enough for a test with several servers; each holds about 1 MB.
+
+# Shared by chains of several threads: appending to and popping from a deque are thread-safe.
+_spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
+
+
+def acquire(channel_program: bytes | None = None) -> LiteSVM:
+    """Return a machine with programs and no other accounts; see `new_machine`.
+
+    One with another `channel_program` must not be released.
+    """
+    if channel_program is None:
+        with suppress(IndexError):
+            return _spare.pop()
+    machine = new_machine(channel_program)
+    restore_accounts(machine, {})
+    return machine
+
+
+def release(machine: LiteSVM) -> None:
+    """Empty a machine and keep it for the next chain."""
+    restore_accounts(machine, {})
+    if not accounts_of(machine):
+        _spare.append(machine)

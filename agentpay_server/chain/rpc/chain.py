@@ -47,12 +47,10 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
-from agentpay_server.chain.rpc.cosigned import CosignedSearch
-from agentpay_server.chain.rpc.evidence import Evidence
+from agentpay_server.chain.rpc.evidence import CosignedSearch, Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
-from agentpay_server.chain.rpc.landings import LandingTime
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, LandingTime, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Landing, ReportedStatus, Simulation, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.rpc.websocket import Notices

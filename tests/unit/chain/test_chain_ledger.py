@@ -26,11 +26,11 @@ from agentpay_server.chain.embedded import blocks, ledgered
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
 from agentpay_server.chain.embedded.persistence import (
     ChainState,
     ForeignLedgerError,
     LedgerMovedError,
+    MemoryLedger,
     PersistedPage,
 )
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
