@@ -80,8 +80,8 @@ async def _cluster(
 ) -> "RpcChain":
     # Imported late: only a server on a cluster needs it, and it takes a fifth of a start.
     with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
+        from agentpay_server.chain.rpc.chain import connect  # noqa: PLC0415
         from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
-        from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
 
     try:
         chain = await connect(

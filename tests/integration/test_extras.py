@@ -203,7 +203,7 @@ def test_modules_import_only_their_own_extras() -> None:
         ("agentpay_server.assembly.storage", "import uvloop"),
         (
             "agentpay_server.assembly.chain_opening",
-            "from agentpay_server.chain.rpc.connecting import connect",
+            "from agentpay_server.chain.rpc.chain import connect",
         ),
         ("agentpay_server.assembly.chain_opening", "def f():\n    import solana"),
         ("agentpay_server.testkit.embedded.world", "import websockets"),

@@ -4,8 +4,8 @@ A call returns only what the ledger holds. Callers share turns: in each, the mac
 sent by then, and their page is written. If a write fails, the machine is ahead of the ledger, so it is
 discarded and rebuilt from the ledger. A ledger in memory never fails, and its turns never suspend.
 
-`blocks.py` decides which blockhashes are valid; the machine's own check is off. A message executes at most
-once (`seen_messages.py`); one that was refused before execution never executes.
+`blocks.py` decides which blockhashes are valid; the machine's own check is off. It also remembers messages: each
+executes at most once, and one that was refused before execution never does.
 """
 
 import asyncio
@@ -19,8 +19,16 @@ from solders.hash import Hash
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.embedded import virtual_machine
-from agentpay_server.chain.embedded.blocks import FIRST_SLOT, BlockPosition, Blocks, slot_at
-from agentpay_server.chain.embedded.executed import Executed, execute
+from agentpay_server.chain.embedded.blocks import (
+    FIRST_SLOT,
+    BlockPosition,
+    Blocks,
+    SeenMessage,
+    SeenMessages,
+    is_signed_by_payer,
+    message_hash_of,
+    slot_at,
+)
 from agentpay_server.chain.embedded.history import ChainHistory
 from agentpay_server.chain.embedded.persistence import (
     ChainState,
@@ -32,15 +40,11 @@ from agentpay_server.chain.embedded.persistence import (
     MemoryLedger,
     deposits_of,
 )
-from agentpay_server.chain.embedded.seen_messages import (
-    SeenMessage,
-    SeenMessages,
-    is_signed_by_payer,
-    message_hash_of,
-)
 from agentpay_server.chain.embedded.virtual_machine import (
+    Executed,
     accounts_of,
     channel_accounts,
+    execute,
     first_accounts,
     restore_accounts,
     set_accounts,

@@ -15,9 +15,8 @@ from solders.account import Account
 from solders.hash import Hash
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.seen_messages import SeenMessage
-from agentpay_server.chain.embedded.virtual_machine import serialized
+from agentpay_server.chain.embedded.blocks import SeenMessage
+from agentpay_server.chain.embedded.virtual_machine import Executed, serialized
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
 from agentpay_server.platform.capturing import Restore, captured
 

@@ -19,8 +19,7 @@ from solders.message import Message, to_bytes_versioned
 
 from agentpay_server.chain.protocol import Absence, ChainUnreachableError, Cosigned, UnprovenError
 from agentpay_server.chain.rpc import replies
-from agentpay_server.chain.rpc.blocks import Call
-from agentpay_server.chain.rpc.chain_head import ChainHead
+from agentpay_server.chain.rpc.chain_head import Call, ChainHead
 from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.replies import HistoryLine, Landing, ReportedStatus, read_signed
 

@@ -25,7 +25,7 @@ from agentpay_server.chain.protocol import (
     Posted,
     nothing_posted,
 )
-from agentpay_server.chain.rpc import blocks
+from agentpay_server.chain.rpc import chain_head
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import (
@@ -210,7 +210,7 @@ class _Newest:
 class AccountHistory:
     """Reads the transactions of token accounts and their deposits of one mint."""
 
-    def __init__(self, call: blocks.Call, head: ChainHead, *, usdc_mint: str) -> None:
+    def __init__(self, call: chain_head.Call, head: ChainHead, *, usdc_mint: str) -> None:
         self._call = call
         self._head = head
         self._usdc_mint = usdc_mint
@@ -286,11 +286,11 @@ class AccountHistory:
         at_tip = _NO_OPTIONS if self._head.is_surfpool else {"minContextSlot": slot}
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its
         # transactions are indexed.
-        if not self._head.is_surfpool and await blocks.read_height(self._call, slot) < height:
+        if not self._head.is_surfpool and await chain_head.read_height(self._call, slot) < height:
             raise ChainUnreachableError("a node that lags behind shows an old history")
         first_slot = 0
         if first_height and not self._head.is_surfpool:
-            first_slot = await blocks.slot_of(self._call, tip, first_height) or 0
+            first_slot = await chain_head.slot_of(self._call, tip, first_height) or 0
         lines = await self._whole(token_account, after, at_tip, first_slot=first_slot)
         if lines and after is None and lines[-1].slot >= first_slot:
             await self._check_joins(token_account, lines[-1].signature, None)

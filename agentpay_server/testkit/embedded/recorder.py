@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.messages import memo, movements
+from agentpay_server.chain.instructions import memo_of, movements
 from agentpay_server.chain.protocol import SignatureStatus, WatchedChain
 from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import Clock, from_us
@@ -276,7 +276,7 @@ def _transaction(
             )
             for moved in movements(transaction)
         ),
-        memo=memo(transaction),
+        memo=memo_of(transaction),
         at=from_us(at_us),
         number=number,
     )

@@ -24,7 +24,7 @@ from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain import transactions
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
 from agentpay_server.http.responses import REQUEST_PREFIX, identified, respond
 from agentpay_server.platform.errors import Problem
