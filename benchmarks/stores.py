@@ -21,12 +21,12 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import PreparedConnection
+from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
 from agentpay_server.database.runner import Database
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import accounts, entries, spending
 from agentpay_server.platform.clock import SECOND_US
 

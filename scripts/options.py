@@ -3,7 +3,7 @@
     python scripts/options.py > docs/reference/options.md
 
 The client's are the arguments of `AgentPay`, whose docstring explains them. The server's settings declare their
-options (`agentpay_server/platform/options.py`); the others are those of the process.
+options (`agentpay_server/platform/settings.py`); the others are those of the process.
 """
 
 # ruff: noqa: E501 - lines of a page

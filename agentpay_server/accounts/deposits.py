@@ -40,7 +40,7 @@ from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff, Every
+from agentpay_server.platform.scheduler import Backoff, Every
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already posted."""

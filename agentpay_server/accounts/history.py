@@ -11,7 +11,7 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import EntryRecord
 from agentpay_server.ledger import entries as store
@@ -64,7 +64,7 @@ class History:
             query.limit + 1,
             account_id=query.account_id,
             status=query.status,
-            **time_bounds.period(query.since, query.until),
+            **pages.period(query.since, query.until),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self.transaction)
 

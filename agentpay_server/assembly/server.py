@@ -17,7 +17,7 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.engine.funding import TreasuryFunding
 from agentpay_server.engine.late_landings import LateLandings

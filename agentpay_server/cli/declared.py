@@ -1,4 +1,4 @@
-"""Options of commands, built from the settings that declare them (`agentpay_server/platform/options.py`)."""
+"""Options of commands, built from the settings that declare them (`agentpay_server/platform/settings.py`)."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from attrs import NOTHING, Attribute, frozen
 from agentpay.cli.values import Parsed, Seconds, Usdc
 from agentpay.cli.variables import IS_VISIBLE
 from agentpay_server.cli.values import CountOrNone, DataDirectory, Sol, SolOrNone
-from agentpay_server.platform.options import Bounds, Option, option_of
+from agentpay_server.platform.settings import Bounds, Option, option_of
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.scheduler import Backoff
 
 _PAGE_SIZE: Final = 256
 _LIFETIMES: Final = 2

@@ -34,7 +34,7 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.platform.tasks import SingleFlight
 
 P = ParamSpec("P")

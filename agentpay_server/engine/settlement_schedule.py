@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.platform.clock import Clock
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 from agentpay_server.platform.tasks import all_ended
 
 LOOK_EVERY_SECONDS: Final = 10.0

@@ -16,7 +16,7 @@ from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableErr
 from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 
 LAMPORTS: Final = 1_000_000_000
 

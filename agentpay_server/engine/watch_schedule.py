@@ -6,7 +6,7 @@ A settled transaction may still disappear, and an expired one may still land.
 from typing import Final, Protocol
 
 from agentpay_server.platform.clock import Clock
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 
 LOOK_EVERY_SECONDS: Final = 4.0
 """Several times while a cluster finalizes. Bytes that disappeared can land again for a minute."""

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import bindparam, literal_column, select, update
 
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import EntryRecord, accounts, entries
@@ -18,7 +18,7 @@ PAGES: Final = ENTRIES.pages(
 OF_OPERATOR: Final = ENTRIES.pages(
     "operator_id",
     equal=("account_id", "status"),
-    filters={"since_us": time_bounds.after(entries), "until_us": time_bounds.up_to(entries)},
+    filters={"since_us": pages.since(entries), "until_us": pages.until(entries)},
 )
 _IS_UNOWNED: Final = entries.c.operator_id == literal_column("''")
 _UNOWNED: Final = select(entries.c.seq).where(_IS_UNOWNED).limit(1)

@@ -13,7 +13,7 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import DeliveryRecord, EventRecord, events
@@ -41,8 +41,8 @@ PAGES: Final = EVENTS.pages(
     "operator_id",
     equal=("type", "account_id", "transfer_id", "session_id"),
     filters={
-        "since_us": time_bounds.after(events),
-        "until_us": time_bounds.up_to(events),
+        "since_us": pages.since(events),
+        "until_us": pages.until(events),
         "q": (_IS_OF_FOUND,),
     },
     few="q",

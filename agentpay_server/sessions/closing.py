@@ -37,8 +37,8 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.sessions import outcomes, store, unknown_payouts
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,

@@ -23,7 +23,7 @@ from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AttemptRecord, DeliveryRecord, EventRecord
@@ -268,7 +268,7 @@ class Deliveries:
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(query, name) for name in names}
-    return values | time_bounds.period(query.since, query.until)
+    return values | pages.period(query.since, query.until)
 
 
 def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:

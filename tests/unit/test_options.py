@@ -22,7 +22,7 @@ from agentpay_server.cli.declared import Declared, SettingOption, settings_of, t
 from agentpay_server.cli.serve import log_format_of, serve
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.logs import LogFormat
-from agentpay_server.platform.options import Bounds, option
+from agentpay_server.platform.settings import Bounds, option
 
 DECLARED = [each for kind in (ServerConfig, Settings, RpcSettings) for each in settings_of(kind)]
 VALUES: dict[str, tuple[str, object]] = {

@@ -4,8 +4,8 @@ A call returns only what the ledger holds. Callers share turns: in each, the mac
 sent by then, and their page is written. If a write fails, the machine is ahead of the ledger, so it is
 discarded and rebuilt from the ledger. A ledger in memory never fails, and its turns never suspend.
 
-`blocks.py` decides which blockhashes are valid; the machine's own check is off. It also remembers messages: each
-executes at most once, and one that was refused before execution never does.
+`blocks.py` decides which blockhashes are valid; the machine's own check is off. It also remembers messages:
+each executes at most once, and one that was refused before execution never does.
 """
 
 import asyncio

@@ -21,7 +21,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.scheduler import Backoff
 
 T = TypeVar("T")
 

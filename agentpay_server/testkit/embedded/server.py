@@ -18,7 +18,7 @@ from agentpay_server.assembly.server import start_server
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application

@@ -44,7 +44,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import metadata
 
 LANDED = SignatureStatus(is_final=True)

@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 import agentpay_server
-from agentpay_server.database.memory import _template
 from agentpay_server.database.rows import Pages, Rows
+from agentpay_server.database.sqlite import _template
 from agentpay_server.database.tables import metadata
 
 ROWS = 8
