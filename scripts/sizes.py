@@ -23,7 +23,7 @@ PLUGINS = {
     "cluster": ("chain/rpc",),
     "PostgreSQL": ("database/postgres*.py",),
     "migrations": ("database/migrations",),
-    "console": ("dashboard", "operators/summary*.py"),
+    "console": ("dashboard", "operators/overview.py"),
     "paywall": ("testkit/paywall", "paywall.py"),
     "facilitator": ("testkit/facilitator",),
     "node": ("testkit/node",),

@@ -50,7 +50,7 @@ def create_operator(
     # Imported late: loading the store takes longer than reporting a usage error.
     from agentpay_server.assembly.storage import open_database  # noqa: PLC0415
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
-    from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
+    from agentpay_server.operators.store import create_operator as create  # noqa: PLC0415
 
     async def created() -> Operator:
         database = await open_database(**stored)
