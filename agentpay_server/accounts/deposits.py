@@ -32,7 +32,6 @@ from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
@@ -358,7 +357,7 @@ class Deposits:
         async def newest() -> set[str]:
             is_read_again = after is None or account.account_id in self._surpluses
             count = _ALL if is_read_again else _NEWEST
-            return await self._database.read(entries.newest_signatures, account.account_id, count)
+            return await self._database.read(account_store.newest_signatures, account.account_id, count)
 
         async for batch in self._chain.deposits(token_account, after=after, posted=newest):
             failpoint(Operation.DEPOSIT, Step.BEGUN)
@@ -419,7 +418,7 @@ class Deposits:
             deposit
             for deposit in batch.deposits
             if not chain_transactions.credits_account(connection, deposit.signature, account_id)
-            and not entries.is_deposit_posted(connection, account_id, deposit.signature)
+            and not account_store.is_deposit_posted(connection, account_id, deposit.signature)
         ]
         received = [
             arrived(

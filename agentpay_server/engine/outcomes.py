@@ -22,7 +22,7 @@ from agentpay_server.engine.handlers import (
     pending_transaction,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, entries
+from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
@@ -190,7 +190,7 @@ class Outcomes:
                 account_id
                 for account_id in accounts
                 if account_id != tx.account_id
-                and entries.is_deposit_posted(connection, account_id, tx.signature)
+                and account_store.is_deposit_posted(connection, account_id, tx.signature)
             ),
         )
         newest = handler.newest_signature(subject) if pending is None else pending.signature

@@ -45,9 +45,8 @@ from agentpay_server.database.tables import (
     transfers,
 )
 from agentpay_server.ledger import finding
-from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.accounts import ENTRIES, own_account
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.entries import ENTRIES
 from agentpay_server.ledger.finding import OPERATOR, Q
 from agentpay_server.platform.clock import SECOND_US, end_of_millisecond_us, from_us
 from agentpay_server.platform.principals import Principal

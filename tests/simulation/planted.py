@@ -33,7 +33,7 @@ from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.settlement_schedule import RecoverySchedule
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, entries, idempotency, spending
+from agentpay_server.ledger import accounts, deliveries, idempotency, spending
 from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
@@ -433,16 +433,16 @@ def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
 
 @planted
 def own_payments_are_deposits_too(patch: Patch) -> None:
-    insert = entries.insert_entries
+    insert = accounts.insert_entries
 
     def unsigned(connection, *rows):
         # Without a signature, by which a constraint would tell that there are two.
         for row in rows:
             insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
 
-    patch(entries, "insert_entries", unsigned)
+    patch(accounts, "insert_entries", unsigned)
     patch(chain_transactions, "credits_account", lambda *_: False)
-    patch(entries, "is_deposit_posted", lambda *_: False)
+    patch(accounts, "is_deposit_posted", lambda *_: False)
 
 
 @planted
@@ -566,8 +566,8 @@ def a_key_is_logged(patch: Patch) -> None:
 
 @planted
 def the_history_forgets_the_recipient(patch: Patch) -> None:
-    insert = entries.insert_entries
-    patch(entries, "insert_entries", lambda connection, first, *_: insert(connection, first))
+    insert = accounts.insert_entries
+    patch(accounts, "insert_entries", lambda connection, first, *_: insert(connection, first))
 
 
 # --- Upgrades

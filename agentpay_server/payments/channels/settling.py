@@ -18,7 +18,6 @@ from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending, Handler, Resigning
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
@@ -68,7 +67,7 @@ def post(
         stuck_reason=None,
     )
     # With another channel of the account that it pays out, or before: this one may have been empty.
-    is_posted = entries.is_deposit_posted(connection, session.account_id, payout.signature)
+    is_posted = account_store.is_deposit_posted(connection, session.account_id, payout.signature)
     payment = None
     if upto.is_upto(session):
         payment = upto.settled(

@@ -15,8 +15,8 @@ from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import AccountRecord, metadata
 from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.accounts import ENTRY_PAGES as PAGES
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
-from agentpay_server.ledger.entries import PAGES
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
 
 pytestmark = pytest.mark.anyio
