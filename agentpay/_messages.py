@@ -113,7 +113,27 @@ class Peeked(NamedTuple):
     beginning: bytes
 
 
-class _Replayed:
+class _Wrapped:
+    """A body that is read from another one, by an iterator of it."""
+
+    _stream: Any
+    _rest: Any
+
+    @property
+    def elapsed(self) -> Any:
+        """Used by httpx2."""
+        return getattr(self._stream, "elapsed", None)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    async def aclose(self) -> None:
+        if hasattr(self._rest, "aclose"):
+            await self._rest.aclose()
+        await self._stream.aclose()
+
+
+class _Replayed(_Wrapped):
     """A body whose beginning has already been read. Reading it to its end raises what ended the reading."""
 
     def __init__(self, stream: Any, chunks: list[bytes], rest: Any, failure: Exception | None) -> None:
@@ -122,11 +142,6 @@ class _Replayed:
         self._rest = rest
         self._failure = failure
         self._is_cut = False
-
-    @property
-    def elapsed(self) -> Any:
-        """Used by httpx2."""
-        return getattr(self._stream, "elapsed", None)
 
     def cut(self) -> bool:
         """Leave the rest unread; return whether a rest exists."""
@@ -144,9 +159,6 @@ class _Replayed:
         if self._rest is not None:
             yield from self._rest
 
-    def close(self) -> None:
-        self._stream.close()
-
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:
             yield chunk
@@ -157,11 +169,6 @@ class _Replayed:
         if self._rest is not None:
             async for chunk in self._rest:
                 yield chunk
-
-    async def aclose(self) -> None:
-        if hasattr(self._rest, "aclose"):
-            await self._rest.aclose()
-        await self._stream.aclose()
 
 
 class _Peek:
@@ -262,26 +269,21 @@ async def apeek(response: Any, seconds: float) -> Peeked:
         return reading.done("AsyncByteStream", rest)
 
 
-class _Watched:
+class _Watched(_Wrapped):
     """A body whose interruption is reported. A caller that stops reading does not interrupt it."""
 
     def __init__(self, stream: Any, broken: Callable[[], None]) -> None:
         self._stream = stream
         self._broken = broken
-        self._parts: Any = None
-
-    @property
-    def elapsed(self) -> Any:
-        """Used by httpx2."""
-        return getattr(self._stream, "elapsed", None)
+        self._rest = None
 
     def __iter__(self) -> Self:
-        self._parts = iter(self._stream)
+        self._rest = iter(self._stream)
         return self
 
     def __next__(self) -> bytes:
         try:
-            part: bytes = next(self._parts)
+            part: bytes = next(self._rest)
         except StopIteration:
             raise
         except BaseException:
@@ -289,27 +291,19 @@ class _Watched:
             raise
         return part
 
-    def close(self) -> None:
-        self._stream.close()
-
     def __aiter__(self) -> Self:
-        self._parts = aiter(self._stream)
+        self._rest = aiter(self._stream)
         return self
 
     async def __anext__(self) -> bytes:
         try:
-            part: bytes = await anext(self._parts)
+            part: bytes = await anext(self._rest)
         except StopAsyncIteration:
             raise
         except BaseException:
             self._broken()
             raise
         return part
-
-    async def aclose(self) -> None:
-        if hasattr(self._parts, "aclose"):
-            await self._parts.aclose()
-        await self._stream.aclose()
 
 
 def watch(response: Any, broken: Callable[[], None]) -> None:

@@ -26,7 +26,7 @@ from agentpay._challenges import payment_key
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.json_text import print_json
 from agentpay.contract.payments import Payment, SessionStep
-from agentpay.errors import IdempotencyConflictError, TransferRejectedError
+from agentpay.errors import ConflictError, IdempotencyConflictError, TransferRejectedError
 
 JOINABLE_SECONDS: Final = 600.0
 """How long after the end of its latest attempt a purchase is presented again by an equal request."""
@@ -34,7 +34,7 @@ JOINABLE_SECONDS: Final = 600.0
 PURCHASES_MAX: Final = 1_000
 """How many purchases are remembered; beyond it, the ones that ended first are forgotten."""
 
-NEVER_LANDS: Final = ("payment_expired", "payment_failed")
+_NEVER_LANDS: Final = ("payment_expired", "payment_failed")
 """Codes of conflicts that leave the name of a purchase free: nothing moved, and nothing can move any more."""
 
 _KEYS_MAX: Final = 10
@@ -144,6 +144,10 @@ class Purchase:
         """
         newest = next(iter(under_key), None)
         return isinstance(newest, Payment) and newest.status == "failed" and self.renew()
+
+    def replaces(self, error: ConflictError) -> bool:
+        """Take another key if an error says that the payment of this one can never land."""
+        return error.code in _NEVER_LANDS and self.renew()
 
     def renew(self) -> bool:
         """Take another key, because the payment of this one can never land; return False if none is left."""

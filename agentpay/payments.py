@@ -24,6 +24,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Generator
 from decimal import Decimal
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from attrs import evolve, frozen
@@ -48,7 +49,7 @@ from agentpay._late_reports import LateReports
 from agentpay._locks import AsyncLocks, Locks
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
-from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
+from agentpay._undelivered import PURCHASES, Purchase, name_of
 from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
@@ -59,6 +60,9 @@ from agentpay.errors import (
     PaymentPendingApprovalError,
     PaymentRefusedError,
 )
+
+# Requests and responses are of either library, so they have no static type.
+# ruff: noqa: ANN401
 
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
@@ -124,46 +128,10 @@ class _PeekStep(NamedTuple):
     seconds: float
 
 
-class _Authorize(NamedTuple):
-    """Let the service sign the payment."""
-
-    challenge: Challenge
-    key: str
-
-
-class _Find(NamedTuple):
-    """Read the newest payment under a key, in a sequence, which is empty without a payment."""
-
-    key: str
-
-
-class _Read(NamedTuple):
-    """Read a payment, whose status the service finds on chain."""
-
-    transfer_id: str
-
-
-class _Report(NamedTuple):
-    """Report the seller's response to the service."""
-
-    transfer_id: str
-    outcome: dict[str, Any]
-    voucher_of: str | None = None
-    """The seller, if the next voucher waits for this report."""
-
-
 class _Lock(NamedTuple):
     """Wait for the other requests to a seller: one voucher of a session is in flight."""
 
     origin: str
-
-
-class _Opened(NamedTuple):
-    """Close the session when the auth is closed."""
-
-    session_id: str
-    url: str
-    http_module: Any
 
 
 class _Send(NamedTuple):
@@ -173,7 +141,16 @@ class _Send(NamedTuple):
     paid_by: str | None = None
 
 
-_Step: TypeAlias = _PeekStep | _Authorize | _Find | _Read | _Report | _Send | _Lock | _Opened
+_Step: TypeAlias = _PeekStep | _Send | _Lock | partial[Any]
+"""A `partial` is a call of the service, whose response async clients await."""
+
+
+class _Opened(NamedTuple):
+    """A session that is closed with the auth."""
+
+    session_id: str
+    url: str
+    http_module: Any
 
 
 class PaymentAuth(Auth):
@@ -201,7 +178,7 @@ class PaymentAuth(Auth):
     service shows that the payment has settled or a voucher was signed, else `PaymentRefusedError`.
     """
 
-    def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: D102, PYI034
         made: PaymentAuth = object.__new__(_messages.auth_class(cls))
         return made
 
@@ -215,7 +192,7 @@ class PaymentAuth(Auth):
         session_cap: Decimal | int | str | None = None,
         read_timeout: float | None = READ_TIMEOUT_SECONDS,
         report: bool = False,
-        seller_client: Any = None,  # noqa: ANN401 - a client of either library
+        seller_client: Any = None,
     ) -> None:
         """Create an auth. It sends nothing before the first 402.
 
@@ -327,26 +304,12 @@ class PaymentAuth(Auth):
                 with _logged(report.charge_id):
                     await self._client.payments.report_outcome(report.charge_id, **_outcome_of(report))
 
-    def _is_kept(self, step: _Report) -> bool:
-        """Keep the report of an accepted voucher for the next request; return whether it was kept."""
-        late, origin = self._late, step.voucher_of
-        if late is None or origin is None or self._reports or step.outcome["status_code"] >= 400:
-            return False
-        report = VoucherReport(charge_id=step.transfer_id, **step.outcome)
-        late.keep(origin, report, is_async=self._is_async)
-        return True
-
-    def _late_report(self, step: _Authorize) -> Any:  # noqa: ANN401 - a context manager of arguments
-        if self._late is None:
-            return contextlib.nullcontext({})
-        return self._late.taken(step.challenge.origin, is_async=self._is_async)
-
-    def _seller(self, opened: _Opened, kind: str) -> Any:  # noqa: ANN401 - a client of either library
+    def _seller(self, opened: _Opened, kind: str) -> Any:
         if self._seller_client is not None:
             return contextlib.nullcontext(self._seller_client)
         return getattr(opened.http_module, kind)(timeout=self._read_timeout)
 
-    def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:  # noqa: ANN401 - of either library
+    def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:
         """Send a request of a sync client, and pay its 402."""
         if self._is_async:
             raise ConfigurationError(
@@ -376,26 +339,14 @@ class PaymentAuth(Auth):
                 else:
                     step = flow.send(answer)
 
-    def _perform(self, step: _Step, held: contextlib.ExitStack) -> Any:  # noqa: ANN401 - by the step
+    def _perform(self, step: _PeekStep | _Lock | partial[Any], held: contextlib.ExitStack) -> Any:
         if isinstance(step, _PeekStep):
             return _messages.peek(step.response, step.seconds)
-        if isinstance(step, _Authorize):
-            with self._late_report(step) as late:
-                return self._client.payments.authorize(**self._order(step), **late)
-        if isinstance(step, _Find):
-            return self._client.payments.list(**self._newest(step)).data
-        if isinstance(step, _Read):
-            return self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
-            held.enter_context(self._locks.of(step.origin))
-        elif isinstance(step, _Opened):
-            self._sessions[step.session_id] = step
-        elif isinstance(step, _Report) and not self._is_kept(step):
-            with _logged(step.transfer_id):
-                self._client.payments.report_outcome(step.transfer_id, **step.outcome)
-        return None
+            return held.enter_context(self._locks.of(step.origin))
+        return step()
 
-    async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:  # noqa: ANN401 - as above
+    async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
         """Send a request of an async client, and pay its 402."""
         if not self._is_async:
             raise ConfigurationError(
@@ -426,24 +377,12 @@ class PaymentAuth(Auth):
                     else:
                         step = flow.send(answer)
 
-    async def _aperform(self, step: _Step, held: contextlib.AsyncExitStack) -> Any:  # noqa: ANN401 - as above
+    async def _aperform(self, step: _PeekStep | _Lock | partial[Any], held: contextlib.AsyncExitStack) -> Any:
         if isinstance(step, _PeekStep):
             return await _messages.apeek(step.response, step.seconds)
-        if isinstance(step, _Authorize):
-            with self._late_report(step) as late:
-                return await self._client.payments.authorize(**self._order(step), **late)
-        if isinstance(step, _Find):
-            return (await self._client.payments.list(**self._newest(step))).data
-        if isinstance(step, _Read):
-            return await self._client.payments.get(step.transfer_id, **_BRIEFLY)
         if isinstance(step, _Lock):
-            await held.enter_async_context(self._locks.of(step.origin))
-        elif isinstance(step, _Opened):
-            self._sessions[step.session_id] = step
-        elif isinstance(step, _Report) and not self._is_kept(step):
-            with _logged(step.transfer_id):
-                await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
-        return None
+            return await held.enter_async_context(self._locks.of(step.origin))
+        return await step()
 
     async def _report_lost(self, paid_by: str) -> None:
         import anyio  # noqa: PLC0415 - httpx brings it, and few responses are lost
@@ -452,7 +391,7 @@ class PaymentAuth(Auth):
             await self._client.payments.report_outcome(paid_by, **_NO_RESPONSE)
 
     @staticmethod
-    def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
+    def _unpaid(request: Any) -> Any:
         """Return a request as it was before it presented a payment.
 
         Raises:
@@ -467,13 +406,7 @@ class PaymentAuth(Auth):
             }
         return request
 
-    def _pay(
-        self,
-        request: Any,  # noqa: ANN401 - a request of either library
-        response: Any,  # noqa: ANN401 - as above
-        *,
-        is_stream: bool,
-    ) -> Generator[_Step, Any, None]:
+    def _pay(self, request: Any, response: Any, *, is_stream: bool) -> Generator[_Step, Any, None]:
         declined = self._declined(request, response)
         challenge = None
         if declined is None:
@@ -499,21 +432,58 @@ class PaymentAuth(Auth):
         self, challenge: Challenge, purchase: Purchase
     ) -> Generator[_Step, Any, Payment | SessionStep]:
         while True:
-            if purchase.is_shared and purchase.is_past((yield _Find(purchase.key))):
-                continue
+            if purchase.is_shared:
+                under_key = {"account_id": self._account_id, "idempotency_key": purchase.key}
+                newest = yield partial(self._client.payments.list, **under_key, limit=1)
+                if purchase.is_past(newest.data):
+                    continue
             try:
-                answer: Payment | SessionStep = yield _Authorize(challenge, purchase.key)
+                answer: Payment | SessionStep = yield from self._authorize(challenge, purchase.key)
             except ConflictError as error:
-                if error.code not in NEVER_LANDS or not purchase.renew():
+                if not purchase.replaces(error):
                     raise
             else:
                 purchase.is_recorded = True
                 return answer
 
+    def _authorize(self, challenge: Challenge, key: str) -> Generator[_Step, Any, Any]:
+        late: Any = contextlib.nullcontext({})
+        if self._late is not None:
+            late = self._late.taken(challenge.origin, is_async=self._is_async)
+        with late as reports:
+            return (
+                yield partial(
+                    self._client.payments.authorize,
+                    account_id=self._account_id,
+                    idempotency_key=key,
+                    origin=challenge.origin,
+                    url=challenge.url,
+                    method=challenge.method,
+                    headers=challenge.headers,
+                    body=challenge.body,
+                    max_amount=self._max_amount,
+                    session_cap=self._session_cap,
+                    memo=self._memo,
+                    **reports,
+                )
+            )
+
+    def _report(
+        self, paid_by: str, outcome: dict[str, Any], *, voucher_of: str | None = None
+    ) -> Generator[_Step, Any, None]:
+        """Report the seller's response. `voucher_of` is the seller whose next voucher waits for it."""
+        late, is_accepted = self._late, outcome["status_code"] < 400
+        if late is not None and voucher_of is not None and is_accepted and not self._reports:
+            # The next request takes it along.
+            late.keep(voucher_of, VoucherReport(charge_id=paid_by, **outcome), is_async=self._is_async)
+            return
+        with _logged(paid_by):
+            yield partial(self._client.payments.report_outcome, paid_by, **outcome)
+
     def _pay_once(
         self,
-        request: Any,  # noqa: ANN401 - a request of either library
-        response: Any,  # noqa: ANN401 - as above
+        request: Any,
+        response: Any,
         challenge: Challenge,
         purchase: Purchase,
         payment: Payment,
@@ -541,19 +511,20 @@ class PaymentAuth(Auth):
             "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
         )
         if self._reports:
-            yield _Report(payment.transfer_id, outcome)
+            yield from self._report(payment.transfer_id, outcome)
         yield from self._end(response, purchase, payment)
 
     def _pay_in_session(
         self,
-        request: Any,  # noqa: ANN401 - a request of either library
-        response: Any,  # noqa: ANN401 - as above
+        request: Any,
+        response: Any,
         challenge: Challenge,
         purchase: Purchase,
         step: SessionStep,
     ) -> Generator[_Step, Any, None]:
         """Open the session if necessary, and present one voucher."""
-        yield _Opened(step.session_id, str(request.url), _messages.http_module_of(request))
+        opened = _Opened(step.session_id, str(request.url), _messages.http_module_of(request))
+        self._sessions[step.session_id] = opened
         _messages.drop(response)
         for _ in range(_MAX_OPENINGS):
             if step.step != "open":
@@ -562,7 +533,7 @@ class PaymentAuth(Auth):
             if response.status_code == 402:
                 challenge = (yield from self._challenge(request, response)) or challenge
             _messages.drop(response)
-            step = yield _Authorize(challenge, purchase.key)
+            step = yield from self._authorize(challenge, purchase.key)
         if step.step == "open":
             raise self._refused(PaymentRefusedError, response, purchase, step, reason=_UNOPENED)
         record = PaymentRecord(idempotency_key=purchase.key, session=step)
@@ -578,14 +549,11 @@ class PaymentAuth(Auth):
             _messages.drop(response)
         outcome = _outcome(response, started)
         _note(response, evolve(record, receipt=outcome["receipt"]))
-        yield _Report(step.charge_id, outcome, challenge.origin)
+        yield from self._report(step.charge_id, outcome, voucher_of=challenge.origin)
         yield from self._end(response, purchase, step)
 
     def _end(
-        self,
-        response: Any,  # noqa: ANN401 - a response of either library
-        purchase: Purchase,
-        paid: Payment | SessionStep,
+        self, response: Any, purchase: Purchase, paid: Payment | SessionStep
     ) -> Generator[_Step, Any, None]:
         """Return if the seller delivers, or if it has failed for the first time.
 
@@ -603,18 +571,13 @@ class PaymentAuth(Auth):
         if isinstance(paid, Payment):
             status = ""
             with contextlib.suppress(AgentPayError):
-                status = (yield _Read(paid.transfer_id)).status
+                # The service looks it up on chain.
+                status = (yield partial(self._client.payments.get, paid.transfer_id, **_BRIEFLY)).status
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), peeked.beginning)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=peeked.beginning)
 
-    def _open(
-        self,
-        request: Any,  # noqa: ANN401 - a request of either library
-        response: Any,  # noqa: ANN401 - as above
-        step: SessionStep,
-        key: str,
-    ) -> Generator[_Step, Any, Any]:
+    def _open(self, request: Any, response: Any, step: SessionStep, key: str) -> Generator[_Step, Any, Any]:
         """Present an opening, and return the seller's response.
 
         Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
@@ -633,7 +596,7 @@ class PaymentAuth(Auth):
     def _refused(
         self,
         kind: type[PaymentRefusedError],
-        response: Any,  # noqa: ANN401 - a response of either library
+        response: Any,
         purchase: Purchase,
         paid: Payment | SessionStep,
         *,
@@ -653,7 +616,7 @@ class PaymentAuth(Auth):
             max_amount_usdc=self._max_amount,
         )
 
-    def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
+    def _declined(self, request: Any, response: Any) -> str | None:
         """Return why a 402 must not be paid, whatever its challenge; None if it may be paid."""
         headers = request.headers
         if response.history:
@@ -664,7 +627,7 @@ class PaymentAuth(Auth):
             return "the 402 came from the payment service itself, which refuses payments with this status"
         return None
 
-    def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
+    def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:
         url, method, headers = str(request.url), request.method, response.headers
         is_in_headers, content = bool(challenge_headers(headers)), None
         if is_in_headers or _is_json(headers):
@@ -680,30 +643,8 @@ class PaymentAuth(Auth):
                 _note(response, PaymentRecord(idempotency_key=None, declined=_OWN_AUTHORIZATION))
         return challenge
 
-    def _newest(self, step: _Find) -> dict[str, Any]:
-        return {"account_id": self._account_id, "idempotency_key": step.key, "limit": 1}
-
-    def _order(self, step: _Authorize) -> dict[str, Any]:
-        challenge = step.challenge
-        return {
-            "account_id": self._account_id,
-            "idempotency_key": step.key,
-            "origin": challenge.origin,
-            "url": challenge.url,
-            "method": challenge.method,
-            "headers": challenge.headers,
-            "body": challenge.body,
-            "max_amount": self._max_amount,
-            "session_cap": self._session_cap,
-            "memo": self._memo,
-        }
-
     def _present(
-        self,
-        request: Any,  # noqa: ANN401 - as above
-        record: PaymentRecord,
-        header: PaymentHeader | None,
-        response: Any,  # noqa: ANN401 - as above
+        self, request: Any, record: PaymentRecord, header: PaymentHeader | None, response: Any
     ) -> None:
         """Add the payment to a request so that redirects do not carry it, and the cookies of its 402."""
         assert header is not None  # noqa: S101 - it was signed
@@ -735,7 +676,7 @@ def _outcome_of(report: VoucherReport) -> dict[str, Any]:
     }
 
 
-def _outcome(response: Any, started: float) -> dict[str, Any]:  # noqa: ANN401 - a response of either library
+def _outcome(response: Any, started: float) -> dict[str, Any]:
     """Return what is reported of a response. `started` is on the clock of `time.monotonic`."""
     return {
         "status_code": response.status_code,
@@ -744,15 +685,15 @@ def _outcome(response: Any, started: float) -> dict[str, Any]:  # noqa: ANN401 -
     }
 
 
-def _is_delivered(response: Any) -> bool:  # noqa: ANN401 - as above
+def _is_delivered(response: Any) -> bool:
     return bool(200 <= response.status_code < 400)
 
 
-def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library
+def _note(response: Any, record: PaymentRecord) -> None:
     response.extensions = {**response.extensions, "payment": record}
 
 
-def _receipt_of(response: Any) -> str | None:  # noqa: ANN401 - as above
+def _receipt_of(response: Any) -> str | None:
     fields = ((name.lower().decode("latin-1"), value) for name, value in response.headers.raw)
     found: list[bytes] = [value for name, value in fields if name in RECEIPT_FIELDS]
     return found[0][:RECEIPT_MAX_CHARACTERS].decode("latin-1") if found else None
@@ -762,7 +703,7 @@ def _is_payment(authorization: str) -> bool:
     return authorization[:8].lower() == "payment "
 
 
-def _is_json(headers: Any) -> bool:  # noqa: ANN401 - headers of either library
+def _is_json(headers: Any) -> bool:
     """Return whether a body may be JSON, as a challenge of x402 version 1 is."""
     kind = headers.get("content-type")
     return kind is None or "json" in kind.lower()

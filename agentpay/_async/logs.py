@@ -35,14 +35,7 @@ class AsyncAuditLog(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {
-            "account_id": account_id,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(console.LIST_AUDIT, options, query=query)
+        return self._pages(console.LIST_AUDIT, options, query=locals())
 
 
 class AsyncRequestLogs(AsyncResource):
@@ -60,4 +53,4 @@ class AsyncRequestLogs(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(console.LIST_SERVED_REQUESTS, options, query=locals())

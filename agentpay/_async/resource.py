@@ -7,6 +7,8 @@ only errors with a specific meaning.
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.paging import AsyncPages
 from agentpay._options import CallOptions
@@ -33,8 +35,12 @@ class AsyncResource:
         query: Mapping[str, Any],
         path: Mapping[str, str] | None = None,
     ) -> AsyncPages[Any]:
+        """Return a list; of `query`, a method's `locals()`, the endpoint's query declares what is sent."""
+        declared = () if endpoint.query is None else attrs.fields_dict(endpoint.query)
+        given = {name: value for name, value in query.items() if name in declared}
+
         async def fetch(cursor: str | None) -> PageBody[Any]:
-            request = prepare(endpoint, path=path, query={**query, "cursor": cursor})
+            request = prepare(endpoint, path=path, query={**given, "cursor": cursor})
             body: PageBody[Any] = await self._call(request, options)
             return body
 

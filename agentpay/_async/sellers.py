@@ -28,7 +28,7 @@ class AsyncSellers(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(payments.LIST_ORIGINS, options, query=locals())
 
     async def put(
         self,

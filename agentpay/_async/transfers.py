@@ -167,16 +167,7 @@ class AsyncTransfers(AsyncResource):
             InvalidRequestError: `since` has no UTC offset.
             NotSupportedError: the service does not offer this extension.
         """
-        query = {
-            "account_id": account_id,
-            "status": status,
-            "idempotency_key": idempotency_key,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(spending.LIST_TRANSFERS, options, query=query)
+        return self._pages(spending.LIST_TRANSFERS, options, query=locals())
 
     async def wait(
         self,

@@ -70,7 +70,7 @@ class AsyncWebhooks(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(deliveries.LIST_WEBHOOKS, options, query=locals())
 
     async def update(
         self,

@@ -87,8 +87,7 @@ class Accounts(Resource):
         Returns:
             The first page. Iterating over it yields all accounts, fetching further pages as needed.
         """
-        query = {"limit": limit, "cursor": cursor, "status": status}
-        return self._pages(endpoints.LIST_ACCOUNTS, options, query=query)
+        return self._pages(endpoints.LIST_ACCOUNTS, options, query=locals())
 
     def balance(self, account_id: str, **options: Unpack[CallOptions]) -> Balance:
         """Read the live on-chain balance of an account.
@@ -151,8 +150,7 @@ class Accounts(Resource):
             InvalidRequestError: `since` has no UTC offset.
         """
         path = {"account_id": account_id}
-        query = {"limit": limit, "cursor": cursor, "status": status, "since": since}
-        return self._pages(endpoints.LIST_TRANSACTIONS, options, path=path, query=query)
+        return self._pages(endpoints.LIST_TRANSACTIONS, options, path=path, query=locals())
 
     def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Read an account with its metadata, its on-chain policy record, and its spending.
@@ -198,15 +196,7 @@ class Accounts(Resource):
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
         named = None if ids is None else ",".join(ids)
-        query = {
-            "ids": named,
-            "name": name,
-            "status": status,
-            "sort": sort,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query=query)
+        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={**locals(), "ids": named})
 
     def history(
         self,
@@ -234,15 +224,7 @@ class Accounts(Resource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        query = {
-            "account_id": account_id,
-            "status": status,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(console.LIST_HISTORY, options, query=query)
+        return self._pages(console.LIST_HISTORY, options, query=locals())
 
     def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Let a suspended account sign again.

@@ -27,7 +27,7 @@ class Approvals(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(approvals.LIST_APPROVALS, options, query=locals())
 
     def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Approve a transfer: the policy in force is checked again, and the transfer is executed.

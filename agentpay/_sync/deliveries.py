@@ -60,18 +60,7 @@ class Events(Resource):
         Raises:
             InvalidRequestError: the type does not exist.
         """
-        query = {
-            "type": type,
-            "account_id": account_id,
-            "transfer_id": transfer_id,
-            "session_id": session_id,
-            "q": q,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(deliveries.LIST_EVENTS, options, query=query)
+        return self._pages(deliveries.LIST_EVENTS, options, query=locals())
 
     def replay(
         self, event_id: str, *, webhook_id: str | None = None, **options: Unpack[CallOptions]
@@ -159,17 +148,8 @@ class Deliveries(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {
-            "status": status,
-            "needs_attention": "true" if needs_attention else None,
-            "event_id": event_id,
-            "webhook_id": webhook_id,
-            "transfer_id": transfer_id,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
+        attention = "true" if needs_attention else None
+        query = {**locals(), "needs_attention": attention}
         return self._pages(deliveries.LIST_DELIVERIES, options, query=query)
 
     def replay(

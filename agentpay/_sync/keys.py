@@ -64,7 +64,7 @@ class AgentKeys(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(console.LIST_AGENT_KEYS, options, query=locals())
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an agent-scoped key; requests with it are refused, also those in progress.
@@ -110,8 +110,7 @@ class OperatorKeys(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {"limit": limit, "cursor": cursor}
-        return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
+        return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=locals())
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an operator key; requests with it are refused, also those in progress.

@@ -36,14 +36,7 @@ class AuditLog(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        query = {
-            "account_id": account_id,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(console.LIST_AUDIT, options, query=query)
+        return self._pages(console.LIST_AUDIT, options, query=locals())
 
 
 class RequestLogs(Resource):
@@ -61,4 +54,4 @@ class RequestLogs(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(console.LIST_SERVED_REQUESTS, options, query=locals())

@@ -219,18 +219,7 @@ class Payments(Resource):
         Raises:
             InvalidRequestError: `since` has no UTC offset.
         """
-        query = {
-            "account_id": account_id,
-            "status": status,
-            "origin": origin,
-            "transfer_id": transfer_id,
-            "idempotency_key": idempotency_key,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(payments.LIST_PAYMENTS, options, query=query)
+        return self._pages(payments.LIST_PAYMENTS, options, query=locals())
 
     def report_outcome(
         self,

@@ -8,6 +8,8 @@ only errors with a specific meaning.
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
+
 from agentpay._sync.caller import Caller
 from agentpay._sync.paging import Page
 from agentpay._options import CallOptions
@@ -34,8 +36,12 @@ class Resource:
         query: Mapping[str, Any],
         path: Mapping[str, str] | None = None,
     ) -> Page[Any]:
+        """Return a list; of `query`, a method's `locals()`, the endpoint's query declares what is sent."""
+        declared = () if endpoint.query is None else attrs.fields_dict(endpoint.query)
+        given = {name: value for name, value in query.items() if name in declared}
+
         def fetch(cursor: str | None) -> PageBody[Any]:
-            request = prepare(endpoint, path=path, query={**query, "cursor": cursor})
+            request = prepare(endpoint, path=path, query={**given, "cursor": cursor})
             body: PageBody[Any] = self._call(request, options)
             return body
 

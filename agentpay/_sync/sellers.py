@@ -29,7 +29,7 @@ class Sellers(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(payments.LIST_ORIGINS, options, query=locals())
 
     def put(
         self,

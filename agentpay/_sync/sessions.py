@@ -199,13 +199,4 @@ class Sessions(Resource):
         Returns:
             The first page. Iterating over it yields all sessions, fetching further pages as needed.
         """
-        query = {
-            "account_id": account_id,
-            "status": status,
-            "idempotency_key": idempotency_key,
-            "since": since,
-            "until": until,
-            "limit": limit,
-            "cursor": cursor,
-        }
-        return self._pages(sessions.LIST_SESSIONS, options, query=query)
+        return self._pages(sessions.LIST_SESSIONS, options, query=locals())

@@ -71,7 +71,7 @@ class Webhooks(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(deliveries.LIST_WEBHOOKS, options, query=locals())
 
     def update(
         self,

@@ -18,7 +18,7 @@ from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
 from agentpay._loading import needing
 from agentpay._messages import is_stream
-from agentpay._undelivered import NEVER_LANDS, PURCHASES, Purchase, name_of
+from agentpay._undelivered import PURCHASES, Purchase, name_of
 from agentpay.contract.payments import Payment
 from agentpay.errors import ConfigurationError, ConflictError, PaymentPendingApprovalError
 
@@ -28,6 +28,9 @@ with needing("agentpay.integrations.pympp", package="pympp"):
     from mpp.methods import Method
     from mpp.runtime import ClientMethod, CredentialParams, PaymentRuntime
     from pydantic import BaseModel
+
+# Requests are of either HTTP library, so they have no static type.
+# ruff: noqa: ANN401
 
 if TYPE_CHECKING:
     from mpp.events import EventDispatcher
@@ -93,7 +96,7 @@ class AgentPayRuntime(PaymentRuntime):
         self._memo = memo
         charge = Method(name="solana", intent="charge", request_model=_Open, payload_model=_Open)
         ours = ClientMethod(method=charge, create_credential=self._pay)
-        # By key, with the task that presents it.
+        # By key, each with the task that presents it.
         self._in_flight: dict[str, tuple[Purchase, asyncio.Task[Any] | None]] = {}
         super().__init__([ours, *methods], events=events)
         for name in (PAYMENT_RESPONSE, PAYMENT_FAILED):
@@ -124,59 +127,50 @@ class AgentPayRuntime(PaymentRuntime):
         try:
             payment = await self._authorized(request, params.challenge, purchase)
         except BaseException as error:
-            self._in_flight.pop(purchase.key, None)
             purchase.fail(error)
             raise
+        self._in_flight[purchase.key] = purchase, asyncio.current_task()
         assert payment.header is not None  # noqa: S101 - else it waits for approval
         return payment.header.value
 
-    def _begun(self, request: Any) -> Purchase:  # noqa: ANN401 - of either library
-        """Return the purchase of a request, as in flight."""
+    def _begun(self, request: Any) -> Purchase:
+        """Return the purchase of a request, after the end of those that pympp does not report."""
         task = asyncio.current_task()
-        given = request.extensions.get("payment_key")
+        # pympp asks again for the credential of the same request.
+        self._in_flight.pop(request.extensions.get("payment_key"), None)
         for key, (earlier, owner) in list(self._in_flight.items()):
-            # pympp reports no requests that end in 402 or another client error. They have ended once
+            # It does not report requests that end in 402 or another client error. They have ended once
             # their task is done, or sends another one.
-            if key != given and (owner is None or owner is task or owner.done()):
+            if owner is None or owner is task or owner.done():
                 del self._in_flight[key]
                 earlier.end()
         name = name_of(request, is_stream=is_stream(request), memo=self._memo)
-        purchase = PURCHASES.begin(self._client, self._account_id, name)
-        self._in_flight[purchase.key] = purchase, task
-        return purchase
+        return PURCHASES.begin(self._client, self._account_id, name)
 
-    async def _authorized(
-        self,
-        request: Any,  # noqa: ANN401 - of either library
-        challenge: Challenge,
-        purchase: Purchase,
-    ) -> Payment:
-        while purchase.is_shared:
+    async def _authorized(self, request: Any, challenge: Challenge, purchase: Purchase) -> Payment:
+        payment = None
+        while payment is None:
             key = purchase.key
-            listed = await self._client.payments.list(
-                account_id=self._account_id, idempotency_key=key, limit=1
-            )
-            if not purchase.is_past(listed.data):
-                break
-            self._in_flight.pop(key, None)
-            self._in_flight[purchase.key] = purchase, asyncio.current_task()
-        request.extensions["payment_key"] = purchase.key
-        try:
-            payment = await self._client.payments.authorize(
-                account_id=self._account_id,
-                idempotency_key=purchase.key,
-                url=str(request.url),
-                method=request.method,
-                headers=[("WWW-Authenticate", _as_sent(challenge))],
-                max_amount=self._max_amount,
-                memo=self._memo,
-            )
-        except ConflictError as error:
-            self._in_flight.pop(purchase.key, None)
-            if error.code not in NEVER_LANDS or not purchase.renew():
-                raise
-            self._in_flight[purchase.key] = purchase, asyncio.current_task()
-            return await self._authorized(request, challenge, purchase)
+            if purchase.is_shared:
+                listed = await self._client.payments.list(
+                    account_id=self._account_id, idempotency_key=key, limit=1
+                )
+                if purchase.is_past(listed.data):
+                    continue
+            request.extensions["payment_key"] = key
+            try:
+                payment = await self._client.payments.authorize(
+                    account_id=self._account_id,
+                    idempotency_key=key,
+                    url=str(request.url),
+                    method=request.method,
+                    headers=[("WWW-Authenticate", _as_sent(challenge))],
+                    max_amount=self._max_amount,
+                    memo=self._memo,
+                )
+            except ConflictError as error:
+                if not purchase.replaces(error):
+                    raise
         purchase.is_recorded = True
         if payment.header is None:
             raise PaymentPendingApprovalError(
@@ -187,7 +181,7 @@ class AgentPayRuntime(PaymentRuntime):
             )
         return payment
 
-    def _ended(self, event: Any) -> None:  # noqa: ANN401 - of pympp: a success or a failure
+    def _ended(self, event: Any) -> None:
         held = self._in_flight.pop(event["request"].extensions.get("payment_key"), None)
         if held is None:
             return
