@@ -24,8 +24,7 @@ from agentpay.cli.values import Seconds
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.cli.declared import takes
-from agentpay_server.cli.values import Host
+from agentpay_server.cli.options import Host, takes
 from agentpay_server.platform.settings import Settings
 
 if TYPE_CHECKING:
