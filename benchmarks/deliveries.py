@@ -19,7 +19,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.ledger import deliveries as store
-from agentpay_server.ledger import events as event_store
+from agentpay_server.ledger import outbox as event_store
 from agentpay_server.ledger.outbox import new_delivery
 from agentpay_server.platform.clock import SECOND_US, manual_clock
 from agentpay_server.webhooks.sender import WebhookSender

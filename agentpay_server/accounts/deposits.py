@@ -6,7 +6,7 @@ second watcher loses or duplicates a deposit. Transfers between accounts of the 
 settle, and always skipped here.
 
 A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
-balance. `deposit_schedule.py` decides when.
+balance. `DepositSchedule` decides when.
 
 A balance that stays above the books shows that a node has left out a deposit: the account's whole history is
 read again.
@@ -32,15 +32,15 @@ from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries, low_balance
+from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.platform.capturing import Restore, captured
+from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.pace import Backoff, Every
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already posted."""
@@ -254,7 +254,7 @@ class Deposits:
         held = await self._chain.token_accounts([account.usdc_token_account for account in page])
         for account, found in zip(page, held, strict=True):
             if account.unjudged_spend and found is not None:
-                await low_balance.judge_by(self._context, account.account_id, found.amount_micro)
+                await judge_low_balance(self._context, account.account_id, found.amount_micro)
             if found is not None and self._context.is_cluster:
                 await self._judge_surplus(account, found.amount_micro)
         return [
@@ -472,3 +472,52 @@ def _counterparty(connection: Connection, sender: str | None) -> str | None:
     """Return the account of a token account that has paid, if the service holds it."""
     known = None if sender is None else account_store.account_at(connection, sender)
     return sender if known is None else known.account_id
+
+
+RETRY_US: Final = 5 * SECOND_US
+"""Pause after the chain did not respond."""
+
+
+class DepositSchedule:
+    """Posts deposits on schedule.
+
+    A chain within the process reports all deposits, so only reported accounts are scanned, and
+    `poll_every_seconds` is None. A remote cluster is also scanned every few seconds, in real time.
+    """
+
+    def __init__(self, deposits: Deposits, *, clock: Clock, poll_every_seconds: float | None = None) -> None:
+        self._deposits = deposits
+        self._clock = clock
+        self._every = None if poll_every_seconds is None else Every(poll_every_seconds)
+        self._retry_us = 0
+
+    async def next_due_us(self) -> int | None:
+        """Return when to scan next: now if there may be a deposit, else at the next interval."""
+        now_us = self._clock.now_us()
+        if self._deposits.is_any_due:
+            return max(now_us, self._not_before_us())
+        due_us = None if self._every is None else self._every.due_us(self._clock)
+        return None if due_us is None else max(due_us, self._not_before_us())
+
+    async def run_due(self) -> bool:
+        """Scan accounts that may have a deposit, or all of them if the interval is over."""
+        if self._not_before_us() > self._clock.now_us():
+            return False
+        is_time = self._every is not None and self._every.is_due
+        if not is_time and not self._deposits.is_any_due:
+            return False
+        try:
+            if is_time:
+                await self._deposits.poll_everywhere()
+            await self._deposits.poll_reported()
+        except ChainUnreachableError:
+            self._retry_us = self._clock.now_us() + RETRY_US
+        else:
+            if self._every is not None:
+                self._every.restart()
+        return True
+
+    def _not_before_us(self) -> int:
+        # The clock may have been ahead for a moment when the chain did not respond.
+        self._retry_us = min(self._retry_us, self._clock.now_us() + RETRY_US)
+        return self._retry_us

@@ -1,8 +1,19 @@
-"""Policies: read, change conditionally, queue the on-chain record (interface PO1 to PO4, PO11, PO12).
+"""Policies: read, change conditionally, and write to chain (interface PO1 to PO4, PO11, PO12).
 
 A new policy is in force from its commit on: every spend reads it with the account locked. The on-chain record
-follows (`policy_records.py`) and never delays a change.
+follows and never delays a change: one record per account, kept at the newest version. A write contains the
+full record, so it can be repeated. An older write must never land after a newer one. So each account has one
+write in flight at a time, which is driven to its proven outcome before the next is signed. The database
+enforces this for all servers that share it.
 """
+
+import asyncio
+import hashlib
+import json
+import logging
+import math
+from functools import partial
+from typing import Final
 
 from attrs import frozen
 
@@ -10,19 +21,38 @@ from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
-from agentpay_server.accounts import policy_record_store as record_store
-from agentpay_server.accounts.policy_records import PolicyRecords
+from agentpay_server.accounts import store
+from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import record_key
+from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
+from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import TreasuryFunding
+from agentpay_server.engine.handlers import (
+    Ending,
+    Handler,
+    Resigning,
+    pending_transaction,
+)
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.ledger import accounts as store
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.context import Context
-from agentpay_server.platform.clock import from_us
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation, Step, failpoint
+from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.settings import PolicyUpdate
+from agentpay_server.platform.tasks import SingleFlight, all_ended
 
 
 @frozen
@@ -41,7 +71,7 @@ def canonical_policy(policy: Policy) -> str:
 class Policies:
     """Reads and changes policies."""
 
-    def __init__(self, context: Context, records: PolicyRecords) -> None:
+    def __init__(self, context: Context, records: "PolicyRecords") -> None:
         self._context = context
         self._records = records
 
@@ -51,7 +81,7 @@ class Policies:
         Raises:
             Problem: `not_found`.
         """
-        return _versioned(await self._context.database.read(store.own_account, principal, account_id))
+        return _versioned(await self._context.database.read(account_store.own_account, principal, account_id))
 
     async def put(
         self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
@@ -76,7 +106,7 @@ class Policies:
         change: PolicyChange,
         if_match: str | None,
     ) -> AccountRecord:
-        account = store.own_account(connection, principal, account_id, lock=True)
+        account = account_store.own_account(connection, principal, account_id, lock=True)
         if if_match is not None and not _matches(if_match, _etag(account)):
             raise Problem(
                 ErrorCode.PRECONDITION_FAILED,
@@ -88,7 +118,7 @@ class Policies:
         if after == before:
             return account
         now_us = self._context.clock.now_us()
-        changed = store.ACCOUNTS.changed(
+        changed = account_store.ACCOUNTS.changed(
             connection,
             account,
             policy=canonical_policy(after),
@@ -109,13 +139,13 @@ class Policies:
         return changed
 
     def _queue_record(self, connection: Connection, account: AccountRecord, now_us: int) -> None:
-        record = record_store.RECORDS.get(connection, account.account_id)
+        record = store.RECORDS.get(connection, account.account_id)
         if record is None:
             address = self._context.signer.address(record_key(account.key_index))
-            new = record_store.new_record(account.account_id, address=address, due_us=now_us)
-            record_store.RECORDS.insert(connection, new)
+            new = store.new_record(account.account_id, address=address, due_us=now_us)
+            store.RECORDS.insert(connection, new)
         else:
-            record_store.RECORDS.changed(connection, record, due_us=now_us, failures=0)
+            store.RECORDS.changed(connection, record, due_us=now_us, failures=0)
 
 
 def _versioned(account: AccountRecord) -> VersionedPolicy:
@@ -137,3 +167,237 @@ def _etag(account: AccountRecord) -> str:
 def _matches(if_match: str, etag: str) -> bool:
     """Compare according to RFC 9110 13.1.1: any tag of a list matches, `*` matches all, weak tags never."""
     return any(tag.strip() in (etag, "*") for tag in if_match.split(","))
+
+
+_BATCH: Final = 100
+_LONGEST_PAUSE_US: Final = 300 * SECOND_US
+_WAIT_SECONDS: Final = 1.0
+_MOST_SIGNATURES: Final = 3
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class PolicyRecords:
+    """Signs the newest policy of accounts whose record is due, and drives the write."""
+
+    def __init__(self, context: Context, settlement: Settlement, funding: TreasuryFunding) -> None:
+        self._context = context
+        self._funding = funding
+        self._database = context.database
+        self._settlement = settlement
+        self._writers: SingleFlight[str, None] = SingleFlight(context.tasks)
+        self._wanted: set[str] = set()
+        # Writers that the next advance of a manual clock waits for.
+        self._awaited: set[asyncio.Task[None]] = set()
+
+    def write_soon(self, account_id: str) -> "asyncio.Task[None]":
+        """Start writing the record of an account if it is due, without waiting for it."""
+        # A running writer may have read the policy before this change: have it check again.
+        self._wanted.add(account_id)
+        before = self._writers.running(account_id)
+        writer = self._writers.start(account_id, partial(self._write, account_id))
+        if self._context.clock.is_manual and writer is not before:
+            self._awaited.add(writer)
+            writer.add_done_callback(self._awaited.discard)
+        return writer
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next record is due; None if all are written or being written."""
+        if self._awaited:
+            return self._context.clock.now_us()
+        return await self._database.read(store.next_due_us)
+
+    async def run_due(self) -> bool:
+        """Write every record that is due now, and return whether there were any."""
+        # Writes whose outcome is unknown continue.
+        awaited, self._awaited = self._awaited, set()
+        await all_ended(awaited, within_seconds=_WAIT_SECONDS)
+        due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
+        for account_id in due:
+            await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
+        return bool(awaited or due)
+
+    async def _write(self, account_id: str) -> None:
+        """Write the record of an account until it is the newest policy, or the chain does not respond."""
+        try:
+            while account_id in self._wanted:
+                self._wanted.remove(account_id)
+                while await self._write_once(account_id):
+                    pass
+        except ChainUnreachableError:
+            await self._database.run(_postpone, account_id, self._context.clock.now_us())
+            self._context.wakeup.set()
+
+    async def _write_once(self, account_id: str) -> bool:
+        """Take one step toward the newest record, and return whether another step is due now.
+
+        Raises:
+            ChainUnreachableError: nothing could be signed.
+        """
+        state = await self._database.read(_state, account_id)
+        if state is None:
+            return False
+        account, record, in_flight = state
+        if in_flight is not None:
+            return await self._ended(in_flight, record, is_new=False)
+        now_us = self._context.clock.now_us()
+        if record.due_us is None or record.due_us > now_us or not self._context.clock_check.agrees(now_us):
+            return False
+        failpoint(Operation.POLICY_RECORD, Step.BEGUN)
+        signed = await self._sign(account, record)
+        tx = await self._database.run(self._store, account, signed)
+        # None: another server was first. Drive its stored transaction.
+        return tx is None or await self._ended(tx, record, is_new=True)
+
+    async def _ended(self, tx: StoredTransaction, record: store.PolicyRecordRow, *, is_new: bool) -> bool:
+        """Drive a write, and return whether it ended before the server stops."""
+        return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
+
+    async def _sign(self, account: AccountRecord, record: store.PolicyRecordRow) -> SignedTransaction:
+        """Sign a write of the newest policy; it must be stored before it is sent."""
+        chain = self._context.chain
+        wanted = PolicyRecord(
+            account_id=account.account_id,
+            policy_version=account.policy_version,
+            policy_sha256=hashlib.sha256(account.policy.encode()).hexdigest(),
+            policy=account.policy,
+        )
+        blockhash = await chain.latest_blockhash()
+        present = await chain.account_size(record.address)
+        rent = await chain.rent_exemption(wanted.size)
+        missing = max(rent - (0 if present is None else present[0]), 0)
+        fee = fee_lamports(_MOST_SIGNATURES, blockhash.compute_budget)
+        if not await self._funding.is_enough_for(Cost(fees=fee, rent=missing)):
+            raise ChainUnreachableError("the treasury cannot pay for the record of a policy")
+        return transactions.write_policy_record(
+            self._context.signer,
+            blockhash,
+            account_index=account.key_index,
+            record=wanted,
+            present=present,
+            rent_exempt_lamports=rent,
+        )
+
+    def _store(
+        self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
+    ) -> StoredTransaction | None:
+        """Store a signed write; None if another one is in flight, or an equally new one has landed.
+
+        Raises:
+            ChainUnreachableError: a write with the same bytes has expired.
+        """
+        account_id = signed_for.account_id
+        account_store.ACCOUNTS.existing(connection, account_id, lock=True)
+        record = store.RECORDS.existing(connection, account_id)
+        in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if in_flight is not None or record.written_version >= signed_for.policy_version:
+            return None
+        tx = pending_transaction(
+            signed,
+            kind=Kind.POLICY_RECORD,
+            subject_id=account_id,
+            account_id=account_id,
+            detail=json.dumps({"version": signed_for.policy_version}),
+            now_us=self._context.clock.now_us(),
+        )
+        chain_transactions.insert_following(connection, tx)
+        return tx
+
+
+class PolicyRecordHandler(Handler[store.PolicyRecordRow]):
+    """Says what the outcomes of a policy record's transaction change."""
+
+    kind = Kind.POLICY_RECORD
+    # An undone write that is resent could land after a newer one.
+    must_be_irreversible = True
+    # A newer write continues, even if an older one landed late.
+    supersedes = False
+    needs_accounts = True
+
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> store.PolicyRecordRow:
+        """Return the record."""
+        return store.RECORDS.existing(connection, subject_id, lock=lock)
+
+    def newest_signature(self, subject: store.PolicyRecordRow) -> str | None:
+        """Return the signature of the newest write that has landed."""
+        return subject.tx_signature
+
+    def settled(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+        """Store which version is on chain now; a newer one is due at once."""
+        account, version = ending.accounts[ending.subject.account_id], _version(ending.tx)
+        due_us = None if account.policy_version == version else ending.now_us
+        return _written(ending, due_us=due_us)
+
+    def failed(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+        """Schedule another write for later."""
+        return _outcome(ending, _postponed(ending.subject, ending.now_us))
+
+    def sign_replacement(self, resigning: Resigning[store.PolicyRecordRow]) -> None:
+        """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
+
+    def dropped(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+        """Schedule a write of the newest policy at once."""
+        return _outcome(ending, store.RECORDS.to_change(ending.subject, due_us=ending.now_us))
+
+    def landed_late(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+        """Schedule a write of the newest policy: an older one has overwritten it."""
+        return _written(ending, due_us=ending.now_us)
+
+    def report(self, ending: Ending[store.PolicyRecordRow]) -> None:
+        """Log a write that the chain has rejected."""
+        if ending.failure is not None:
+            log(
+                logger,
+                logging.WARNING,
+                "policy_record.refused",
+                account_id=ending.subject.account_id,
+                tx_signature=ending.tx.signature,
+                detail=ending.failure.detail,
+            )
+
+
+def _written(ending: Ending[store.PolicyRecordRow], *, due_us: int | None) -> Outcome[store.PolicyRecordRow]:
+    change = store.RECORDS.to_change(
+        ending.subject,
+        written_version=_version(ending.tx),
+        tx_signature=ending.tx.signature,
+        due_us=due_us,
+        failures=0,
+    )
+    return _outcome(ending, change)
+
+
+def _outcome(
+    ending: Ending[store.PolicyRecordRow], change: Change[store.PolicyRecordRow]
+) -> Outcome[store.PolicyRecordRow]:
+    account = ending.accounts[ending.subject.account_id]
+    return Outcome(operator_id=account.operator_id, account_id=account.account_id, subject=change)
+
+
+def _version(tx: StoredTransaction) -> int:
+    return int(json.loads(tx.detail or "{}")["version"])
+
+
+def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
+    account_store.ACCOUNTS.existing(connection, account_id, lock=True)
+    record = store.RECORDS.existing(connection, account_id)
+    # Otherwise another server has signed a write meanwhile: its outcome decides the next step.
+    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is None:
+        _postponed(record, now_us).write(connection)
+
+
+def _postponed(record: store.PolicyRecordRow, now_us: int) -> Change[store.PolicyRecordRow]:
+    failures = record.failures + 1
+    pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
+    return store.RECORDS.to_change(record, due_us=now_us + pause_us, failures=failures)
+
+
+def _state(
+    connection: Connection, account_id: str
+) -> tuple[AccountRecord, store.PolicyRecordRow, StoredTransaction | None] | None:
+    """Return an account, its record, and the write in flight; None if its policy never changed."""
+    record = store.RECORDS.get(connection, account_id)
+    if record is None:
+        return None
+    in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.ACCOUNTS.existing(connection, account_id), record, in_flight

@@ -6,9 +6,11 @@ the two leaves an empty token account that no client knows; its key index is nev
 
 import asyncio
 import contextlib
+import re
+import unicodedata
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -30,12 +32,10 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, Policy
 from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.accounts import claim_store as claims
-from agentpay_server.accounts import policy_record_store as policy_records
+from agentpay_server.accounts import store as claims
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
-from agentpay_server.accounts.rules import handle_of
-from agentpay_server.accounts.sorted_store import Sorted, sorted_accounts
+from agentpay_server.accounts.store import Sorted, sorted_accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount
@@ -50,7 +50,7 @@ from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.preflight import spendable_micro, uncertain_micro
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as store
-from agentpay_server.ledger import audit, key_totals, spending
+from agentpay_server.ledger import audit, keys, spending
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
@@ -353,8 +353,8 @@ class Accounts:
         record = own_account(connection, principal, before.account_id)
         policy = stored_policy(record.policy)
         uncertain = uncertain_micro(record, before.in_flight, before.in_flight_total)
-        key = key_totals.of_principal(principal)
-        left = key_totals.remaining_micro(connection, key)
+        key = keys.of_principal(principal)
+        left = keys.remaining_micro(connection, key)
         return Budget(
             account_id=record.account_id,
             balance_usdc=from_micro(0 if held is None else held.amount_micro),
@@ -362,7 +362,7 @@ class Accounts:
             **{name: getattr(policy, name) for name in POLICY_FIELDS if name in attrs.fields_dict(Budget)},
             requires_memo=policy.require_memo,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **(self._spending(connection, record, policy, left) | key_totals.fields(connection, key)),
+            **(self._spending(connection, record, policy, left) | keys.total_fields(connection, key)),
             remaining_total_usdc=None if left is None else from_micro(left),
         )
 
@@ -374,7 +374,7 @@ class Accounts:
         spent = spending.against_daily_limit(connection, record, now_us)
         release = spending.next_release(connection, record, now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        left = key_totals.least(remaining(limit_micro=limit, spent_micro=spent), key_left_micro)
+        left = keys.least(remaining(limit_micro=limit, spent_micro=spent), key_left_micro)
         return {
             "spent_usdc": from_micro(spent),
             "reserved_usdc": from_micro(spending.holds(connection, record)),
@@ -411,7 +411,7 @@ class Accounts:
 
     def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:
         policy = stored_policy(record.policy)
-        written = policy_records.RECORDS.get(connection, record.account_id)
+        written = claims.RECORDS.get(connection, record.account_id)
         view = None
         if written is not None:
             view = PolicyRecordView(
@@ -473,3 +473,17 @@ def _fields(record: AccountRecord, balance_micro: int | None) -> dict[str, Any]:
 
 def _is_paused(status: AccountStatus | None) -> bool | None:
     return None if status is None else status is AccountStatus.PAUSED
+
+
+_HANDLE_CHARACTERS: Final = 32
+_NOT_IN_HANDLES: Final = re.compile(r"[^a-z0-9]+", re.ASCII)
+
+
+def handle_of(name: str) -> str:
+    """Return the handle for a name: `@` and at most 32 of `a-z`, `0-9` and single `-`."""
+    decomposed = unicodedata.normalize("NFKD", name)
+    letters = "".join(
+        character for character in decomposed if not unicodedata.category(character).startswith("M")
+    )
+    words = _NOT_IN_HANDLES.sub("-", letters.lower()).strip("-")[:_HANDLE_CHARACTERS].strip("-")
+    return "@" + (words or "account")

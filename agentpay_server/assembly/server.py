@@ -5,11 +5,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from agentpay_server.accounts.deposit_schedule import DepositSchedule
-from agentpay_server.accounts.deposits import Arrivals, Deposits
+from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.history import History
-from agentpay_server.accounts.policies import Policies
-from agentpay_server.accounts.policy_records import PolicyRecordHandler, PolicyRecords
+from agentpay_server.accounts.policies import Policies, PolicyRecordHandler, PolicyRecords
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.chain_opening import open_chain, open_custody

@@ -33,8 +33,7 @@ from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailab
 from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.connections import raise_descriptor_limit
-from agentpay_server.http.port.server import PortServer
+from agentpay_server.http.port import PortServer, raise_descriptor_limit
 from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
@@ -268,7 +267,7 @@ async def _serve_until_stopped(
                 raise OptionError("--scene", f"{incomplete(error, server.config)}.") from None
             raise
     if serves_chain:
-        from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - seldom asked for
         from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(

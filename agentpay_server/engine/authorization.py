@@ -28,10 +28,9 @@ from agentpay_server.engine.preflight import Contended, Preflight, read_prefligh
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import spending, transactions
-from agentpay_server.ledger.apply import post
+from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.outcome import Posting, Unit
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.errors import chain_unavailable, not_found, signing_suspended
 from agentpay_server.platform.failpoints import Operation, Step, failpoint

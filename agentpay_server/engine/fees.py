@@ -30,8 +30,8 @@ from agentpay_server.database.tables import AccountRecord, sessions
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.engine.treasury import LAMPORTS, sol_text
 from agentpay_server.ledger import spending
+from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Posting
 from agentpay_server.ledger.spending import WINDOW_US
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US

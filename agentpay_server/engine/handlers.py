@@ -14,8 +14,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import absence
+from agentpay_server.ledger.apply import Outcome, Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, real_now_us
 

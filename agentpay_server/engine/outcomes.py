@@ -24,9 +24,8 @@ from agentpay_server.engine.handlers import (
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, entries
 from agentpay_server.ledger import transactions as store
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 
 S = TypeVar("S")

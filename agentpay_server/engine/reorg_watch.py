@@ -21,9 +21,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as store
-from agentpay_server.ledger.apply import post
+from agentpay_server.ledger.apply import Posting, post
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Posting
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.logs import log
 

@@ -16,9 +16,8 @@ from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger import accounts, audit, transactions
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.logs import log
 

@@ -27,9 +27,8 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.http import dashboard, exports, openapi
+from agentpay_server.http.limits import Places, RateLimit
 from agentpay_server.http.operations import Operations, require_get
-from agentpay_server.http.places import Places
-from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
     JSON_TYPE,
     REFUSED,
@@ -57,8 +56,7 @@ from agentpay_server.http.responses import (
     respond,
     send_reply,
 )
-from agentpay_server.http.routes import ROUTES
-from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
+from agentpay_server.http.routes import METHODS_OF, ROUTES, Paths, no_such_path
 from agentpay_server.platform.errors import Problem, service_unavailable
 from agentpay_server.platform.logs import REQUEST_ID, log
 from agentpay_server.platform.metrics import Metrics

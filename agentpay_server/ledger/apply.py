@@ -1,24 +1,169 @@
-"""Writes what an outcome changes, in the caller's unit of work.
+"""What an outcome changes, as data, and how it is written in the caller's unit of work.
 
-All units write in one order: the transaction that has ended (`engine/outcomes.py`), accounts by identifier,
-the subject, everything else. So two units never wait for each other. Each account is one statement, which
-also locks it.
+Handlers and decisions return an `Outcome`: amounts, history, rows, events and audit entries. All units write
+in one order: the transaction that has ended (`engine/outcomes.py`), accounts by identifier, the subject,
+everything else. So two units never wait for each other. Each account is one statement, which also locks it.
 """
 
-from typing import Any, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
 
 import attrs
+from attrs import evolve, field, frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
+from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, EntryRecord
-from agentpay_server.ledger import accounts, audit, entries, low_balance, transactions
-from agentpay_server.ledger.outbox import Outbox
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
+from agentpay_server.ledger import accounts, audit, entries, transactions
+from agentpay_server.ledger.audit import Record
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outbox import NewEvent, Outbox
 from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
+
+
+@frozen
+class Unit:
+    """A running unit of work.
+
+    Attributes:
+        after_commit: hooks to run after its commit.
+    """
+
+    connection: Connection
+    context: Context
+    now_us: int
+    after_commit: list[Callable[[], Awaitable[None]]] = field(factory=list)
+
+    @classmethod
+    def begin(cls, connection: Connection, context: Context) -> "Unit":
+        """Return a unit of work at the current time, for what the chain shows.
+
+        Raises:
+            ChainUnreachableError: the clocks differ. Outcomes wait too: a spend that a wrong clock dates into
+                the future moves the window of the daily limit past the earlier spends.
+        """
+        now_us = context.clock.now_us()
+        if not context.clock_check.agrees(now_us):
+            raise ChainUnreachableError("this server's clock differs from its database's")
+        return cls(connection, context, now_us)
+
+
+@frozen(kw_only=True)
+class Entry:
+    """An entry of an account's history.
+
+    Attributes:
+        transaction_id: its identifier, if something refers to it; None for a new one.
+        memo: private to the operator of the outcome; other operators' accounts get an entry without it.
+        category: private in the same way.
+    """
+
+    type: TransactionType
+    direction: Direction
+    amount: int
+    transaction_id: str | None = None
+    status: TransactionStatus = TransactionStatus.SETTLED
+    counterparty: str | None = None
+    memo: str | None = None
+    category: str | None = None
+    tx_signature: str | None = None
+    transfer_id: str | None = None
+    session_id: str | None = None
+    rejection_reason: str | None = None
+
+
+@frozen(kw_only=True)
+class Posting:
+    """What changes for one account. Amounts are in micro-USDC, and never negative.
+
+    Attributes:
+        credit: arrives in the balance.
+        debit: leaves the balance. If that crosses a low-balance threshold, there is an event.
+        hold: is in flight from now on: it may leave the balance.
+        release: is no longer in flight.
+        cap_hold: the cap of a session, reserved until the session is settled.
+        cap_release: a cap that is no longer reserved.
+        spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
+        burned: lamports of the outcome's transaction that brought no payment, if an agent caused them
+            (`engine/fees.py`).
+        operator_burned: the same, if an operator key requested or approved the transaction's work.
+        suspends: whether nothing may be signed for the account until an operator allows it.
+        entries: its history.
+    """
+
+    account_id: str
+    credit: int = 0
+    debit: int = 0
+    hold: int = 0
+    release: int = 0
+    cap_hold: int = 0
+    cap_release: int = 0
+    spent: int = 0
+    burned: int = 0
+    operator_burned: int = 0
+    suspends: bool = False
+    entries: tuple[Entry, ...] = ()
+
+    @property
+    def added(self) -> dict[str, int]:
+        """What it adds to columns of the account."""
+        return {
+            "balance": self.credit - self.debit,
+            "in_flight": self.hold - self.release,
+            "in_flight_total": self.hold,
+            "cap_holds": self.cap_hold - self.cap_release,
+            "spent_total": self.spent,
+            "burned_total": self.burned,
+            "operator_burned_total": self.operator_burned,
+        }
+
+    def plus(self, other: "Posting") -> "Posting":
+        """Return both as one posting of the same account."""
+        return Posting(
+            account_id=self.account_id,
+            credit=self.credit + other.credit,
+            debit=self.debit + other.debit,
+            hold=self.hold + other.hold,
+            release=self.release + other.release,
+            cap_hold=self.cap_hold + other.cap_hold,
+            cap_release=self.cap_release + other.cap_release,
+            spent=self.spent + other.spent,
+            burned=self.burned + other.burned,
+            operator_burned=self.operator_burned + other.operator_burned,
+            suspends=self.suspends or other.suspends,
+            entries=self.entries + other.entries,
+        )
+
+
+@frozen(kw_only=True)
+class Outcome(Generic[S]):
+    """Everything that one outcome or decision changes.
+
+    Attributes:
+        operator_id: the operator whose webhooks get the events.
+        account_id: the account that the events are about; only it is debited.
+        subject: the change of the transfer, session or record, or the row itself if it stays as it is.
+        postings: several of one account are added up.
+        changes: of further rows.
+    """
+
+    operator_id: str
+    account_id: str
+    subject: Change[S] | S
+    postings: tuple[Posting, ...] = ()
+    changes: tuple[Change[Any], ...] = ()
+    events: tuple[NewEvent, ...] = ()
+    audit: tuple[Record, ...] = ()
+
+    def also(self, *postings: Posting, audit: Iterable[Record] = ()) -> "Outcome[S]":
+        """Return it with more postings and audit entries."""
+        return evolve(self, postings=self.postings + postings, audit=(*self.audit, *audit))
 
 
 def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) -> S:
@@ -149,5 +294,63 @@ def _write_events(
     for event in outcome.events:
         outbox.add(event)
     for posting in debited:
-        low_balance.check(outbox, unit, posted[posting.account_id], posting.debit)
+        _check_low_balance(outbox, unit, posted[posting.account_id], posting.debit)
     outbox.write()
+
+
+# Low balances (interface EV4). On a cluster, deposits are posted some time after they arrive, so the posted
+# balance may look low by mistake. Such a balance is checked when the books are next compared with the chain.
+
+
+def _check_low_balance(outbox: Outbox, unit: Unit, account: AccountRecord, amount_micro: int) -> None:
+    """Check the balance that remains of an account, now that an amount has left it.
+
+    A check that must read the chain runs after the commit.
+    """
+    connection, context, account_id = unit.connection, unit.context, account.account_id
+    before_micro = account.balance + amount_micro + account.unjudged_spend
+    if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=account.balance):
+        accounts.ACCOUNTS.changed(connection, account_id, add={"unjudged_spend": amount_micro})
+        unit.after_commit.append(partial(_judge_on_chain, context, account_id))
+        return
+    outbox.add_drop_of_balance(before_micro=before_micro, after_micro=account.balance)
+    if account.unjudged_spend:
+        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
+
+
+async def _judge_on_chain(context: Context, account_id: str) -> None:
+    """Check a balance that looks low in the books, unless the chain holds more than is posted.
+
+    If the chain does not respond, the next comparison of books and chain checks it.
+    """
+    account = await context.database.read(accounts.ACCOUNTS.existing, account_id)
+    try:
+        (held,) = await context.chain.token_accounts([account.usdc_token_account])
+    except ChainUnreachableError:
+        return
+    await judge_low_balance(context, account_id, 0 if held is None else held.amount_micro)
+
+
+async def judge_low_balance(context: Context, account_id: str, held_micro: int) -> None:
+    """Check a balance, given the on-chain amount. If that is larger, the books are behind."""
+    if await context.database.run(_judged, context, account_id, held_micro):
+        context.wakeup.set()
+
+
+def _judged(connection: Connection, context: Context, account_id: str, held_micro: int) -> bool:
+    account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
+    if not account.unjudged_spend or held_micro > account.balance:
+        return False
+    outbox = Outbox(
+        connection,
+        context,
+        operator_id=account.operator_id,
+        account_id=account_id,
+        now_us=context.clock.now_us(),
+    )
+    outbox.add_drop_of_balance(
+        before_micro=account.balance + account.unjudged_spend, after_micro=account.balance
+    )
+    accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
+    outbox.write()
+    return True

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from attrs import frozen
+from sqlalchemy import bindparam, insert, literal_column, or_, select
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.console import AuditEntry, ListAudit
@@ -19,21 +20,85 @@ from agentpay.contract.usdc import format_string, from_micro
 from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.database.tables import AuditRecord
-from agentpay_server.ledger import audit_store as store
-from agentpay_server.ledger import key_store
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import AuditRecord, api_keys, audit
+from agentpay_server.ledger import keys
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.key_store import KeyName
+from agentpay_server.ledger.keys import KeyName, is_alive
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import unauthorized
 from agentpay_server.platform.principals import Principal
+
+ENTRIES: Final = Rows(AuditRecord, "seq")
+# What an entry is about is its subject, or in its JSON: a search of the text finds both.
+_ABOUT: Final = or_(
+    audit.c.subject.like(bindparam("about")),
+    audit.c.before.like(bindparam("about")),
+    audit.c.after.like(bindparam("about")),
+)
+PAGES: Final = ENTRIES.pages(
+    "operator_id",
+    filters={
+        "since_us": time_bounds.after(audit),
+        "until_us": time_bounds.up_to(audit),
+        "about": (_ABOUT,),
+    },
+)
+
+SUSPENDING: Final = ("transaction.landed_after_expiry", "account.unknown_debit", "session.unknown_payout")
+"""The actions that suspend an account."""
+
+_SUSPENDING: Final = (
+    select(audit)
+    .where(
+        audit.c.operator_id == bindparam("operator_id"),
+        audit.c.created_us >= bindparam("suspended_us"),
+        audit.c.action.in_([literal_column(f"'{action}'") for action in SUSPENDING]),
+        _ABOUT,
+    )
+    .order_by(audit.c.created_us, audit.c.seq)
+    .limit(1)
+)
+
+_COLUMNS: Final = tuple(column for column in audit.columns if column.name != "seq")
+_INSERT: Final = insert(audit)
+# Locked against the end of a revocation (`operators/store.py`), which waits for units of the key.
+_INSERT_IF_ALIVE: Final = insert(audit).from_select(
+    [column.name for column in _COLUMNS],
+    select(*(bindparam(column.name, type_=column.type) for column in _COLUMNS))
+    .select_from(api_keys)
+    .where(
+        api_keys.c.key_id == bindparam("key_id", type_=audit.c.key_id.type),
+        is_alive(bindparam("created_us", type_=audit.c.created_us.type)),
+    )
+    .with_for_update(read=True, key_share=True),
+)
+
+
+def insert_entry(connection: Connection, *, only_if_alive: bool = False, **values: object) -> bool:
+    """Store one entry, and return whether it was stored; `values` are all columns but `seq`.
+
+    With `only_if_alive`, only if its key is alive at `created_us`. In one statement with the entry, so that
+    the check costs no round trip.
+    """
+    if only_if_alive:
+        return connection.execute(_INSERT_IF_ALIVE, values).rowcount == 1
+    connection.execute(_INSERT, values)
+    return True
+
+
+def suspending(connection: Connection, operator_id: str, about: str, suspended_us: int) -> AuditRecord | None:
+    """Return the first entry since a moment of what suspends the account that `about` matches."""
+    values = {"operator_id": operator_id, "about": about, "suspended_us": suspended_us}
+    return ENTRIES.one(connection, _SUSPENDING, **values)
+
 
 APPROVAL_EXPIRED: Final = "approvals.expire"
 TRANSFER_FAILED: Final = "transfers.fail"
 SESSION_FAILED: Final = "sessions.fail"
 OPERATOR_CREATED: Final = "operators.create"
 
-LANDED_AFTER_EXPIRY, UNKNOWN_DEBIT, UNKNOWN_PAYOUT = store.SUSPENDING
+LANDED_AFTER_EXPIRY, UNKNOWN_DEBIT, UNKNOWN_PAYOUT = SUSPENDING
 
 UNPROMPTED: Final = frozenset(
     {
@@ -114,8 +179,8 @@ class AuditTrail:
 def _named_entries(
     connection: Connection, operator_id: str, before: int, count: int, /, **filters: object
 ) -> tuple[list[AuditRecord], dict[str, KeyName]]:
-    rows = store.PAGES(connection, operator_id, before, count, **filters)
-    return rows, key_store.names(connection, {row.key_id for row in rows if row.key_id is not None})
+    rows = PAGES(connection, operator_id, before, count, **filters)
+    return rows, keys.names(connection, {row.key_id for row in rows if row.key_id is not None})
 
 
 def record(
@@ -137,7 +202,7 @@ def record(
         Problem: `unauthorized`: the actor's key has expired or was revoked since the request began. The unit
             of work must not be committed.
     """
-    is_stored = store.insert_entry(
+    is_stored = insert_entry(
         connection,
         only_if_alive=actor.key_id is not None and not has_happened,
         operator_id=actor.operator_id,
@@ -157,7 +222,7 @@ def suspension(
     connection: Connection, operator_id: str, account_id: str, suspended_us: int
 ) -> AuditEntry | None:
     """Return the entry of what suspended an account, or None if there is none."""
-    row = store.suspending(connection, operator_id, f"%{account_id}%", suspended_us)
+    row = suspending(connection, operator_id, f"%{account_id}%", suspended_us)
     return None if row is None else _entry(row, None)
 
 

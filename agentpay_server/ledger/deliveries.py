@@ -1,6 +1,18 @@
-"""SQL statements for deliveries and their attempts."""
+"""Deliveries: the states of one, and the statements on them and their attempts (interface W6 to W8, W11).
+
+A delivery sends one event to one endpoint, and is retried until it is received or all attempts have failed:
+
+    pending ── 2xx ─────────────────────────► delivered
+    pending ── anything else ───────────────► retrying ── 2xx ────────────────► delivered
+                                              retrying ── last attempt fails ─► undelivered
+
+The first attempt is due at once; the others 30 s, 5 min, 30 min and 2 h after the previous failure. All
+attempts send the same bytes. `delivered` and `undelivered` are final; a replay is a new delivery of the same
+event.
+"""
 
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from typing import Any, Final
 
 from attrs import field, frozen
@@ -20,6 +32,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from agentpay.contract.deliveries import ATTEMPT_TIMEOUT_SECONDS, RETRY_DELAYS_SECONDS
 from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import UNCACHED_PLAN, Connection
 from agentpay_server.database.rows import Rows
@@ -31,7 +44,44 @@ from agentpay_server.database.tables import (
     events,
     webhooks,
 )
-from agentpay_server.ledger.delivery_rules import DeliveryStatus, NextStep
+from agentpay_server.platform.clock import SECOND_US
+
+RETRY_DELAYS_US: Final = tuple(seconds * SECOND_US for seconds in RETRY_DELAYS_SECONDS)
+"""How long after each failure the next attempt is due. No attempt follows the last one."""
+
+TIMEOUT_SECONDS: Final = ATTEMPT_TIMEOUT_SECONDS
+
+LEASE_US: Final = 60 * SECOND_US
+"""How long, in real time, an attempt in progress prevents other servers from starting the same one."""
+
+
+class DeliveryStatus(StrEnum):
+    PENDING = "pending"
+    RETRYING = "retrying"
+    DELIVERED = "delivered"
+    UNDELIVERED = "undelivered"
+
+
+@frozen(kw_only=True)
+class NextStep:
+    """When the next attempt is due, if any."""
+
+    status: DeliveryStatus
+    due_us: int | None = None
+
+
+def is_received(status_code: int | None) -> bool:
+    """Only 2xx means that the event was received."""
+    return status_code is not None and 200 <= status_code <= 299
+
+
+def after_attempt(attempt: int, status_code: int | None, ended_us: int) -> NextStep:
+    """`attempt` counts from 1. Without a response, `status_code` is None."""
+    if is_received(status_code):
+        return NextStep(status=DeliveryStatus.DELIVERED)
+    if attempt > len(RETRY_DELAYS_US):
+        return NextStep(status=DeliveryStatus.UNDELIVERED)
+    return NextStep(status=DeliveryStatus.RETRYING, due_us=ended_us + RETRY_DELAYS_US[attempt - 1])
 
 
 @frozen

@@ -1,19 +1,244 @@
-"""Idempotency keys: how to treat a request, how long a key is held, and the loop around both."""
+"""Idempotency keys: the claims on them, and how to treat a request under one (interface I1 to I9).
 
-from collections.abc import Awaitable, Callable
+The claims of all purchases are in one table.
+
+A claim is the newest purchase of an account under a key: a transfer, a payment, the opening of a channel and
+then its voucher, or a session. It is in force until the purchase says that the key is released. A request
+with an agent-scoped key sees only its own account's claims. A request with an operator key must not use one
+key for two accounts. Therefore the operator's claim (`claimed_by_operator`) is that of its purchases under an
+idempotency key which lasts longest: the newest, unless an operator key retries an agent's purchase while the
+operator's of another account has no known end. An agent's retry of the operator's purchase keeps the claim.
+What an agent claims on its own counts in its account only. Two constraints decide every race:
+
+    UNIQUE (account_id, idempotency_key)                              requests for one account, by any key
+    UNIQUE (operator_id, idempotency_key) WHERE claimed_by_operator   operator keys, for different accounts
+
+A claim is stored in the unit of work that stores its purchase, after the account's lock. A request that
+stores nothing claims nothing.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
 from typing import Any, Final, TypeVar, cast
 
 import attrs
-from attrs import frozen
+from attrs import evolve, frozen
+from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, literal_column, select
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.requests import UNSET
-from agentpay_server.database.tables import KeyClaimRecord, PurchaseKind
-from agentpay_server.ledger.idempotency_keys import Held
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import (
+    KeyClaimRecord,
+    PurchaseKind,
+    accounts,
+    key_claims,
+    sessions,
+    transfers,
+)
 from agentpay_server.platform.clock import DAY_US, Clock
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
+
+CLAIMS: Final = Rows(KeyClaimRecord, "account_id", "idempotency_key")
+
+_IS_OF: Final = key_claims.c.subject_id == bindparam("held_by")
+_IS_OPERATORS: Final = key_claims.c.claimed_by_operator
+
+
+@frozen(kw_only=True)
+class RequestedKey:
+    """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
+
+    operator_id: str
+    account_id: str
+    idempotency_key: str
+    by_operator: bool
+
+    @classmethod
+    def of(cls, principal: Principal, account_id: str, idempotency_key: str) -> "RequestedKey":
+        """Return the key of a request of a principal."""
+        return cls(
+            operator_id=principal.operator_id,
+            account_id=account_id,
+            idempotency_key=idempotency_key,
+            by_operator=not principal.is_agent,
+        )
+
+
+@frozen(kw_only=True)
+class Held:
+    """The claims of an idempotency key, as far as the caller may see them, at the time of the search.
+
+    Attributes:
+        own: that of the source account.
+        elsewhere: the operator's claim, if it is of another account; None for agent-scoped keys.
+        is_own_in_force: whether `own` was in force.
+        is_elsewhere_in_force: whether `elsewhere` was in force.
+        claims: whether a new purchase gets the operator's claim.
+    """
+
+    own: KeyClaimRecord | None = None
+    elsewhere: KeyClaimRecord | None = None
+    is_own_in_force: bool = False
+    is_elsewhere_in_force: bool = False
+    claims: bool = True
+
+    @property
+    def in_force(self) -> KeyClaimRecord | None:
+        """The claim that decides about a request: the source account's takes precedence."""
+        if self.is_own_in_force:
+            return self.own
+        return self.elsewhere if self.is_elsewhere_in_force else None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there is any claim, in force or not."""
+        return self.own is not None or self.elsewhere is not None
+
+    def subject_of(self, kind: PurchaseKind) -> str | None:
+        """Return the source account's purchase under the key, if it is in force and of this kind."""
+        own = self.own
+        return own.subject_id if own is not None and self.is_own_in_force and own.kind is kind else None
+
+
+def find(connection: Connection, requested: RequestedKey, now_us: int) -> Held:
+    """Return the claims of a key."""
+    values = {
+        "account_id": requested.account_id,
+        "idempotency_key": requested.idempotency_key,
+    }
+    if not requested.by_operator:
+        row = connection.execute(_OF_ACCOUNT, values).one_or_none()
+        held = Held() if row is None else _held(row, now_us)
+        is_operators = held.own is not None and held.own.claimed_by_operator
+        return evolve(held, claims=held.is_own_in_force and is_operators)
+    row = connection.execute(_OF_OPERATOR, values).one_or_none()
+    assert row is not None  # noqa: S101 - accounts are never deleted
+    return _held(row, now_us)
+
+
+def is_as_seen(connection: Connection, requested: RequestedKey, seen: Held, now_us: int) -> bool:
+    """Return whether the claims of a key are unchanged, before a new one; its account must be locked.
+
+    They are read again, because the constraints do not cover an operator's claim of another account that is
+    in force. For an agent-scoped request whose key was free, the account's constraint decides. The insertion
+    may then wait for a transaction that settles a purchase. That transaction has locked its accounts first,
+    so no deadlock can occur.
+    """
+    if not requested.by_operator and not seen.is_held:
+        return True
+    # One may have expired since, or a wrong clock made it look expired.
+    return find(connection, requested, now_us) == seen
+
+
+def put(
+    connection: Connection, requested: RequestedKey, seen: Held, kind: PurchaseKind, subject_id: str
+) -> None:
+    """Claim a key for a new purchase; requires `is_as_seen`.
+
+    Raises:
+        ConstraintError: another request has claimed it. It may be raised as late as by the end of the unit of
+            work.
+    """
+    other, own = seen.elsewhere, seen.own
+    if other is not None and seen.claims:
+        # The other remains that of its own account. If another request was faster, nothing changes here, and
+        # the constraint decides below.
+        CLAIMS.change(
+            connection,
+            other,
+            _IS_OF,
+            _IS_OPERATORS,
+            given={"held_by": other.subject_id},
+            claimed_by_operator=False,
+        )
+    if own is None:
+        new = KeyClaimRecord(
+            operator_id=requested.operator_id,
+            account_id=requested.account_id,
+            idempotency_key=requested.idempotency_key,
+            kind=kind,
+            subject_id=subject_id,
+            claimed_by_operator=seen.claims,
+        )
+        CLAIMS.insert(connection, new)
+        return
+    CLAIMS.changed(
+        connection,
+        own,
+        _IS_OF,
+        given={"held_by": own.subject_id},
+        kind=kind.value,
+        subject_id=subject_id,
+        claimed_by_operator=seen.claims,
+    )
+
+
+_COLUMNS: Final = len(key_claims.columns) + 1
+
+
+def _held(row: Sequence[Any], now_us: int) -> Held:
+    """Return the claims of a row: the account's, and for operator keys that of another account."""
+    own, own_expires_us = _claim(row[:_COLUMNS])
+    elsewhere, expires_us = _claim(row[_COLUMNS:])
+    return Held(
+        own=own,
+        elsewhere=elsewhere,
+        is_own_in_force=own is not None and (own_expires_us is None or own_expires_us > now_us),
+        is_elsewhere_in_force=elsewhere is not None and (expires_us is None or expires_us > now_us),
+        # A new purchase cannot release its key before that time.
+        claims=elsewhere is None or expires_us is not None,
+    )
+
+
+def _claim(row: Sequence[Any]) -> tuple[KeyClaimRecord | None, int | None]:
+    if not row or row[0] is None:
+        return None, None
+    *columns, expires_us = row
+    return CLAIMS.record(columns), expires_us
+
+
+def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    return and_(claim.c.account_id == account_id, claim.c.idempotency_key == bindparam("idempotency_key"))
+
+
+def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, list[ColumnElement[Any]]]:
+    """Join the purchases of claims; return that, and the columns: of the claim, and when it ends if known."""
+    # A voucher is in neither table: it never releases its key. The channel of a payment up to a maximum has
+    # the payment's identifier.
+    paid, opened = transfers.alias(), sessions.alias()
+    is_opened = and_(opened.c.session_id == claim.c.subject_id, claim.c.kind != _PAYMENT)
+    joined = joined.outerjoin(paid, paid.c.transfer_id == claim.c.subject_id).outerjoin(opened, is_opened)
+    return joined, [*claim.c, func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)]
+
+
+def _of_account() -> Select[Any]:
+    joined, columns = _with_purchases(key_claims, key_claims)
+    return select(*columns).select_from(joined).where(_is_key(key_claims, bindparam("account_id")))
+
+
+def _of_operator() -> Select[Any]:
+    own, claim = key_claims.alias("own"), key_claims.alias("claim")
+    joined, columns = _with_purchases(accounts.outerjoin(own, _is_key(own, accounts.c.account_id)), own)
+    is_elsewhere = and_(
+        claim.c.operator_id == accounts.c.operator_id,
+        claim.c.idempotency_key == bindparam("idempotency_key"),
+        claim.c.claimed_by_operator,
+        claim.c.account_id != accounts.c.account_id,
+    )
+    joined, others = _with_purchases(joined.outerjoin(claim, is_elsewhere), claim)
+    return (
+        select(*columns, *others).select_from(joined).where(accounts.c.account_id == bindparam("account_id"))
+    )
+
+
+_PAYMENT: Final[ColumnElement[str]] = literal_column(f"'{PurchaseKind.PAYMENT}'")
+_OF_ACCOUNT: Final = _of_account()
+_OF_OPERATOR: Final = _of_operator()
+
 
 T = TypeVar("T")
 

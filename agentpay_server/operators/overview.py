@@ -11,9 +11,9 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.engine.treasury import LAMPORTS, Treasury
-from agentpay_server.ledger import key_store
+from agentpay_server.ledger import keys
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.key_store import KeyName
+from agentpay_server.ledger.keys import KeyName
 from agentpay_server.operators import summary_store as store
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.principals import Principal
@@ -91,7 +91,7 @@ class Overview:
 
     async def requests(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
         page = await self._log.list(principal, query)
-        names = await self._context.database.read(key_store.names, {each.key_id for each in page.data})
+        names = await self._context.database.read(keys.names, {each.key_id for each in page.data})
         unnamed = KeyName(None, None)
 
         def named(each: ServedRequest) -> ServedRequest:

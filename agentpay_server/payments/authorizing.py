@@ -27,12 +27,11 @@ from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight, invalid_recipient
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, key_totals
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.outcome import Unit
+from agentpay_server.ledger.idempotency import Held, RequestedKey
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
 from agentpay_server.payments.building import (
@@ -375,7 +374,7 @@ class ApprovedPayment(PaymentIntent):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:
         """Return the key that first requested the payment, if its total is limited."""
-        return key_totals.of_waiting(connection, self._approved)
+        return keys.of_waiting(connection, self._approved)
 
     def claim(self, connection: Connection, now_us: int) -> bool:  # noqa: ARG002
         """Check that the payment is still approved and unsigned, and that the pin is as it was read."""

@@ -18,8 +18,7 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, perform
-from agentpay_server.ledger.idempotency_keys import RequestedKey
+from agentpay_server.ledger.idempotency import RequestedKey, Verdict, perform
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase

@@ -26,10 +26,9 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import idempotency_keys, key_totals
+from agentpay_server.ledger import idempotency, keys
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, other_kind
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, other_kind
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import build_fault, channel_fault
 from agentpay_server.payments.challenges import offers as rules
@@ -189,7 +188,7 @@ class SelectOffer:
         Raises:
             Problem: `idempotency_conflict`, if it was used for no payment of this account.
         """
-        held = idempotency_keys.find(connection, self._key, self._now_us)
+        held = idempotency.find(connection, self._key, self._now_us)
         claim = held.in_force
         if claim is not None and claim.kind not in _PAYMENTS:
             raise other_kind(claim)
@@ -326,7 +325,7 @@ class SelectOffer:
             connection,
             source,
             spend,
-            key=key_totals.of_principal(self._principal),
+            key=keys.of_principal(self._principal),
             spent_us=max(self._now_us, source.last_spend_us),
             # The balance is not a rule: another offer is no way around it.
             available_micro=spend.amount_micro,
@@ -360,7 +359,7 @@ class SelectOffer:
 
     def _channel_digest(self, offer: Offer) -> str:
         assert offer.channel is not None  # noqa: S101 - a session's offer has it
-        limited = key_totals.limited_key_id(self._principal)
+        limited = keys.limited_key_id(self._principal)
         return offer.channel.digest(offer.terms, origin=self._request.origin, limited_key_id=limited)
 
 

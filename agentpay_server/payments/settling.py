@@ -11,7 +11,7 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.broadcast import first_landing_height
 from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger.outcome import Outcome
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.transfers.outcomes import TransferHandler, failed
 

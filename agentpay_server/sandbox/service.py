@@ -47,9 +47,8 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid

@@ -12,11 +12,10 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import ChargeRecord, SessionRecord
 from agentpay_server.engine.policy import Refusal, stored_policy
-from agentpay_server.ledger import audit, key_totals
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Verdict
-from agentpay_server.ledger.outcome import Unit
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
@@ -147,7 +146,7 @@ class Charge:
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session
-        key = key_totals.of_principal(self._principal)
+        key = keys.of_principal(self._principal)
         return charge_refusal(
             stored_policy(found.policy),
             status=session.status,

@@ -29,12 +29,11 @@ from agentpay_server.engine.handlers import (
 )
 from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import audit, idempotency_keys, key_totals
+from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger.apply import Outcome, Posting, Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.outcome import Outcome, Posting, Unit
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
@@ -118,16 +117,16 @@ class NewSession(Intent[SessionRecord]):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
         """Return the key of the request, if its total is limited."""
-        return key_totals.of_principal(self._principal)
+        return keys.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the key's claims are as they were."""
-        return idempotency_keys.is_as_seen(connection, self._requested_key, self._held, now_us)
+        return idempotency.is_as_seen(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         now_us = self._context.clock.now_us()
-        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
+        return idempotency.find(connection, self._requested_key, now_us).is_held
 
     def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -197,7 +196,7 @@ class NewSession(Intent[SessionRecord]):
             by_operator=unit.by_operator,
         )
         store.SESSIONS.insert(connection, record)
-        idempotency_keys.put(connection, self._requested_key, self._held, PurchaseKind.SESSION, session_id)
+        idempotency.put(connection, self._requested_key, self._held, PurchaseKind.SESSION, session_id)
         tx = pending_transaction(
             signed,
             kind=Kind.SESSION_OPEN,

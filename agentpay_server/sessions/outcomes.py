@@ -16,8 +16,8 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import fees
 from agentpay_server.ledger import audit
+from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.outbox import NewEvent
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import from_us
 from agentpay_server.sessions.rules import cap_events

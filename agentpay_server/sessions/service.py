@@ -31,10 +31,9 @@ from agentpay_server.database.tables import PurchaseKind, SessionRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import idempotency_keys
+from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, judge, perform
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge, perform
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -201,7 +200,7 @@ class Sessions:
         read = self._database.read
         parties = await read(own_parties, principal, request.account_id, request.to)
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-        held = await read(idempotency_keys.find, key, now_us)
+        held = await read(idempotency.find, key, now_us)
         session, session_id = None, held.subject_of(PurchaseKind.SESSION)
         if session_id is not None:
             session = await read(store.SESSIONS.existing, session_id)

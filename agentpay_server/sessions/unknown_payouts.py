@@ -18,9 +18,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import unknown_debits
 from agentpay_server.ledger import accounts, audit
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Outcome, Posting, Unit
 from agentpay_server.platform.logs import log
 from agentpay_server.sessions import outcomes, store
 

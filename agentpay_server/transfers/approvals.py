@@ -35,12 +35,11 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Parties, SpendUnit
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, key_totals
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.outcome import Unit
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -74,7 +73,7 @@ class ApprovedTransfer(TransferIntent):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:
         """Return the key that requested the transfer, if its total is limited."""
-        return key_totals.of_waiting(connection, self._pending)
+        return keys.of_waiting(connection, self._pending)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the transfer is still pending."""

@@ -18,7 +18,7 @@ from agentpay_server.engine.authorization import (
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import key_totals, spending
+from agentpay_server.ledger import keys, spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
@@ -64,7 +64,7 @@ class Checks:
         if must_read_again(source, preflight):
             return None
         policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
-        key = key_totals.of_principal(principal)
+        key = keys.of_principal(principal)
         refusal = rules.paused_refusal(policy)
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
@@ -93,14 +93,14 @@ class Checks:
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         left, of_key = (
             remaining(limit_micro=limit, spent_micro=spent),
-            key_totals.remaining_micro(connection, key),
+            keys.remaining_micro(connection, key),
         )
         # One that is pending approval counts toward the key's total, and not toward the daily limit.
         if left is not None and decision is PredictedOutcome.SETTLE:
             left = max(left - terms.amount_micro, 0)
         if of_key is not None and decision is not PredictedOutcome.REJECT:
             of_key = max(of_key - terms.amount_micro, 0)
-        least = key_totals.least(left, of_key)
+        least = keys.least(left, of_key)
         return TransferCheck(
             decision=decision.value,
             error=error,

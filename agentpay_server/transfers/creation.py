@@ -11,12 +11,11 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Decided, SpendUnit
-from agentpay_server.ledger import audit, idempotency_keys, key_totals
+from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.finding import memo_key
-from agentpay_server.ledger.idempotency import KeyHolder
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.ledger.key_totals import LimitedKey
+from agentpay_server.ledger.idempotency import Held, KeyHolder, RequestedKey
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
@@ -58,16 +57,16 @@ class NewSpend(TransferIntent):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
         """Return the key of the request, if its total is limited."""
-        return key_totals.of_principal(self._principal)
+        return keys.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the key's claims are as they were."""
-        return idempotency_keys.is_as_seen(connection, self._requested_key, self._held, now_us)
+        return idempotency.is_as_seen(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         now_us = self._context.clock.now_us()
-        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
+        return idempotency.find(connection, self._requested_key, now_us).is_held
 
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
         """Store the transfer as pending approval, unless too many of an agent's key are."""
@@ -99,7 +98,7 @@ class NewSpend(TransferIntent):
             **decision.columns(now_us),
         )
         store.TRANSFERS.insert(connection, record)
-        idempotency_keys.put(connection, self._requested_key, self._held, self.kind, self._transfer_id)
+        idempotency.put(connection, self._requested_key, self._held, self.kind, self._transfer_id)
         audit.record(
             connection,
             self._principal,

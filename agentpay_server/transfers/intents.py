@@ -19,10 +19,9 @@ from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.engine.treasury import transfer_fee
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation

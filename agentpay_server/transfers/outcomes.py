@@ -22,10 +22,10 @@ from agentpay_server.engine import policy as rules
 from agentpay_server.engine.handlers import Ending, Handler, Replacement, Resigning
 from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
+from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
 from agentpay_server.platform.clock import from_us
 from agentpay_server.transfers import store

@@ -22,10 +22,9 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import idempotency_keys
+from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Verdict, judge, perform
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge, perform
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
@@ -119,7 +118,7 @@ class Transfers:
         # Separate reads, because a transaction around both would double the round trips. The decision checks
         # under a lock what may change between them.
         parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
-        held = await self._database.read(idempotency_keys.find, key, now_us)
+        held = await self._database.read(idempotency.find, key, now_us)
         transfer, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
         if transfer_id is not None:
             transfer = await self._database.read(store.TRANSFERS.existing, transfer_id)

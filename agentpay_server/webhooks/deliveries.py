@@ -29,10 +29,10 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AttemptRecord, DeliveryRecord, EventRecord
 from agentpay_server.ledger import audit, finding
 from agentpay_server.ledger import deliveries as store
-from agentpay_server.ledger import events as event_store
+from agentpay_server.ledger import outbox as event_store
 from agentpay_server.ledger import webhooks as webhook_store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.delivery_rules import DeliveryStatus
+from agentpay_server.ledger.deliveries import DeliveryStatus
 from agentpay_server.ledger.outbox import new_delivery
 from agentpay_server.platform.clock import from_us, to_us
 from agentpay_server.platform.errors import invalid, not_found

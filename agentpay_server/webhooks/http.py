@@ -20,7 +20,7 @@ from attrs import frozen
 
 from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
-from agentpay_server.ledger.delivery_rules import TIMEOUT_SECONDS
+from agentpay_server.ledger.deliveries import TIMEOUT_SECONDS
 from agentpay_server.webhooks.look_ups import LookUps
 
 _RESPONSE_MAX_BYTES: Final = 64 * 1024

@@ -21,8 +21,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AttemptRecord
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.deliveries import DueDelivery
-from agentpay_server.ledger.delivery_rules import LEASE_US, after_attempt
+from agentpay_server.ledger.deliveries import LEASE_US, DueDelivery, after_attempt
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log

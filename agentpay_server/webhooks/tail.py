@@ -18,9 +18,9 @@ from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import EventRecord
-from agentpay_server.ledger import events as store
+from agentpay_server.ledger import outbox as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.key_store import live_keys
+from agentpay_server.ledger.keys import live_keys
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal

@@ -23,7 +23,7 @@ from agentpay_server.contract.sandbox import Fund
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.ledger import deliveries as store
-from agentpay_server.ledger.delivery_rules import LEASE_US
+from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.platform.clock import SystemClock, manual_clock, to_us
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.tasks import Tasks

@@ -8,9 +8,8 @@ import pytest
 from attrs import evolve
 from worlds import Party, World
 
-from agentpay_server.accounts.deposit_schedule import DepositSchedule
-from agentpay_server.accounts.deposits import Arrivals, Deposits
-from agentpay_server.accounts.policy_records import PolicyRecords
+from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
+from agentpay_server.accounts.policies import PolicyRecords
 from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.late_landings import LateLandings

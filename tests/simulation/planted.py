@@ -33,14 +33,14 @@ from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.settlement_schedule import RecoverySchedule
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, entries, idempotency_keys, spending
+from agentpay_server.ledger import accounts, deliveries, entries, idempotency, spending
 from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.delivery_rules import DeliveryStatus, NextStep
+from agentpay_server.ledger.apply import Posting
+from agentpay_server.ledger.deliveries import DeliveryStatus, NextStep
 from agentpay_server.ledger.idempotency import Verdict
-from agentpay_server.ledger.outcome import Posting
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import charging, closing
@@ -261,13 +261,13 @@ def a_session_is_opened_for_every_request(patch: Patch) -> None:
 
 
 def _claims_nothing(patch: Patch, of: PurchaseKind) -> None:
-    put = idempotency_keys.put
+    put = idempotency.put
 
     def put_others(connection, requested, seen, kind, subject_id):
         if kind is not of:
             put(connection, requested, seen, kind, subject_id)
 
-    patch(idempotency_keys, "put", put_others)
+    patch(idempotency, "put", put_others)
 
 
 @planted

@@ -9,7 +9,7 @@ from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.engine.outcomes import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
-from agentpay_server.ledger.idempotency_keys import RequestedKey
+from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments import purchases
 from agentpay_server.payments.building import build_payment

@@ -4,7 +4,7 @@ import pytest
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 
 
 def lose_replies_to_fee_payers(patch: pytest.MonkeyPatch, *, is_sent: bool = True) -> None:

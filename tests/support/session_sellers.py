@@ -26,7 +26,7 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.payments.store import PINS, Pin
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall.channel_chain import ChannelChain
 
 GRACE_SECONDS = 900

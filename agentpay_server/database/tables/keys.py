@@ -36,7 +36,7 @@ class PurchaseKind(StrEnum):
 )
 @frozen(kw_only=True)
 class KeyClaimRecord:
-    """The newest purchase of an account under an idempotency key (ledger/idempotency_keys.py).
+    """The newest purchase of an account under an idempotency key (ledger/idempotency.py).
 
     The purchase says until when it holds the key.
     """

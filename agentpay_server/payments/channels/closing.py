@@ -23,8 +23,8 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outcome import Unit
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.channels import claims, settling, upto
 from agentpay_server.payments.channels import store as channel_store

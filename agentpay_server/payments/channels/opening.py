@@ -23,11 +23,11 @@ from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.handlers import Ending, Resigning
 from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import audit, idempotency_keys, key_totals
+from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger.apply import Outcome, Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.ledger.key_totals import LimitedKey
-from agentpay_server.ledger.outcome import Outcome, Unit
+from agentpay_server.ledger.idempotency import Held, RequestedKey
+from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
@@ -119,7 +119,7 @@ class OpenChannel(Intent[SessionRecord]):
 
     def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
         """Return the key of the request, if its total is limited."""
-        return key_totals.of_principal(self._principal)
+        return keys.of_principal(self._principal)
 
     @property
     def to(self) -> str:
@@ -142,7 +142,7 @@ class OpenChannel(Intent[SessionRecord]):
         return (
             pin_is_as_seen(connection, self._principal.operator_id, opening.origin, opening.pin)
             and channel_store.live(connection, opening.account_id, opening.digest) is None
-            and idempotency_keys.is_as_seen(connection, key, self._held, now_us)
+            and idempotency.is_as_seen(connection, key, self._held, now_us)
         )
 
     def objection(self, unit: SpendUnit) -> Refusal | None:
@@ -153,7 +153,7 @@ class OpenChannel(Intent[SessionRecord]):
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         now_us = self._context.clock.now_us()
-        return idempotency_keys.find(connection, self._requested_key, now_us).is_held
+        return idempotency.find(connection, self._requested_key, now_us).is_held
 
     def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -192,7 +192,7 @@ class OpenChannel(Intent[SessionRecord]):
         )
         channel, tx = sign_channel(unit, deposit)
         session, held = channel.session, unit.hold_cap(tx, opening.cap_micro)
-        idempotency_keys.put(
+        idempotency.put(
             unit.connection, self._requested_key, self._held, PurchaseKind.CHANNEL, session.session_id
         )
         audit.record(

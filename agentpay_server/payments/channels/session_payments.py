@@ -33,7 +33,7 @@ from agentpay_server.engine.authorization import Authorizer, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import Offer

@@ -20,10 +20,9 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.ledger.outcome import Outcome, Unit
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.channels import upto
 from agentpay_server.payments.channels.rules import Act, ChannelPayout

@@ -15,8 +15,8 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord, TransferRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.outbox import NewEvent
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting
 from agentpay_server.payments.challenges.terms import Protocol
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.platform.clock import SECOND_US

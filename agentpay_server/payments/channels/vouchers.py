@@ -27,11 +27,10 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, idempotency_keys, key_totals
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency_keys import Held, RequestedKey
-from agentpay_server.ledger.outcome import Unit
+from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.payments.authorizing import pin_is_as_seen
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
@@ -109,7 +108,7 @@ class PayByVoucher:
         channel = channel_store.of_session(connection, charge.session_id, lock=True)
         if channel.session.status != SessionStatus.OPEN:
             return None
-        if not idempotency_keys.is_as_seen(connection, key, charge.held, now_us):
+        if not idempotency.is_as_seen(connection, key, charge.held, now_us):
             return None
         # Comparing the account with the chain may have taken long since the pin was read.
         if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, charge.pin):
@@ -125,7 +124,7 @@ class PayByVoucher:
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
         now_us = self._context.clock.now_us()
-        return idempotency_keys.find(connection, self._charge.key, now_us).is_held
+        return idempotency.find(connection, self._charge.key, now_us).is_held
 
     def _require_turn(self, channel: Channel) -> None:
         until_us = channel.record.in_flight_until_us
@@ -146,7 +145,7 @@ class PayByVoucher:
         refusal = (
             paused_refusal(policy)
             # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=key_totals.of_principal(self._principal))
+            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self._principal))
             or pin_refusal(charge.pin, terms, owners)
             or voucher_refusal(policy, spend)
         )
@@ -197,7 +196,7 @@ class PayByVoucher:
             created_us=now_us,
         )
         VOUCHERS.insert(connection, voucher)
-        idempotency_keys.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, voucher.charge_id)
+        idempotency.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, voucher.charge_id)
         record = CHANNELS.changed(
             connection,
             channel.record,

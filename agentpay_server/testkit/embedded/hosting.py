@@ -6,7 +6,7 @@ from functools import partial
 from agentpay._sync.client import AgentPay
 from agentpay_server.assembly.server import Server
 from agentpay_server.http.app import Application
-from agentpay_server.http.port.server import Served
+from agentpay_server.http.port import Served
 from agentpay_server.testkit.embedded.owner_thread import RunningLoop
 from agentpay_server.testkit.embedded.port import Listener
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.port.server import PortServer, Served
+from agentpay_server.http.port import PortServer, Served
 
 SHUTDOWN_SECONDS: Final = 5
 """How long requests in progress may take when a port closes, before they are aborted."""

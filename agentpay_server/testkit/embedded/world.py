@@ -25,7 +25,7 @@ from agentpay_server.testkit.embedded.recorder import Recorder
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 
 if TYPE_CHECKING:
-    from agentpay_server.http.port.server import Served
+    from agentpay_server.http.port import Served
     from agentpay_server.testkit.embedded.port import Listener
     from agentpay_server.testkit.node.methods import Node
 
@@ -149,7 +149,7 @@ class EmbeddedWorld:
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
-        from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - most servers are never asked for it
+        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - most servers are never asked for it
 
         return self._chain_port() + facilitator.PATH
 

@@ -20,9 +20,8 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
     create_associated_token_account_idempotent,
 )
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcCall, RpcError
 from agentpay_server.testkit.node.methods import Node
-from agentpay_server.testkit.node.requests import RpcCall
 
 Rpc = Callable[..., Awaitable[Any]]
 """Calls a method of an RPC node and returns its result; an error is an `RpcError`."""

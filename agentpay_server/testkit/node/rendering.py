@@ -1,4 +1,7 @@
-"""Accounts and transactions in the JSON of a Solana node. Pure functions."""
+"""Accounts, transactions and their errors in the JSON of a Solana node. Pure functions.
+
+The JSON that solders produces of an error differs from a node's, and clients cannot parse it.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -11,15 +14,29 @@ from solders.message import Message, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import TransactionMetadata
+from solders.transaction_status import (
+    InstructionErrorBorshIO,
+    InstructionErrorCustom,
+    InstructionErrorType,
+    TransactionErrorDuplicateInstruction,
+    TransactionErrorInstructionError,
+    TransactionErrorInsufficientFundsForRent,
+    TransactionErrorProgramExecutionTemporarilyRestricted,
+    TransactionErrorType,
+)
 
 from agentpay_server.chain import base58
 from agentpay_server.chain.embedded.blocks import slot_at
 from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.testkit.node import parsed
-from agentpay_server.testkit.node.errors import INVALID_REQUEST, UNSUPPORTED_VERSION, RpcError, invalid_params
-from agentpay_server.testkit.node.params import Options
+from agentpay_server.testkit.node.jsonrpc import (
+    INVALID_REQUEST,
+    UNSUPPORTED_VERSION,
+    Options,
+    RpcError,
+    invalid_params,
+)
 from agentpay_server.testkit.node.parsed import Decimals
-from agentpay_server.testkit.node.transaction_errors import error_json
 
 TRANSACTION_ENCODINGS: Final = frozenset({"json", "jsonParsed", "base58", "base64", "binary"})
 ACCOUNT_ENCODINGS: Final = frozenset({"binary", "base58", "base64", "base64+zstd", "jsonParsed"})
@@ -315,3 +332,86 @@ def read_transaction(text: str, encoding: str) -> VersionedTransaction:
 
 _MAX_TRANSACTION_BYTES: Final = 1_232
 _MAX_TRANSACTION_TEXT: Final = {"base58": 1_683, "base64": 1_644}
+
+
+_WORDS: Final = {
+    "AccountInUse": "Account in use",
+    "AccountLoadedTwice": "Account loaded twice",
+    "AccountNotFound": "Attempt to debit an account but found no record of a prior credit.",
+    "ProgramAccountNotFound": "Attempt to load a program that does not exist",
+    "InsufficientFundsForFee": "Insufficient funds for fee",
+    "InvalidAccountForFee": "This account may not be used to pay transaction fees",
+    "AlreadyProcessed": "This transaction has already been processed",
+    "BlockhashNotFound": "Blockhash not found",
+    "MissingSignatureForFee": "Transaction requires a fee but has no signature present",
+    "InvalidAccountIndex": "Transaction contains an invalid account reference",
+    "SignatureFailure": "Transaction did not pass signature verification",
+    "InvalidProgramForExecution": "This program may not be used for executing instructions",
+    "SanitizeFailure": "Transaction failed to sanitize accounts offsets correctly",
+    "AddressLookupTableNotFound": "Transaction loads an address table account that doesn't exist",
+    "UnbalancedTransaction": "Sum of account balances before and after transaction do not match",
+}
+_INSTRUCTION_WORDS: Final = {
+    "GenericError": "generic instruction error",
+    "InvalidArgument": "invalid program argument",
+    "InvalidInstructionData": "invalid instruction data",
+    "InvalidAccountData": "invalid account data for instruction",
+    "AccountDataTooSmall": "account data too small for instruction",
+    "InsufficientFunds": "insufficient funds for instruction",
+    "IncorrectProgramId": "incorrect program id for instruction",
+    "MissingRequiredSignature": "missing required signature for instruction",
+    "AccountAlreadyInitialized": "instruction requires an uninitialized account",
+    "UninitializedAccount": "instruction requires an initialized account",
+    "NotEnoughAccountKeys": "insufficient account keys for instruction",
+    "InvalidAccountOwner": "Invalid account owner",
+    "ComputationalBudgetExceeded": "Computational budget exceeded",
+    "ProgramFailedToComplete": "Program failed to complete",
+    "InvalidSeeds": "Provided seeds do not result in a valid address",
+    "AccountNotRentExempt": "An account does not have enough lamports to be rent-exempt",
+    "IllegalOwner": "Provided owner is not allowed",
+    "MissingAccount": "An account required by the instruction is missing",
+    "UnsupportedProgramId": "Unsupported program id",
+    "BorshIoError": "Failed to serialize or deserialize account data",
+}
+
+
+def error_json(error: TransactionErrorType) -> object:
+    """Return an error in a node's JSON."""
+    if isinstance(error, TransactionErrorInstructionError):
+        return {"InstructionError": [error.index, _instruction_error_json(error.err)]}
+    if isinstance(error, TransactionErrorDuplicateInstruction):
+        return {"DuplicateInstruction": error.index}
+    if isinstance(error, TransactionErrorInsufficientFundsForRent):
+        return {"InsufficientFundsForRent": {"account_index": error.account_index}}
+    if isinstance(error, TransactionErrorProgramExecutionTemporarilyRestricted):
+        return {"ProgramExecutionTemporarilyRestricted": {"account_index": error.account_index}}
+    return _name(error)
+
+
+def error_words(error: TransactionErrorType) -> str:
+    """Return an error in a node's words."""
+    if isinstance(error, TransactionErrorInstructionError):
+        cause = error.err
+        if isinstance(cause, InstructionErrorCustom):
+            words = f"custom program error: {cause.code:#x}"
+        else:
+            name = "BorshIoError" if isinstance(cause, InstructionErrorBorshIO) else _name(cause)
+            words = _INSTRUCTION_WORDS.get(name, name)
+        return f"Error processing Instruction {error.index}: {words}"
+    if isinstance(error, TransactionErrorDuplicateInstruction):
+        return f"Transaction contains a duplicate instruction ({error.index}) that is not allowed"
+    if isinstance(error, TransactionErrorInsufficientFundsForRent):
+        index = error.account_index
+        return f"Transaction results in an account ({index}) with insufficient funds for rent"
+    name = _name(error)
+    return _WORDS.get(name, name)
+
+
+def _instruction_error_json(error: InstructionErrorType) -> object:
+    if isinstance(error, InstructionErrorCustom):
+        return {"Custom": error.code}
+    return "BorshIoError" if isinstance(error, InstructionErrorBorshIO) else _name(error)
+
+
+def _name(error: object) -> str:
+    return str(error).rpartition(".")[2]

@@ -14,7 +14,7 @@ from agentpay_server.platform.metrics import Metrics
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner
 from agentpay_server.testkit.facilitator.fee_payer import FailedOnChainError, NotConfirmedError
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall.seller import LostReplyError, Seller, SellerReply
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}

@@ -23,7 +23,7 @@ from agentpay_server.testkit.facilitator.fee_payer import (
     Rpc,
     SimulationFailedError,
 )
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall.channel_checking import CheckedOpening
 
 TREASURY: Final = codecs.TREASURIES["devnet"]

@@ -33,7 +33,7 @@ from agentpay_server.testkit.facilitator.fee_payer import (
     Rpc,
     SimulationFailedError,
 )
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall import channel_wire
 from agentpay_server.testkit.paywall.channel_chain import TREASURY, ChannelChain, SellerKeys
 from agentpay_server.testkit.paywall.channel_checking import (

@@ -13,7 +13,7 @@ from solders.keypair import Keypair
 from agentpay.contract import json_text
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.http.port.server import Served
+from agentpay_server.http.port import Served
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.scheduler import Scheduled
 from agentpay_server.sandbox.snapshots import Part
@@ -21,7 +21,7 @@ from agentpay_server.testkit.embedded.owner_thread import LoopOwner, OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
-from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.testkit.node.jsonrpc import INTERNAL_ERROR, RpcError
 from agentpay_server.testkit.node.methods import Node
 
 _RPC_SECONDS: Final = 30.0

@@ -27,7 +27,7 @@ from agentpay_server.testkit.facilitator.fee_payer import (
     Rpc,
     SimulationFailedError,
 )
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall import challenges, channel_wire, hostile
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers, Presented
 from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, ServedByChannel, UnservedError

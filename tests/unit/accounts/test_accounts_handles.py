@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpay_server.accounts.rules import handle_of
+from agentpay_server.accounts.service import handle_of
 
 
 @pytest.mark.parametrize(

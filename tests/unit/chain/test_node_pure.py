@@ -23,11 +23,14 @@ from solders.transaction_status import (
 from agentpay_server.chain import base58
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.testkit.node import parsed
-from agentpay_server.testkit.node.errors import RpcError
-from agentpay_server.testkit.node.params import Options, Params
-from agentpay_server.testkit.node.rendering import account_form, account_json, read_transaction
-from agentpay_server.testkit.node.requests import MOST_CALLS, read_request, refusal
-from agentpay_server.testkit.node.transaction_errors import error_json, error_words
+from agentpay_server.testkit.node.jsonrpc import MOST_CALLS, Options, Params, RpcError, read_request, refusal
+from agentpay_server.testkit.node.rendering import (
+    account_form,
+    account_json,
+    error_json,
+    error_words,
+    read_transaction,
+)
 
 # --- Base58
 

@@ -123,8 +123,8 @@ def both(filled):
 def test_the_statements_of_every_store_module_are_tested():
     modules = {name.partition("._")[0] for name in STATEMENTS}
 
-    assert modules >= {"ledger.accounts", "ledger.audit_store", "ledger.entries", "ledger.spending"}
-    assert modules >= {"ledger.deliveries", "ledger.events", "operators.store", "transfers.store"}
+    assert modules >= {"ledger.accounts", "ledger.audit", "ledger.entries", "ledger.spending"}
+    assert modules >= {"ledger.deliveries", "ledger.outbox", "operators.store", "transfers.store"}
     assert len(STATEMENTS) > 50
 
 
@@ -250,12 +250,12 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("ledger.events.PAGES[()]", "ix_events_operator"),
+        ("ledger.outbox.PAGES[()]", "ix_events_operator"),
         ("ledger.deliveries.PAGES[()]", "ix_deliveries_operator"),
         ("ledger.deliveries._NEXT_DUE", "ix_deliveries_due"),
         ("ledger.deliveries._OLDEST", "ix_deliveries_due"),
         ("ledger.deliveries._FAIR", "ix_deliveries_webhook_due"),
-        ("accounts.policy_record_store._DUE", "ix_policy_records_due"),
+        ("accounts.store._DUE", "ix_policy_records_due"),
         ("ledger.entries.PAGES[('status',)]", "ix_entries_account_status"),
         ("ledger.accounts.PAGES[('paused',)]", "ix_accounts_operator_paused"),
         ("ledger.transactions._PENDING", "ux_chain_transactions_pending"),
@@ -278,8 +278,8 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("transfers.store.PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
         ("transfers.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
         ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
-        ("ledger.idempotency_keys._OF_ACCOUNT", "sqlite_autoindex_key_claims_1"),
-        ("ledger.idempotency_keys._OF_OPERATOR", "ux_key_claims_operator"),
+        ("ledger.idempotency._OF_ACCOUNT", "sqlite_autoindex_key_claims_1"),
+        ("ledger.idempotency._OF_OPERATOR", "ux_key_claims_operator"),
         ("payments.channels.store._VOUCHER_STEPS[('idempotency_key',)]", "ix_vouchers_key"),
         ("payments.channels.store._OPENING_STEPS[('idempotency_key',)]", "ix_sessions_key"),
         ("payments.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
@@ -317,7 +317,7 @@ def connection():
 
 def rows_of(connection, before):
     values = {"operator_id": "v0", "before": before, "count": 100}
-    return connection.execute(STATEMENTS["ledger.audit_store.PAGES[()]"], values)
+    return connection.execute(STATEMENTS["ledger.audit.PAGES[()]"], values)
 
 
 def test_one_row_is_returned_and_none_is_none(connection):

@@ -19,9 +19,9 @@ from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
-from agentpay_server.ledger import accounts, deliveries, events, idempotency_keys, webhooks
-from agentpay_server.ledger.delivery_rules import LEASE_US
-from agentpay_server.ledger.idempotency_keys import RequestedKey
+from agentpay_server.ledger import accounts, deliveries, idempotency, outbox, webhooks
+from agentpay_server.ledger.deliveries import LEASE_US
+from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
 
 pytestmark = pytest.mark.anyio
@@ -534,7 +534,7 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
 
 async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     def claim(connection, number):
-        idempotency_keys.CLAIMS.insert(connection, new_claim(number))
+        idempotency.CLAIMS.insert(connection, new_claim(number))
 
     results = await asyncio.gather(
         *(
@@ -547,7 +547,7 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     assert all(result is None or isinstance(result, ConstraintError) for result in results)
     await database.run(put_account)
     asked = RequestedKey(operator_id="op_1", account_id="acct_1", idempotency_key="key", by_operator=True)
-    held = await database.read(idempotency_keys.find, asked, 0)
+    held = await database.read(idempotency.find, asked, 0)
     assert held.subject_of(PurchaseKind.TRANSFER) == f"txn_{results.index(None)}"
 
 
@@ -557,7 +557,7 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
 ):
     def claim(connection, number):
         new = new_claim(number, by_operator=by_operator)
-        idempotency_keys.CLAIMS.insert(connection, attrs.evolve(new, account_id=f"acct_{number}"))
+        idempotency.CLAIMS.insert(connection, attrs.evolve(new, account_id=f"acct_{number}"))
 
     results = await asyncio.gather(
         *(
@@ -647,7 +647,7 @@ def put_deliveries(connection, count):
         transfer_id=None,
         session_id=None,
     )
-    events.EVENTS.insert(connection, event)
+    outbox.EVENTS.insert(connection, event)
     rows = [
         new_delivery(
             delivery_id=f"dlv_{number}",

@@ -17,8 +17,8 @@ from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
-from agentpay_server.ledger import accounts, audit, audit_store, transactions
-from agentpay_server.ledger.idempotency_keys import CLAIMS
+from agentpay_server.ledger import accounts, audit, transactions
+from agentpay_server.ledger.idempotency import CLAIMS
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfers
@@ -257,7 +257,7 @@ async def test_units_that_record_who_asked_share_a_transaction(database, sent, n
     assert [total for total, _ in results] == [1] * COUNT
     assert ("ROLLBACK", 1) not in sent
     assert [statement for statement, _ in sent].count("COMMIT") == 1
-    rows = await database.read(lambda c: list(c.execute(select(audit_store.ENTRIES.c.subject))))
+    rows = await database.read(lambda c: list(c.execute(select(audit.ENTRIES.c.subject))))
     assert sorted(row[0] for row in rows) == IDS[:number]
 
 

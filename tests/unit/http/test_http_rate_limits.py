@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.http import rate_limit
-from agentpay_server.http.port.connections import connection_limit, raise_descriptor_limit
-from agentpay_server.http.rate_limit import RateLimit
+from agentpay_server.http import limits
+from agentpay_server.http.limits import RateLimit
+from agentpay_server.http.port import connection_limit, raise_descriptor_limit
 from agentpay_server.platform.clock import SECOND_US, ManualClock
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import (
@@ -95,7 +95,7 @@ def test_any_minute_allows_at_most_twice_the_limit(per_minute, pauses):
 
 def test_full_buckets_are_dropped(monkeypatch):
     """Addresses without a key are without number: what is kept of them is bounded."""
-    monkeypatch.setattr(rate_limit, "_KEPT_MAX", 3)
+    monkeypatch.setattr(limits, "_KEPT_MAX", 3)
     limit, clock = make(2)
     for number in range(3):
         limit.take(f"address {number}")

@@ -15,9 +15,8 @@ from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.tables import AccountRecord, metadata
 from agentpay_server.ledger.accounts import ACCOUNTS
-from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
 from agentpay_server.ledger.entries import PAGES
-from agentpay_server.ledger.outcome import Entry, Outcome, Posting, Unit
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
 
 pytestmark = pytest.mark.anyio

@@ -11,7 +11,7 @@ from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.handlers import Ending
-from agentpay_server.ledger.outcome import Outcome
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.sessions.closing import SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler

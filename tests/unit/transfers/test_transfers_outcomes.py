@@ -11,7 +11,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.handlers import Ending
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger.outcome import Outcome
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.settling import PaymentHandler
 from agentpay_server.transfers.outcomes import TransferHandler

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.webhooks import RETRY_SCHEDULE
-from agentpay_server.ledger.delivery_rules import (
+from agentpay_server.ledger.deliveries import (
     LEASE_US,
     RETRY_DELAYS_US,
     TIMEOUT_SECONDS,

@@ -25,7 +25,7 @@ from agentpay_lab.simulation.nodes import Nodes
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
 from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.jsonrpc import RpcError
 from agentpay_server.testkit.paywall import challenges, channel_wire
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
 from agentpay_server.testkit.paywall.channel_chain import SellerKeys

@@ -1,25 +1,26 @@
-"""The two OpenAPI documents, from the endpoint tables: `/v1` with its webhooks, and the extensions."""
+"""The two OpenAPI documents (3.1), from the endpoint tables: `/v1` with its webhooks, and the extensions."""
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
+from http import HTTPStatus
 from typing import Any, Final, get_args, get_origin
 
 import attrs
 
 from agentpay._version import __version__
 from agentpay.contract.csv_text import CsvPrinter
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES
-from agentpay.contract.examples import Examples
-from agentpay.contract.headers import Header
+from agentpay.contract.examples import Examples, error_example
+from agentpay.contract.headers import REQUEST_ID, STATUS_HEADERS, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay_server.http.exports import CSV, JSON_LINES, is_list
-from agentpay_server.http.openapi.errors import Errors
-from agentpay_server.http.openapi.parts import Headers, header_parameter, json_content
 
 _CONVENTIONS: Final = (
     "Bodies are JSON. Timestamps are ISO 8601 UTC strings. USDC amounts in responses are decimal strings "
@@ -134,8 +135,8 @@ class _Printer:
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
         self._schemas = Schemas()
-        self._headers = Headers()
-        self._errors = Errors(self._schemas, self._headers)
+        self._headers = _Headers()
+        self._errors = _Errors(self._schemas, self._headers)
         self._examples = Examples(self._schemas)
 
     def document(self, info: dict[str, Any], *, has_webhooks: bool) -> dict[str, Any]:
@@ -191,7 +192,7 @@ class _Printer:
             schema = self._schemas.of(endpoint.request)
             operation["requestBody"] = {
                 "required": not endpoint.is_body_optional,
-                "content": json_content(schema, {"example": self._examples.of(schema)}),
+                "content": _json_content(schema, {"example": self._examples.of(schema)}),
             }
         successes = {
             str(status): self._success(endpoint, status, model)
@@ -231,7 +232,7 @@ class _Printer:
                         "example": self._examples.of(schema, name),
                     }
                 )
-        return parameters + [header_parameter(header, required=False) for header in endpoint.request_headers]
+        return parameters + [_header_parameter(header, required=False) for header in endpoint.request_headers]
 
     def _success(self, endpoint: Endpoint, status: int, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
         answer: dict[str, Any] = {
@@ -253,7 +254,7 @@ class _Printer:
                 "text/event-stream": {"schema": {"type": "string"}, "example": _stream_of(example)}
             }
             return answer
-        answer["content"] = json_content(schema, {"example": example})
+        answer["content"] = _json_content(schema, {"example": example})
         if is_list(endpoint):
             lines = "".join(f"{json.dumps(each, default=_number)}\n" for each in example["data"])
             heading = CsvPrinter(get_args(model)[0]).heading
@@ -295,11 +296,11 @@ class _Printer:
                 "tags": ["events"],
                 "security": [],
                 "parameters": [
-                    header_parameter(header, required=required) for header, required in _DELIVERY_HEADERS
+                    _header_parameter(header, required=required) for header, required in _DELIVERY_HEADERS
                 ],
                 "requestBody": {
                     "required": True,
-                    "content": json_content(schema, {"example": self._examples.of(schema)}),
+                    "content": _json_content(schema, {"example": self._examples.of(schema)}),
                 },
                 "responses": {
                     "2XX": {"description": "Delivered. Respond immediately and process asynchronously."},
@@ -341,3 +342,164 @@ def _number(value: object) -> float | int:
         # As an ordinary JSON number for generic readers; it has at most 15 digits.
         return int(value) if value == value.to_integral_value() else float(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _json_content(schema: Schema, examples: Mapping[str, object]) -> dict[str, Any]:
+    named = {name: {"value": value} for name, value in examples.items()}
+    return {"application/json": {"schema": schema, "examples": named}}
+
+
+class _Headers:
+    """The response header fields of one document, each a component."""
+
+    def __init__(self) -> None:
+        self.components: dict[str, dict[str, Any]] = {}
+
+    def of(self, headers: Iterable[Header]) -> dict[str, Any]:
+        return {header.name: self._reference(header) for header in (REQUEST_ID, *headers)}
+
+    def _reference(self, header: Header) -> dict[str, str]:
+        self.components[header.name] = {
+            "description": header.meaning,
+            "required": not header.is_optional,
+            "schema": dict(header.keywords),
+            "example": header.example,
+        }
+        return {"$ref": f"#/components/headers/{header.name}"}
+
+
+def _header_parameter(header: Header, *, required: bool) -> dict[str, Any]:
+    return {
+        "name": header.name,
+        "in": "header",
+        "required": required,
+        "description": header.meaning,
+        "schema": dict(header.keywords),
+        "example": header.example,
+    }
+
+
+_NAMED_BY_CODES = 3
+"""Maximum number of codes that name a response; with more, its name is the status phrase."""
+
+
+_NO_FIELDS: Final[Mapping[str, Schema]] = {}
+
+
+class _Errors:
+    """The error responses of operations, one per HTTP status, with exact bodies and codes (interface E1, E2).
+
+    Equal responses share a component.
+    """
+
+    def __init__(self, schemas: Schemas, headers: _Headers) -> None:
+        self._schemas = schemas
+        self._headers = headers
+        self.components: dict[str, dict[str, Any]] = {}
+
+    def of(self, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+        by_status: dict[int, list[ErrorCode]] = defaultdict(list)
+        for code in endpoint.every_error:
+            by_status[HTTP_STATUS[code]].append(code)
+        answers = {}
+        for status, codes in by_status.items():
+            subject = endpoint.subject
+            schema = self._body(status, codes, subject)
+            name = _name(status, codes)
+            if self._schemas.components.get(name, schema) != schema:
+                # Another set of codes has this name: add the operation's.
+                name += f"Of{_camel(endpoint.name)}"
+            unresolved = subject if status == 503 and subject is not None and subject.unknown else None
+            answer = self._answer(name, schema, codes, unresolved)
+            name += "" if unresolved is None else f"Or{_unknown_name(unresolved)}"
+            self.components[name] = answer
+            answers[str(status)] = {"$ref": f"#/components/responses/{name}"}
+        return answers
+
+    def _answer(
+        self, name: str, schema: Schema, codes: Sequence[ErrorCode], unresolved: Subject | None
+    ) -> dict[str, Any]:
+        status = HTTP_STATUS[codes[0]]
+        examples = {code.value: error_example(code, schema) for code in codes}
+        content: Schema = self._schemas.add(name, schema)
+        words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
+        if unresolved is not None:
+            unknown = self._unknown_outcome(unresolved)
+            # The more specific choice first: a client may decode the first that fits.
+            content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
+            examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
+            words.append(
+                f"With `{unresolved.kind}_id`: the outcome is unknown. Repeat the request, with the "
+                "same `idempotency_key` if there is one."
+            )
+        return {
+            "description": "\n\n".join(words),
+            "headers": self._headers.of(STATUS_HEADERS.get(status, ())),
+            "content": _json_content(content, examples),
+        }
+
+    def _body(self, status: int, codes: Sequence[ErrorCode], subject: Subject | None = None) -> Schema:
+        fields: dict[str, Schema] = {
+            "error": {"type": "string", "enum": [code.value for code in codes]},
+            "message": {"type": "string"},
+        }
+        if status == 402 and subject is not None:
+            fields |= _named(subject, subject.refused, is_nullable=not subject.is_always_stored)
+        else:
+            fields["request_id"] = {"type": "string", "pattern": "^req_"}
+        if status == 400:
+            fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
+        optional: dict[str, Schema] = {}
+        if ErrorCode.NOTHING_PAYABLE in codes:
+            optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
+        if ErrorCode.IDEMPOTENCY_CONFLICT in codes:
+            # What the key has bought, if the caller may see it.
+            for name in ("transfer_id", "session_id", "charge_id"):
+                optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}
+        return _exactly(
+            f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields, optional
+        )
+
+    def _unknown_outcome(self, subject: Subject) -> Schema:
+        fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"]
+        fields |= _named(subject, subject.unknown, is_nullable=False)
+        return _exactly(f"503 of a {subject.kind} whose outcome is unknown.", fields)
+
+
+def _named(subject: Subject, statuses: Sequence[str], *, is_nullable: bool) -> dict[str, Schema]:
+    name = f"{subject.kind}_id"
+    return {
+        name: {
+            "type": ["string", "null"] if is_nullable else "string",
+            "pattern": f"^{IDENTIFIERS[name]}",
+        },
+        "status": {"type": "string", "enum": [str(status) for status in statuses]},
+    }
+
+
+def _unknown_name(subject: Subject) -> str:
+    return f"{subject.kind.capitalize()}OutcomeUnknown"
+
+
+def _exactly(
+    description: str, fields: dict[str, Schema], optional: Mapping[str, Schema] = _NO_FIELDS
+) -> Schema:
+    words = field_words(ErrorBody)
+    return {
+        "type": "object",
+        "description": description,
+        "properties": {
+            name: {**field, "description": words[name]} for name, field in {**fields, **optional}.items()
+        },
+        "required": list(fields),
+        "additionalProperties": False,
+    }
+
+
+def _name(status: int, codes: Sequence[ErrorCode]) -> str:
+    words = "_or_".join(codes) if len(codes) <= _NAMED_BY_CODES else HTTPStatus(status).phrase
+    return _camel(words)
+
+
+def _camel(words: str) -> str:
+    return "".join(word.capitalize() for word in re.split(r"[_. ]", words))

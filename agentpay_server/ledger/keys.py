@@ -1,16 +1,9 @@
-"""The total that an agent key may spend in its lifetime, `max_total_usdc` (interface K11).
-
-The total is not a counter: it is the sum of what the key has requested, read while its account is locked. An
-agent key spends from one account only, so of two requests at once the second counts the first. Transfers
-count from their request, while they wait for approval too, until they are refused or it is proved that they
-never happened; a session counts with its whole cap until it is settled. What an operator approves counts
-toward the key that requested it.
-"""
+"""API keys: whether one is alive, neither revoked nor expired, its name, and what it may spend in total."""
 
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import bindparam, case, func, literal_column, select
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, literal_column, or_, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
@@ -18,6 +11,54 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord, api_keys, sessions, transfers
 from agentpay_server.platform.principals import Principal
+
+
+def is_alive(now_us: BindParameter[int]) -> ColumnElement[bool]:
+    """Return the condition that a row of `api_keys` is alive."""
+    return and_(
+        api_keys.c.revoked_us.is_(None),
+        or_(api_keys.c.expires_us.is_(None), api_keys.c.expires_us > now_us),
+    )
+
+
+_LIVE: Final = select(api_keys.c.key_id).where(
+    api_keys.c.key_id == bindparam("key_id"), is_alive(bindparam("now_us"))
+)
+
+
+def live_keys(connection: Connection, key_ids: set[str], now_us: int) -> set[str]:
+    """Return those of some keys that are alive."""
+    return {
+        key_id
+        for key_id in key_ids
+        if connection.execute(_LIVE, {"key_id": key_id, "now_us": now_us}).one_or_none() is not None
+    }
+
+
+@frozen
+class KeyName:
+    """The label of a key, and the account of an agent-scoped one."""
+
+    name: str | None
+    account_id: str | None
+
+
+_NAME: Final = select(api_keys.c.name, api_keys.c.account_id).where(api_keys.c.key_id == bindparam("key_id"))
+
+
+def names(connection: Connection, key_ids: set[str]) -> dict[str, KeyName]:
+    """Return the names of keys, revoked ones included."""
+    found = {key_id: connection.execute(_NAME, {"key_id": key_id}).one_or_none() for key_id in key_ids}
+    return {key_id: KeyName(*row) for key_id, row in found.items() if row is not None}
+
+
+# The total that an agent key may spend in its lifetime, `max_total_usdc` (interface K11).
+#
+# The total is not a counter: it is the sum of what the key has requested, read while its account is locked.
+# An agent key spends from one account only, so of two requests at once the second counts the first. Transfers
+# count from their request, while they wait for approval too, until they are refused or it is proved that they
+# never happened; a session counts with its whole cap until it is settled. What an operator approves counts
+# toward the key that requested it.
 
 _TRANSFERS: Final = select(func.coalesce(func.sum(transfers.c.amount), 0)).where(
     transfers.c.key_id == bindparam("key_id"),
@@ -85,7 +126,7 @@ def least(*limits_micro: int | None) -> int | None:
     return min((limit for limit in limits_micro if limit is not None), default=None)
 
 
-def fields(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
+def total_fields(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
     """Return the fields of a response that say what a key may spend in total, and what it has spent."""
     return {
         "max_total_usdc": None if key is None else from_micro(key.max_total_micro),

@@ -1,0 +1,224 @@
+"""SQL statements for accounts: how many an operator created, the records of policies, and sorted pages."""
+
+import math
+from functools import cache
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    Select,
+    String,
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    not_,
+    or_,
+    select,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from agentpay.contract.console import AccountSort
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import Place
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import (
+    AccountRecord,
+    ClaimRecord,
+    accounts,
+    chain_transactions,
+    policy_records,
+)
+from agentpay_server.database.tables import PolicyRecordRow as PolicyRecordRow
+from agentpay_server.database.tables import account_claims as table
+from agentpay_server.ledger import spending
+from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import Kind, State
+from agentpay_server.platform.clock import DAY_US, SECOND_US
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
+
+# Accounts of each operator are counted, for `max_accounts_per_day` (interface F4).
+#
+# An account costs the treasury rent. It is counted before it is provisioned, so that accounts created
+# together never exceed the limit, and a crash between the two counts as one. Counted accounts are numbered:
+# the limit is reached while the account that is `max_accounts_per_day` numbers back was counted within 24
+# hours.
+
+CLAIMS: Final = Rows(ClaimRecord, "operator_id", "number")
+_NEWEST: Final = select(func.max(table.c.number)).where(table.c.operator_id == bindparam("operator_id"))
+
+
+def claim(context: Context, connection: Connection, operator_id: str) -> None:
+    """Count an account that an operator creates. The caller holds a lock that all such callers take.
+
+    Raises:
+        Problem: `rate_limited`, `service_unavailable` while the clocks differ; nothing was counted.
+    """
+    limit = limit_in_force(
+        context.settings.max_accounts_per_day,
+        on_public_clusters=PUBLIC_ACCOUNTS_PER_DAY,
+        is_test_chain=context.chain.is_test_chain,
+    )
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    number = (connection.execute(_NEWEST, {"operator_id": operator_id}).scalar_one_or_none() or 0) + 1
+    if limit is not None:
+        earlier = CLAIMS.get(connection, (operator_id, number - limit))
+        if earlier is not None and earlier.created_us > now_us - DAY_US:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"The limit is {limit} new accounts in 24 hours (max_accounts_per_day).",
+                retry_after_seconds=math.ceil((earlier.created_us + DAY_US - now_us) / SECOND_US),
+            )
+    CLAIMS.insert(connection, ClaimRecord(operator_id, number, now_us))
+
+
+# When to write the records of policies (interface PO12).
+
+RECORDS: Final = Rows(PolicyRecordRow, "account_id")
+# An account has at most one write in flight; the next one becomes due when it ends.
+_IS_IDLE: Final = not_(
+    exists().where(
+        chain_transactions.c.subject_id == policy_records.c.account_id,
+        chain_transactions.c.kind == literal_column(f"'{Kind.POLICY_RECORD}'"),
+        chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+    )
+)
+_DUE: Final = (
+    select(policy_records.c.account_id)
+    .where(policy_records.c.due_us <= bindparam("now_us"), _IS_IDLE)
+    .order_by(policy_records.c.due_us, policy_records.c.account_id)
+    .limit(bindparam("count"))
+)
+_NEXT_DUE: Final = select(func.min(policy_records.c.due_us)).where(_IS_IDLE)
+
+
+def new_record(account_id: str, *, address: str, due_us: int) -> PolicyRecordRow:
+    """Return the record of a policy that must be written to chain for the first time."""
+    return PolicyRecordRow(
+        account_id=account_id,
+        address=address,
+        written_version=0,
+        tx_signature=None,
+        due_us=due_us,
+        failures=0,
+    )
+
+
+def due(connection: Connection, now_us: int, count: int) -> list[str]:
+    """Return accounts whose record is due and not being written, longest due first."""
+    return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
+
+
+def next_due_us(connection: Connection) -> int | None:
+    """Return when the next record is due; None if all are written or being written."""
+    value = connection.execute(_NEXT_DUE).scalar_one()
+    return None if value is None else int(value)
+
+
+# Pages in the order of a value: name, balance, spent or limit.
+#
+# A page starts after the value and the sequence number of the last account before it, so ties and accounts
+# that are created meanwhile neither repeat nor hide one. Each statement reads all accounts of the operator,
+# whose values change too often for an index, and returns one page of them.
+
+_NO_LIMIT: Final = 2**62
+"""Larger than every limit, in micro-USDC."""
+
+
+class _NameKey(FunctionElement[str]):
+    """The first 64 characters of a name, ASCII letters in lower case, to be compared by code point."""
+
+    type = String()
+    inherit_cache = True
+
+
+class _LimitKey(FunctionElement[int]):
+    """The daily limit of a policy in micro-USDC, or NULL."""
+
+    type = BigInteger()
+    inherit_cache = True
+
+
+@compiles(_NameKey)
+def _name_key(_: _NameKey, __: SQLCompiler, **___: object) -> str:
+    return "substr(lower(accounts.name), 1, 64)"
+
+
+@compiles(_NameKey, "postgresql")
+def _name_key_on_postgresql(_: _NameKey, __: SQLCompiler, **___: object) -> str:
+    return 'substr(lower(accounts.name COLLATE "C"), 1, 64)'
+
+
+@compiles(_LimitKey)
+def _limit_key(_: _LimitKey, __: SQLCompiler, **___: object) -> str:
+    return "CAST(round(json_extract(accounts.policy, '$.max_daily_spend') * 1000000) AS INTEGER)"
+
+
+@compiles(_LimitKey, "postgresql")
+def _limit_key_on_postgresql(_: _LimitKey, __: SQLCompiler, **___: object) -> str:
+    return "CAST((accounts.policy::json ->> 'max_daily_spend')::numeric * 1000000 AS BIGINT)"
+
+
+_KEYS: Final[dict[str, ColumnElement[Any]]] = {
+    AccountSort.NAME: _NameKey(),
+    AccountSort.BALANCE: accounts.c.balance,
+    AccountSort.SPENT: spending.AGAINST_DAILY_LIMIT,
+    AccountSort.LIMIT: func.coalesce(_LimitKey(), _NO_LIMIT),
+}
+
+
+@frozen
+class Sorted:
+    """An account, and the value by which it is sorted."""
+
+    record: AccountRecord
+    value: str | int
+
+    @property
+    def place(self) -> Place:
+        return Place(self.record.seq, self.value)
+
+
+def sorted_accounts(
+    connection: Connection,
+    sort: AccountSort,
+    operator_id: str,
+    after: Place | None,
+    *,
+    count: int,
+    now_us: int,
+) -> list[Sorted]:
+    """Return up to `count` accounts of an operator after a place."""
+    name = sort.value.removeprefix("-")
+    values: dict[str, object] = {"operator_id": operator_id, "count": count}
+    if name == AccountSort.SPENT:
+        values["start_us"] = spending.window_start_us(now_us)
+    if after is not None:
+        values |= {"value": after.value, "seq": after.seq}
+    statement = _statement(name, is_descending=sort.value != name, is_first=after is None)
+    rows = connection.execute(statement, values)
+    return [Sorted(ACCOUNTS.record(row[:-1]), row[-1]) for row in rows]
+
+
+@cache
+def _statement(name: str, *, is_descending: bool, is_first: bool) -> Select[Any]:
+    keyed = (
+        select(accounts, _KEYS[name].label("value"))
+        .where(accounts.c.operator_id == bindparam("operator_id"))
+        .subquery()
+    )
+    key, seq = keyed.c.value, keyed.c.seq
+    statement = select(keyed)
+    if not is_first:
+        value = bindparam("value", type_=key.type)
+        beyond = key < value if is_descending else key > value
+        statement = statement.where(or_(beyond, (key == value) & (seq < bindparam("seq", type_=BigInteger))))
+    return statement.order_by(key.desc() if is_descending else key, seq.desc()).limit(bindparam("count"))

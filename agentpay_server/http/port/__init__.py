@@ -1,1 +1,0 @@
-"""Listening sockets: connections, their deadlines, and checks that precede the application."""
