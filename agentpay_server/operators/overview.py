@@ -5,7 +5,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
-from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
+from agentpay.contract.choices import POLICY_RULES
+from agentpay.contract.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
 from agentpay.contract.pages import PageBody
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
@@ -117,6 +118,7 @@ class Overview:
             treasury_lamports=lamports,
             is_clock_manual=self._context.clock.is_manual,
             keeps_snapshots=self._keeps_snapshots,
+            policy_rules=tuple(PolicyRule(**rule._asdict()) for rule in POLICY_RULES),
             now=from_us(self._context.clock.now_us()),
         )
 
