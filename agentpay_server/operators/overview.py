@@ -6,7 +6,8 @@ from typing import Final
 from attrs import evolve, frozen
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
-from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
+from agentpay.contract.choices import POLICY_RULES
+from agentpay.contract.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.protocol import ChainUnreachableError
@@ -184,6 +185,7 @@ class Overview:
             treasury_lamports=lamports,
             is_clock_manual=self._context.clock.is_manual,
             keeps_snapshots=self._keeps_snapshots,
+            policy_rules=tuple(PolicyRule(**rule._asdict()) for rule in POLICY_RULES),
             now=from_us(self._context.clock.now_us()),
         )
 
