@@ -286,7 +286,8 @@ class Outcomes:
     ) -> Written[S]:
         """Write what became of a transaction on chain."""
         movement, unit = self.movements[tx.kind], Unit.begin(connection, self._context)
-        tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
+        if end.chain_signature is not None:
+            tx = evolve(tx, chain_signature=end.chain_signature)
         if isinstance(end, Landed):
             ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
         else:

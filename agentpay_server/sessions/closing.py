@@ -325,7 +325,7 @@ def _report(ending: Ending[SessionRecord]) -> None:
     report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
-SESSION_SETTLE: Final = Movement(
+SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.SESSION_SETTLE,
     load=store.SESSIONS.existing,
     newest=lambda session: session.settlement_tx_signature,

@@ -18,7 +18,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.movement import Ending
+from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Outcome
@@ -232,7 +232,7 @@ def _payment_failed(
     return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)
 
 
-CHANNEL_OPEN: Final = evolve(
+CHANNEL_OPEN: Final[Movement[SessionRecord]] = evolve(
     SESSION_OPEN,
     kind=Kind.CHANNEL_OPEN,
     load=_load,

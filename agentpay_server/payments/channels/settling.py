@@ -157,7 +157,7 @@ def _is_request(tx: StoredTransaction) -> bool:
     return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
 
 
-CHANNEL_CLOSE: Final = Movement(
+CHANNEL_CLOSE: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.CHANNEL_CLOSE,
     load=SESSIONS.existing,
     newest=lambda _: None,
