@@ -16,7 +16,7 @@ that of the outcome. What has waited is refused without that lock: it only relea
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import Boolean, ColumnElement, bindparam, func, select
+from sqlalchemy import Boolean, ColumnElement, Select, Text, bindparam, func, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
@@ -24,20 +24,26 @@ from agentpay_server.database.tables import HoldRecord, holds
 
 HOLDS: Final = Rows(HoldRecord, "subject_id")
 
-IS_OPEN: Final[ColumnElement[bool]] = ~holds.c.closed
-
 _OF_KEY: Final = select(func.coalesce(func.sum(holds.c.amount), 0)).where(
     holds.c.key_id == bindparam("key_id")
 )
-RESERVED: Final = select(func.coalesce(func.sum(holds.c.amount), 0)).where(
-    holds.c.account_id == bindparam("account_id"), IS_OPEN
-)
-"""The micro-USDC that an account's open holds reserve."""
+
+
+def reserved(account_id: ColumnElement[str]) -> Select[Any]:
+    """Return the statement that sums the micro-USDC which the open holds of an account reserve."""
+    total = func.coalesce(func.sum(holds.c.amount), 0)
+    return select(total).where(holds.c.account_id == account_id, ~holds.c.closed)
+
+
+_ACCOUNT: Final = bindparam("account_id", type_=Text)
+RESERVED: Final = reserved(_ACCOUNT)
+OPEN_SUBJECTS: Final = select(holds.c.subject_id).where(holds.c.account_id == _ACCOUNT, ~holds.c.closed)
+"""The purchases of an account whose holds are open."""
 
 FEES: Final = select(func.coalesce(func.sum(holds.c.fees), 0)).where(
-    holds.c.account_id == bindparam("account_id"),
+    holds.c.account_id == _ACCOUNT,
     holds.c.by_operator == bindparam("by_operator", type_=Boolean),
-    IS_OPEN,
+    ~holds.c.closed,
 )
 """The lamports that an account's open holds reserve, of operators' or of agents' work."""
 

@@ -18,6 +18,7 @@ from sqlalchemy import (
     cast,
     func,
     literal_column,
+    or_,
     select,
 )
 
@@ -101,28 +102,14 @@ _COUNTED: Final = select(
     _TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery(), holds.RESERVED.scalar_subquery()
 )
 
-# What is in flight for an open hold is part of it: it counts once.
-_OF_OPEN_HOLDS: Final = table.c.subject_id.in_(
-    select(holds.HOLDS.c.subject_id).where(holds.HOLDS.c.account_id == bindparam("account_id"), holds.IS_OPEN)
+# What is in flight for an open hold is part of it, and counts once: also what was reorganized away and is
+# sent again. A partial index serves each of the two conditions.
+_IN_FLIGHT_OF_OPEN: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
+    table.c.account_id == bindparam("account_id"),
+    or_(table.c.state == literal_column(f"'{State.PENDING}'"), table.c.vanished_hold > literal_column("0")),
+    table.c.subject_id.in_(holds.OPEN_SUBJECTS),
 )
-_RESERVED: Final = select(
-    holds.RESERVED.scalar_subquery(),
-    select(func.coalesce(func.sum(table.c.hold), 0))
-    .where(
-        table.c.state == literal_column(f"'{State.PENDING}'"),
-        table.c.account_id == bindparam("account_id"),
-        _OF_OPEN_HOLDS,
-    )
-    .scalar_subquery(),
-    # What was reorganized away is being retried.
-    select(func.coalesce(func.sum(table.c.vanished_hold), 0))
-    .where(
-        table.c.vanished_hold > literal_column("0"),
-        table.c.account_id == bindparam("account_id"),
-        _OF_OPEN_HOLDS,
-    )
-    .scalar_subquery(),
-)
+_RESERVED: Final = select(holds.RESERVED.scalar_subquery(), _IN_FLIGHT_OF_OPEN.scalar_subquery())
 
 _OF_ACCOUNT: Final = table.c.account_id == accounts.c.account_id
 AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
@@ -140,10 +127,7 @@ AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
     .where(_OF_ACCOUNT, table.c.released_us > bindparam("start_us", type_=BigInteger))
     .correlate(accounts)
     .scalar_subquery()
-    + select(cast(func.coalesce(func.sum(holds.HOLDS.c.amount), 0), BigInteger))
-    .where(holds.HOLDS.c.account_id == accounts.c.account_id, holds.IS_OPEN)
-    .correlate(accounts)
-    .scalar_subquery()
+    + cast(holds.reserved(accounts.c.account_id).correlate(accounts).scalar_subquery(), BigInteger)
 )
 """What `against_daily_limit` returns, as a column of `accounts`; `start_us` is the window's start."""
 
@@ -189,5 +173,5 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
 
     These are the amounts of its transfers in flight, and what open holds reserve.
     """
-    ((held, pending, vanished),) = connection.execute(_RESERVED, {"account_id": account.account_id})
-    return account.in_flight - int(pending) - int(vanished) + int(held)
+    ((held, in_flight),) = connection.execute(_RESERVED, {"account_id": account.account_id})
+    return account.in_flight - int(in_flight) + int(held)
