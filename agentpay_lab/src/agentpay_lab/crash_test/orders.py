@@ -175,6 +175,8 @@ class TrialOrder:
             parts.append(f"the payer is killed {self.kill.value}")
         if self.loses_reply:
             parts.append("the service's reply to the payment is lost")
+        if self.is_repeated:
+            parts.append("the order is given again after it was served")
         return f"{', '.join(parts)}."
 
     @property

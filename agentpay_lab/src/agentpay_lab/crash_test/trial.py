@@ -80,9 +80,9 @@ class Trial:
             self._give_orders(world.servers, agents, deadline)
             self._say("waiting for every payment to end")
             self._await_end(world.shop, agents)
-            reconciliation = self._reconciled(world, [each for agent in agents for each in agent.tried])
             tried = [(agent, each) for agent in agents for each in agent.tried]
             tried.sort(key=lambda each: each[1].began)
+            reconciliation = self._reconciled(world, [each for _, each in tried])
             for agent, each in tried:
                 if agent.counted(each).is_wrong:
                     note_keys(world, each)
