@@ -22,7 +22,6 @@ pytestmark = pytest.mark.anyio
 MAXIMUM = 50_000
 CHARGE = 12_000
 FUNDS = 10_000_000
-LATE_SECONDS = 150.0
 FORCED_SECONDS = 60 + 120 + 30
 """The seller's time, two minutes, and some for the cluster."""
 

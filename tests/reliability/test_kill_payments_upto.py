@@ -20,7 +20,6 @@ from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
 FUNDS = 100_000_000
-MAXIMUM = 50_000
 CHARGE = 12_000
 GRACE_SECONDS = 20
 FORCED_SECONDS = 60 + 120 + 5
