@@ -25,9 +25,9 @@ from agentpay_server.chain.instructions import (
     create_associated_token_account_idempotent,
     memo,
     mint_to_checked,
+    movements,
     transfer_lamports,
 )
-from agentpay_server.chain.messages import movements
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
