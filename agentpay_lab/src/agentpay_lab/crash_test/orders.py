@@ -73,7 +73,7 @@ class TrialPlan:
     Attributes:
         command: starts the payer; empty for our own, whose account then has a limit, whose servers are killed
             and whose books are compared.
-        seconds: how long orders are given; a failure is repeated for some more.
+        seconds: how long the trial takes, or our own payers buy; a failure is repeated for some more.
         orders: the most orders for each agent.
         protocols: the protocols of the sellers.
         agents: payers that buy at the same time.

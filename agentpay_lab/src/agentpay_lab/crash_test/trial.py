@@ -75,7 +75,9 @@ class Trial:
                 cap_usdc=plan.cap_usdc,
             ) as world,
         ):
-            deadline = Deadline(ends_at := time.monotonic() + plan.seconds)
+            # The time of a payer's trial is its whole time; our own payers buy as long.
+            ends_at = (time.monotonic() if plan.is_ours else began) + plan.seconds
+            deadline = Deadline(ends_at)
             agents = [Agent(plan, world, scratch, number, self._say) for number in range(plan.agents)]
             self._give_orders(world.servers, agents, deadline)
             self._say("waiting for every payment to end")
