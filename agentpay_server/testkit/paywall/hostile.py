@@ -159,5 +159,3 @@ _MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
         ),
     ),
 }
-
-MALFORMED_KINDS: Final = max(map(len, _MALFORMED.values()))
