@@ -17,7 +17,7 @@ from agentpay import AsyncAgentPay
 from agentpay.cli.variables import IS_VISIBLE
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.cli.declared import SettingOption
+from agentpay_server.cli.options import SettingOption
 from agentpay_server.cli.serve import serve
 from agentpay_server.platform.settings import Settings
 

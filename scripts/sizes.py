@@ -27,7 +27,7 @@ PLUGINS = {
     "paywall": ("testkit/paywall", "paywall.py"),
     "facilitator": ("testkit/facilitator",),
     "node": ("testkit/node",),
-    "scenes": ("testkit/scenes", "testkit/situations"),
+    "scenes": ("testkit/scenes",),
 }
 """What becomes a plug-in, and its paths below `agentpay_server` until then."""
 

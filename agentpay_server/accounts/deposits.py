@@ -130,7 +130,7 @@ class Deposits:
         if deposit is None:
             self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
-            # The transaction's handler, or the caller of `expecting`, posts it.
+            # The transaction's outcome, or the caller of `expecting`, posts it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -332,7 +332,7 @@ class Deposits:
             raise ChainUnreachableError("a node reports a debit that neither a signature nor a balance shows")
 
     async def _is_payout(self, account: AccountRecord, deposit: Deposit) -> bool:
-        """Return whether a transaction pays out a channel of the account, whose handler posts all of it.
+        """Return whether a transaction pays out a channel of the account, whose outcome posts all of it.
 
         A payment from a channel that stays open, to which its seller adds a credit, is a deposit. Its seller
         may create the escrow again and refill it, so that it seems to have paid nothing.

@@ -12,8 +12,7 @@ from agentpay.cli.options import takes_json
 from agentpay.cli.output import Output
 from agentpay.cli.values import Label
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.cli.declared import takes
-from agentpay_server.cli.values import require_database
+from agentpay_server.cli.options import require_database, takes
 from agentpay_server.contract.sandbox import Operator
 
 

@@ -82,7 +82,7 @@ class SortedList:
     name: str
     owner: str
 
-    def since(self, cursor: str) -> Place | None:
+    def after(self, cursor: str) -> Place | None:
         """Return the place after which the page after `cursor` starts; None for the first.
 
         Raises:

@@ -6,14 +6,16 @@ from typing import Final
 from attrs import evolve, frozen
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
-from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
+from agentpay.contract.choices import POLICY_RULES
+from agentpay.contract.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers, webhooks
-from agentpay_server.engine.treasury import LAMPORTS, Treasury
+from agentpay_server.engine.fees import LAMPORTS
+from agentpay_server.engine.funding import Treasury
 from agentpay_server.ledger import keys
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import NEEDS_ATTENTION
@@ -184,6 +186,7 @@ class Overview:
             treasury_lamports=lamports,
             is_clock_manual=self._context.clock.is_manual,
             keeps_snapshots=self._keeps_snapshots,
+            policy_rules=tuple(PolicyRule(**rule._asdict()) for rule in POLICY_RULES),
             now=from_us(self._context.clock.now_us()),
         )
 

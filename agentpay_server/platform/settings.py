@@ -10,7 +10,7 @@ the field declares the option, so that the command needs no change for a new one
     )
 
 The rest follows from the field: the unit from the last word of its name, the type from its annotation, the
-range from its `Bounds`, and the default. `cli/declared.py` builds the options of commands from this, and
+range from its `Bounds`, and the default. `cli/options.py` builds the options of commands from this, and
 `scripts/options.py` the page of the documentation.
 """
 

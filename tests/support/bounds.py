@@ -52,7 +52,7 @@ _PLACES = {
     "stream_page": "agentpay_server.webhooks.tail:_PAGE",
     "stream_poll_seconds": "agentpay_server.webhooks.tail:POLL_SECONDS",
     "streams_of_one_key": "agentpay_server.webhooks.tail:STREAMS_OF_ONE_KEY",
-    "timeline_lines": "agentpay_server.testkit.embedded.timeline:LINES_MAX",
+    "timeline_lines": "agentpay_server.testkit.embedded.recorder:LINES_MAX",
 }
 
 

@@ -18,7 +18,7 @@ from agentpay_server import RpcSettings, Settings
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.cli import main, process
-from agentpay_server.cli.declared import Declared, SettingOption, settings_of, takes
+from agentpay_server.cli.options import Declared, SettingOption, settings_of, takes
 from agentpay_server.cli.serve import log_format_of, serve
 from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.logs import LogFormat

@@ -31,12 +31,12 @@ from agentpay_server.testkit.embedded.recorder import (
     RecordedRequest,
     Recorder,
     Records,
+    timeline,
 )
-from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.scenes.building import BuiltScene, build, incomplete, require_empty
 from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SceneWebhook, read_scene
-from agentpay_server.testkit.situations.scenarios import (
+from agentpay_server.testkit.scenes.scenarios import (
     LowBalance,
     NearDailyLimit,
     NearSessionCap,
@@ -496,7 +496,7 @@ class AgentPayServer(Homes):
         """
 
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
-            from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
+            from agentpay_server.testkit.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 
