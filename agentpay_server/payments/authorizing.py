@@ -40,7 +40,7 @@ from agentpay_server.payments.building import (
     build_payment,
     check_buildable,
 )
-from agentpay_server.payments.challenges import x402_upto
+from agentpay_server.payments.challenges import x402
 from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
 from agentpay_server.payments.channels.building import closing_fee
 from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
@@ -288,7 +288,7 @@ class PaymentIntent(TransferIntent):
             terms_digest=offer.channel.digest(offer.terms, origin=purchase.origin),
             # The row of the payment has the caller's.
             idempotency_key=self._transfer_id,
-            expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
+            expires_us=x402.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
             memo=offer.terms.legs[0].memo or self._transfer_id,
         )
         channel, tx = sign_channel(unit, deposit)

@@ -1,8 +1,9 @@
 """The local sellers of a scene: paywalls with a port each."""
 
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.paywall import Mode, Paywall
 from agentpay_server.testkit.paywall.homes import Host
+from agentpay_server.testkit.paywall.paywall import Paywall
+from agentpay_server.testkit.paywall.products import Mode
 from agentpay_server.testkit.scenes.document import SceneError, SceneSeller, SellerProtocol
 
 

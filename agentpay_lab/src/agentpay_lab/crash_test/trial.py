@@ -50,7 +50,7 @@ from agentpay_lab.crash_test.servers import ServerProcess
 from agentpay_server.clients import Sandbox
 from agentpay_server.paywall import Mode, Paywall, SessionMode
 from agentpay_server.platform.credentials import new_key
-from agentpay_server.testkit.paywall.modes import HELD_SECONDS, LATE_SECONDS
+from agentpay_server.testkit.paywall.products import HELD_SECONDS, LATE_SECONDS
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 TRIES: Final = 4
