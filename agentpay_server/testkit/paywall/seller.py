@@ -110,7 +110,7 @@ class Seller:
         on_late_work: Callable[[], None],
     ) -> None:
         self._fee_payer = FeePayer(keys.fee_payer, rpc)
-        self.desk = ChannelDesk(
+        self.desk: ChannelDesk = ChannelDesk(
             rpc=rpc, fee_payer=self._fee_payer, keys=keys, now_us=now_us, on_work=on_late_work
         )
         self.products: dict[str, Product] = {}
