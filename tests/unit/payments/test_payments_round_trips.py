@@ -299,6 +299,14 @@ def test_a_payment_out_of_shape_is_a_payment_or_refused(name: str, content: Any)
     assert 50 < accepted < 950
 
 
+@pytest.mark.parametrize("total", [str(2**64), "9" * 20, 2**64, -1, True, "-1", "1e3", "", None, "\u0661"])
+def test_a_voucher_for_no_number_of_64_bits_is_refused(total: Any) -> None:
+    (name, content), voucher = PAID[3], json.loads(json.dumps(PAID[3][1]))
+    voucher["payload"]["voucher"]["voucher"]["cumulativeAmount"] = total
+    assert presented_or_refused(name, f"Payment {b64url(content)}")
+    assert not presented_or_refused(name, f"Payment {b64url(voucher)}")
+
+
 @some
 @given(text=st.text(max_size=80), content=st.binary(max_size=80))
 def test_any_text_and_any_bytes_are_a_payment_or_refused(text: str, content: bytes) -> None:
