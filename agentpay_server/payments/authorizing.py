@@ -37,7 +37,7 @@ from agentpay_server.payments.building import (
     build_payment,
     check_buildable,
 )
-from agentpay_server.payments.challenges import x402_upto
+from agentpay_server.payments.challenges import x402
 from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
 from agentpay_server.payments.channels.building import closing_fee
 from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
@@ -414,7 +414,7 @@ def _sign_channel(
         terms_digest=terms.digest(offer.terms, origin=purchase.origin),
         # The row of the payment has the caller's.
         idempotency_key=transfer_id,
-        expires_us=x402_upto.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
+        expires_us=x402.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
         memo=offer.terms.legs[0].memo or transfer_id,
     )
     channel, tx = sign_channel(gate, deposit)

@@ -32,8 +32,7 @@ from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, othe
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import build_fault, channel_fault
 from agentpay_server.payments.challenges import offers as rules
-from agentpay_server.payments.challenges.differences import differences
-from agentpay_server.payments.challenges.offers import Sifted
+from agentpay_server.payments.challenges.offers import Sifted, differences
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.session_payments import KeyUse, Selected, session_conflict, use_of

@@ -20,7 +20,7 @@ from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_u
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.ledger.context import Context
 from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
-from agentpay_server.payments.challenges import mpp, mpp_sessions
+from agentpay_server.payments.challenges import mpp
 from agentpay_server.payments.channels.store import Channel
 
 OPEN_UNITS: Final = 90_000
@@ -46,7 +46,7 @@ def opening_of(context: Context, channel: Channel, account: AccountRecord) -> On
         open_slot=record.open_slot,
         deposit_micro=channel.session.cap,
         grace_seconds=record.grace_seconds,
-        shares=mpp_sessions.shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
+        shares=mpp.shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
     )
 
 
@@ -105,7 +105,7 @@ def voucher_header(
     assert address is not None  # noqa: S101 - stored with the opening, from whose terms it follows
     voucher = Voucher(channel=Pubkey.from_string(address), cumulative_micro=cumulative_micro)
     signature = Signature.from_bytes(signer.sign_voucher(voucher_key(account.key_index), voucher.message()))
-    payload = mpp_sessions.voucher_payload(
+    payload = mpp.voucher_payload(
         voucher, signer=channel.record.signer, signature=str(signature), is_closing=is_closing
     )
     return mpp.credential(challenge or json.loads(channel.record.newest_challenge), payload)

@@ -36,7 +36,7 @@ from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.challenges import mpp, mpp_sessions
+from agentpay_server.payments.challenges import mpp
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import opening_of, voucher_header
@@ -309,7 +309,7 @@ class SessionPayments:
             channel,
             voucher=None,
             amount_micro=selected.offer.terms.amount_micro,
-            header=mpp.credential(challenge, mpp_sessions.open_payload(opening, channel.record.raw)),
+            header=mpp.credential(challenge, mpp.open_payload(opening, channel.record.raw)),
             is_replay=is_replay,
         )
 
