@@ -42,8 +42,12 @@ from agentpay_server.payments.building import (
 )
 from agentpay_server.payments.challenges import x402_upto
 from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
-from agentpay_server.payments.channels.building import closing_fee
-from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.channels.signing import (
+    ChannelDeposit,
+    OpeningBlockhash,
+    closing_fee,
+    sign_channel,
+)
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import category_of, pin_refusal
 from agentpay_server.payments.settling import detail_of

@@ -26,9 +26,9 @@ from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.payments.challenges import x402, x402_upto
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped, UnreadableChallengeError
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of
 from agentpay_server.payments.channels.closing import ChannelClosing
 from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels.signing import opening_of
 from agentpay_server.payments.responses import nothing_payable, problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer
 from agentpay_server.payments.watch import PaymentWatch

@@ -6,14 +6,18 @@ settled. If the chain does not respond, or its state has changed since the settl
 party paid into the escrow, the payee's token account was closed), the chain is read again. If a token account
 is frozen, the session stays `closing`, with the money in its escrow and the reason stored. The next close
 request then retries at once, the scheduler after a growing interval.
+
+Sessions close automatically at their idle limit or lifetime, by the server's clock, with the same settlement.
 """
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
-from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
+from agentpay.contract.sessions import CLOSE_SESSION, Session, SessionStatus
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
@@ -39,8 +43,10 @@ from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import outcomes, store, unknown_payouts
-from agentpay_server.sessions.payout import (
+from agentpay_server.platform.tasks import SingleFlight, all_ended
+from agentpay_server.sessions import outcomes, payouts, store
+from agentpay_server.sessions.outcomes import limits_of, report
+from agentpay_server.sessions.payouts import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
     EscrowMissingError,
@@ -49,7 +55,6 @@ from agentpay_server.sessions.payout import (
     obstacle,
     read_payout,
 )
-from agentpay_server.sessions.responses import limits_of, report
 from agentpay_server.sessions.rules import (
     MAX_PAYEES_CREATED,
     PAYEES_CREATED_WITHIN_US,
@@ -58,6 +63,19 @@ from agentpay_server.sessions.rules import (
     retry_us,
     settlement,
 )
+
+
+class Channels(Protocol):
+    """Closes the channels of sessions over HTTP 402."""
+
+    async def close(self, principal: Principal, session: SessionRecord) -> Session:
+        """Begin to close an open session, and return it with the header to present to its seller."""
+        ...
+
+    async def advance(self, session_id: str) -> None:
+        """Do what is due for a session: close it by force, or post what the chain shows."""
+        ...
+
 
 # Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
@@ -206,7 +224,7 @@ class Closing:
         except ChainUnreachableError as error:
             if isinstance(error, EscrowMissingError):
                 with suppress(ChainUnreachableError):
-                    await unknown_payouts.compare(self._context, session)
+                    await payouts.compare(self._context, session)
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
@@ -306,7 +324,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         except EscrowMissingError:
             # In a restored database, a replacement that it does not know may have paid out the escrow.
             with suppress(ChainUnreachableError):
-                await unknown_payouts.compare(context, subject)
+                await payouts.compare(context, subject)
             raise
 
     def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
@@ -426,3 +444,52 @@ def _unsigned(
         closes_us=sign_us,
         **values,
     )
+
+
+_BATCH: Final = 100
+_WAIT_SECONDS: Final = 5.0
+"""How long a run waits for an unresponsive chain; running closings continue."""
+
+
+class SessionSchedule:
+    """Closes sessions that have reached a time limit, and settles postponed ones."""
+
+    def __init__(self, context: Context, closing: Closing, channels: Channels) -> None:
+        self._context = context
+        self._closing = closing
+        self._channels = channels
+        self._closes: SingleFlight[str, None] = SingleFlight(context.tasks)
+
+    async def resume(self) -> None:
+        """Settle sessions that an earlier process has claimed but not signed, without waiting."""
+        for session_id in await self._context.database.read(store.claimed):
+            self._close(session_id)
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next session is due that this process is not closing already, if any."""
+        due = await self._due(1)
+        return due[0][1] if due else None
+
+    async def run_due(self) -> bool:
+        """Close one batch of due sessions, and wait for their outcome; raises if one of them fails."""
+        closes = await self._started()
+        await all_ended(closes, within_seconds=_WAIT_SECONDS)
+        return bool(closes)
+
+    async def _started(self) -> "list[asyncio.Task[Any]]":
+        now_us = self._context.clock.now_us()
+        return [self._close(session_id) for session_id, due_us in await self._due(_BATCH) if due_us <= now_us]
+
+    async def _due(self, count: int) -> list[tuple[str, int]]:
+        found = await self._context.database.read(store.due, count + len(self._closes))
+        return [due for due in found if due[0] not in self._closes]
+
+    async def _closed(self, session_id: str) -> None:
+        session = await self._context.database.read(store.SESSIONS.existing, session_id)
+        if session.channel is not None:
+            await self._channels.advance(session_id)
+        else:
+            await self._closing.closed(session, math.inf)
+
+    def _close(self, session_id: str) -> "asyncio.Task[Any]":
+        return self._closes.start(session_id, partial(self._closed, session_id))

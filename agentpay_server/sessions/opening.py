@@ -38,7 +38,7 @@ from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
-from agentpay_server.sessions.responses import limits_of, refused, report
+from agentpay_server.sessions.outcomes import limits_of, refused, report
 from agentpay_server.sessions.rules import (
     OpeningTerms,
     check_transition,

@@ -1,15 +1,18 @@
-"""SQL statements for sessions and their charges."""
+"""SQL statements for sessions and their charges, and which sessions a key may see."""
 
 from typing import Final
 
 from attrs import frozen
 from sqlalchemy import and_, bindparam, func, literal_column, select
 
-from agentpay.contract.sessions import SessionStatus
+from agentpay.contract import identifiers
+from agentpay.contract.sessions import SessionProtocol, SessionStatus
 from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
+from agentpay_server.platform.errors import not_found
+from agentpay_server.platform.principals import Principal
 
 
 @frozen(kw_only=True)
@@ -121,3 +124,35 @@ def chargeable(connection: Connection, session_id: str, idempotency_key: str) ->
         return None
     *columns, policy, charged = row
     return Chargeable(session=SESSIONS.record(columns), policy=policy, charged=charged)
+
+
+LISTED: Final = frozenset(SessionProtocol)
+"""Others are the channels of payments, which callers see as such."""
+
+
+def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that a key may see.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(session_id, identifiers.SESSION):
+        record = SESSIONS.get(connection, session_id)
+    return visible(record, principal, session_id)
+
+
+def visible(record: SessionRecord | None, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that was looked up, if a key may see it.
+
+    Raises:
+        Problem: `not_found`, the same for a missing session as for one that the key may not see.
+    """
+    if (
+        record is None
+        or record.protocol not in LISTED
+        or record.operator_id != principal.operator_id
+        or (principal.is_agent and record.account_id != principal.account_id)
+    ):
+        raise not_found("session", session_id)
+    return record

@@ -1,4 +1,4 @@
-"""Closing channels: the header for the seller, and the steps of the forced close.
+"""Closing channels: the header for the seller, the steps of the forced close, and the channel's end.
 
 A caller's close hands out the highest voucher, for the seller to settle. If the chain does not show within
 60 seconds that the seller has sealed the channel, or if there is no voucher, the service closes it by force.
@@ -6,38 +6,59 @@ That needs the seller for nothing: a request on chain, then, after the grace per
 seals the channel and pays it out. The treasury pays its fees.
 
 Each step is decided from what the chain shows at that moment, so it may be repeated after a crash, by any
-server.
+server. The settled amount is the part that did not return to the account in the transaction that paid the
+channel out.
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Final
 
+from attrs import evolve
+from solders.transaction import VersionedTransaction
+
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
-from agentpay_server.chain.channels.codecs import ChannelAccount
+from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
+from agentpay_server.chain.channels.codecs import PROGRAM, ChannelAccount, OnchainStatus
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.handlers import Ending, Handler, Resigning, pending_transaction
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import audit, entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
-from agentpay_server.ledger.apply import Unit
+from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments.channels import claims, settling, upto
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of, pay_out, request_close, voucher_header
-from agentpay_server.payments.channels.on_chain import ChannelsOnChain
-from agentpay_server.payments.channels.rules import Act, Due, next_act
-from agentpay_server.payments.channels.store import Channel
+from agentpay_server.payments.channels import upto
+from agentpay_server.payments.channels.on_chain import (
+    SEAL_US,
+    Act,
+    ChannelPayout,
+    ChannelsOnChain,
+    Due,
+    is_beyond_books,
+    is_ended_by_seller,
+    next_act,
+    read_found,
+)
+from agentpay_server.payments.channels.signing import opening_of, pay_out, request_close, voucher_header
+from agentpay_server.payments.channels.store import CHANNELS, Channel
 from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
+from agentpay_server.platform.pace import Every
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import unknown_payouts
-from agentpay_server.sessions.responses import report, to_response
-from agentpay_server.sessions.store import IS_CLOSING, SESSIONS
+from agentpay_server.sessions import outcomes, payouts
+from agentpay_server.sessions.outcomes import limits_of, report, to_response
+from agentpay_server.sessions.rules import check_transition, closed_by, retry_us
+from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, SESSIONS
 from agentpay_server.transfers.responses import report as report_transfer
 from agentpay_server.transfers.store import TRANSFERS
 
@@ -73,7 +94,7 @@ class ChannelClosing:
         failpoint(Operation.CHANNEL_CLOSE, Step.BEGUN)
         session_id = session.session_id
         if session.status == SessionStatus.OPEN:
-            await self._database.run(claims.claim, self._context, session_id, principal)
+            await self._database.run(claim, self._context, session_id, principal)
             self._context.wakeup.set()
             failpoint(Operation.CHANNEL_CLOSE, Step.CLAIMED)
         channel = await self._database.read(channel_store.of_session, session_id)
@@ -149,7 +170,7 @@ class ChannelClosing:
     async def _claim_due(self, channel: Channel, found: ChannelAccount | None) -> bool:
         is_ended = await self._on_chain.is_ended(channel, found)
         session_id = channel.session.session_id
-        return await self._database.run(claims.claim_due, self._context, session_id, is_ended=is_ended)
+        return await self._database.run(claim_due, self._context, session_id, is_ended=is_ended)
 
     async def _sign_and_send(self, channel: Channel, due: Due) -> bool:
         session = channel.session
@@ -170,7 +191,7 @@ class ChannelClosing:
     async def _post(self, channel: Channel) -> None:
         payout = await self._on_chain.payout(channel)
         failpoint(Operation.CHANNEL_CLOSE, Step.LANDED)
-        posted = await self._database.run(settling.post, self._context, channel.session.session_id, payout)
+        posted = await self._database.run(post, self._context, channel.session.session_id, payout)
         failpoint(Operation.CHANNEL_CLOSE, Step.POSTED)
         if posted is None:
             return
@@ -181,7 +202,7 @@ class ChannelClosing:
         else:
             report(posted)
         if payout.is_beyond(upto.handed_out_micro(posted)):
-            unknown_payouts.report(posted, payout.signature)
+            payouts.report(posted, payout.signature)
 
     # --- Units of work
 
@@ -194,7 +215,7 @@ class ChannelClosing:
         self._context.clock_check.require(now_us)
         session = SESSIONS.existing(connection, session_id, lock=True)
         if session.status == SessionStatus.CLOSING:
-            settling.postponed(session, _FROZEN, reason, now_us).write(connection)
+            postponed(session, _FROZEN, reason, now_us).write(connection)
 
     def _sign(
         self, connection: Connection, session_id: str, due: Due, blockhash: Blockhash
@@ -234,3 +255,328 @@ class ChannelClosing:
             closes_us=None,
         )
         return tx
+
+
+def claim(connection: Connection, context: Context, session_id: str, principal: Principal) -> None:
+    """Claim a session that a caller closes, if it is still open.
+
+    Raises:
+        Problem: `service_unavailable` while the clocks differ.
+    """
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    channel = channel_store.of_session(connection, session_id, lock=True)
+    # Without a voucher, the seller has nothing to settle.
+    force_us = now_us + (SEAL_US if channel.session.running_total else 0)
+    claimed = to_closing(connection, channel, due_us=force_us, force_us=force_us)
+    if claimed is not None:
+        _record(connection, claimed, principal, now_us)
+
+
+def claim_due(connection: Connection, context: Context, session_id: str, *, is_ended: bool) -> bool:
+    """Claim a session that its seller has ended, or whose time is over; return whether it is closing.
+
+    Raises:
+        Problem: `service_unavailable` while the clocks differ.
+    """
+    now_us = context.clock.now_us()
+    # A wrong clock would end sessions early, and other servers would wait for a time in the future.
+    context.clock_check.require(now_us)
+    channel = channel_store.of_session(connection, session_id, lock=True)
+    session = channel.session
+    if session.status != SessionStatus.OPEN or session.opened_us is None:
+        return session.status == SessionStatus.CLOSING
+    reason: ClosingReason | None
+    due_us = force_us = now_us
+    if is_ended:
+        reason, force_us = ClosingReason.PAYEE_SEALED, now_us + SEAL_US
+    elif session.closes_us is None or session.closes_us > now_us:
+        # A voucher has extended the time limit.
+        return False
+    elif upto.is_upto(session):
+        reason, due_us = None, upto.unsettled_until_us(channel)
+        force_us = due_us
+        if now_us < force_us:
+            SESSIONS.change(connection, session, IS_OPEN, closes_us=force_us)
+            return False
+    else:
+        reason = closed_by(limits_of(context), opened_us=session.opened_us, now_us=now_us)
+    claimed = to_closing(connection, channel, due_us=due_us, force_us=force_us, reason=reason)
+    if claimed is not None:
+        _record(connection, claimed, audit.ServerActor(session.operator_id), now_us)
+    return True
+
+
+def to_closing(
+    connection: Connection,
+    channel: Channel,
+    *,
+    due_us: int,
+    force_us: int,
+    reason: ClosingReason | None = None,
+) -> Channel | None:
+    """Return a channel that is closing from now on; None if it was not open.
+
+    Args:
+        connection: of the unit of work, which has locked the channel.
+        channel: the channel.
+        due_us: when to look at the chain next.
+        force_us: from when on the service acts in place of the seller.
+        reason: why it is closed without its caller's request.
+    """
+    session = SESSIONS.change(
+        connection,
+        channel.session,
+        IS_OPEN,
+        status=SessionStatus.CLOSING.value,
+        closed_by=None if reason is None else reason.value,
+        closes_us=due_us,
+    )
+    if session is None:
+        return None
+    check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+    return Channel(session=session, record=CHANNELS.changed(connection, channel.record, force_us=force_us))
+
+
+def _record(
+    connection: Connection, claimed: Channel, actor: Principal | audit.ServerActor, now_us: int
+) -> None:
+    session = claimed.session
+    if upto.is_upto(session):
+        # Its payment stays submitted.
+        return
+    audit.record(
+        connection,
+        actor,
+        action=CLOSE_SESSION.name,
+        subject=session.session_id,
+        now_us=now_us,
+        before={"status": SessionStatus.OPEN.value},
+        after={
+            "status": session.status,
+            "cap_usdc": audit.usdc(session.cap),
+            "running_total_usdc": audit.usdc(session.running_total),
+        },
+    )
+
+
+_REFUSED: Final = Refusal(
+    code=ErrorCode.TRANSFER_FAILED,
+    message="The chain refused a transaction that closes the channel; the service will sign another later.",
+)
+
+
+def post(
+    connection: Connection, context: Context, session_id: str, payout: ChannelPayout
+) -> SessionRecord | None:
+    """Post the payout of a closing channel; return its session, or None if another server was faster.
+
+    Raises:
+        ChainUnreachableError: the clocks differ.
+    """
+    unit = Unit.begin(connection, context)
+    session = SESSIONS.existing(connection, session_id)
+    ACCOUNTS.existing(connection, session.account_id, lock=True)
+    session = SESSIONS.existing(connection, session_id, lock=True)
+    if session.status != SessionStatus.CLOSING:
+        return None
+    tx = _row_of(connection, session, payout.signature, unit.now_us)
+    check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
+    has_paid = session.running_total > 0 or payout.settled_micro > 0
+    change = SESSIONS.to_change(
+        session,
+        IS_CLOSING,
+        status=SessionStatus.SETTLED.value,
+        settled=payout.settled_micro,
+        settlement_tx_signature=payout.signature,
+        settled_us=unit.now_us,
+        key_expires_us=None if has_paid else unit.now_us + KEY_LIFETIME_US,
+        closes_us=None,
+        error=None,
+        message=None,
+        stuck_reason=None,
+    )
+    # With another channel of the account that it pays out, or before: this one may have been empty.
+    is_posted = entries.is_deposit_posted(connection, session.account_id, payout.signature)
+    payment = None
+    if upto.is_upto(session):
+        payment = upto.settled(
+            TRANSFERS.existing(connection, session_id, lock=True),
+            paid_micro=payout.settled_micro,
+            tx_signature=payout.signature,
+            now_us=unit.now_us,
+        )
+    outcome = outcomes.settled(
+        change,
+        tx,
+        unit.now_us,
+        paid=payout.settled_micro,
+        deposited=0 if is_posted else payout.deposited_micro,
+        shown=None if payment is None else payment[1:],
+    )
+    if payment is not None:
+        outcome = evolve(outcome, changes=payment[:1])
+    if payout.is_beyond(upto.handed_out_micro(session)):
+        outcome = payouts.suspending(outcome, session, payout.signature, settled_micro=payout.settled_micro)
+    return apply(unit, outcome, tx)
+
+
+def _row_of(connection: Connection, session: SessionRecord, signature: str, now_us: int) -> StoredTransaction:
+    """Return the row of a payout: the service's own, or a new one for the seller's."""
+    for tx in chain_transactions.of_subject(connection, signature, session.session_id):
+        return tx
+    tx = StoredTransaction(
+        signature=signature,
+        kind=Kind.CHANNEL_CLOSE,
+        subject_id=session.session_id,
+        account_id=session.account_id,
+        state=State.FINALIZED,
+        raw=None,
+        last_valid_block_height=0,
+        created_us=now_us,
+        ended_us=now_us,
+        by_operator=session.by_operator,
+    )
+    chain_transactions.insert_transaction(connection, tx)
+    return tx
+
+
+def postponed(
+    session: SessionRecord, refusal: Refusal, reason: ClosingReason, now_us: int
+) -> Change[SessionRecord]:
+    """Return that a closing session is polled again later, and why."""
+    return SESSIONS.to_change(
+        session,
+        IS_CLOSING,
+        add={"postponements": 1},
+        error=refusal.code.value,
+        message=refusal.message,
+        stuck_reason=reason.value,
+        closes_us=now_us + retry_us(session.postponements),
+    )
+
+
+class ChannelCloseHandler(Handler[SessionRecord]):
+    """Says what the outcomes of the service's own transactions that close a channel change.
+
+    By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
+    """
+
+    kind = Kind.CHANNEL_CLOSE
+    # It only returns money to the account, also to one that may not sign.
+    is_replaced = False
+    # The subject is read again under the account's lock: another server may have settled the session.
+    needs_accounts = True
+
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
+        """Return the session."""
+        return SESSIONS.existing(connection, subject_id, lock=lock)
+
+    def newest_signature(self, subject: SessionRecord) -> str | None:  # noqa: ARG002
+        """Return None: what closes a channel has no replacement."""
+        return None
+
+    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again. The fees of a session that pays nothing count at its end."""
+        fee = ending.tx.fee if _is_request(ending.tx) else 0
+        return _again(ending, add={"opening_fee": fee})
+
+    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again, later: the seller may have been faster."""
+        session = ending.subject
+        if session.status != SessionStatus.CLOSING:
+            return outcomes.outcome_of(session)
+        reason = ClosingReason.SETTLEMENT_REFUSED
+        return outcomes.outcome_of(postponed(session, _REFUSED, reason, ending.now_us))
+
+    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> None:
+        """Never called: what is due may be another step by now."""
+        raise NotImplementedError
+
+    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again."""
+        return _again(ending)
+
+    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+        """Look at the chain again."""
+        return _again(ending)
+
+
+def _again(ending: Ending[SessionRecord], add: Mapping[str, int] | None = None) -> Outcome[SessionRecord]:
+    session = ending.subject
+    if session.status != SessionStatus.CLOSING:
+        return outcomes.outcome_of(session)
+    return outcomes.outcome_of(
+        SESSIONS.to_change(session, IS_CLOSING, add=add or {}, closes_us=ending.now_us)
+    )
+
+
+def _is_request(tx: StoredTransaction) -> bool:
+    return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
+
+
+_BATCH: Final = 100
+"""How many accounts one call to the chain reads."""
+
+_LOOK_EVERY_SECONDS: Final = 5.0
+
+
+class ChannelWatch:
+    """Posts what sellers do to channels."""
+
+    def __init__(self, context: Context, closing: ChannelClosing) -> None:
+        self._context = context
+        self._database = context.database
+        self._closing = closing
+        self._every = Every(_LOOK_EVERY_SECONDS)
+
+    def executed(self, transaction: VersionedTransaction) -> None:
+        """Check the channels after a transaction of the embedded chain, if it may change one."""
+        if PROGRAM in transaction.message.account_keys:
+            self._context.tasks.start(self.poll_once())
+
+    async def poll(self) -> bool:
+        """Check every unsettled channel; return whether any has changed."""
+        seq, is_any_changed = 0, False
+        while page := await self._database.read(channel_store.unsettled_after, seq, _BATCH):
+            for channel in await self._changed(page):
+                is_any_changed = True
+                # Another server does it while this one's clock is wrong.
+                with suppress(Problem):
+                    await self._closing.advance(channel.session.session_id)
+            seq = page[-1].record.seq
+        return is_any_changed
+
+    async def next_due_us(self) -> int | None:
+        """Return when to check next; None on a manual clock before then, since advancing it does not help."""
+        return self._every.due_us(self._context.clock)
+
+    async def run_due(self) -> bool:
+        """Check every channel, if it is time."""
+        if not self._every.is_due:
+            return False
+        try:
+            with suppress(ChainUnreachableError):
+                return await self.poll()
+            return False
+        finally:
+            self._every.restart()
+
+    async def poll_once(self) -> None:
+        """Check every unsettled channel, unless the chain does not respond; the schedule repeats it."""
+        with suppress(ChainUnreachableError):
+            await self.poll()
+
+    async def _changed(self, page: Sequence[Channel]) -> list[Channel]:
+        """Return the channels whose state on chain calls for something now."""
+        addresses = [channel.session.channel or "" for channel in page]
+        accounts = await self._context.chain.account_data(addresses)
+        changed = []
+        for channel, account in zip(page, accounts, strict=True):
+            found = read_found(account)
+            is_open = channel.session.status == SessionStatus.OPEN
+            is_gone = found is None or found.status is OnchainStatus.DISTRIBUTED
+            is_beyond = found is not None and is_beyond_books(channel.session, found)
+            if is_gone or is_beyond or (is_open and is_ended_by_seller(found)):
+                changed.append(channel)
+        return changed

@@ -33,9 +33,13 @@ from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_object
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels import upto
-from agentpay_server.payments.channels.building import closing_fee
-from agentpay_server.payments.channels.rules import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US
+from agentpay_server.payments.channels.signing import (
+    ChannelDeposit,
+    OpeningBlockhash,
+    closing_fee,
+    sign_channel,
+)
 from agentpay_server.payments.channels.upto import PaymentChannel
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import category_of
@@ -48,7 +52,7 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.opening import SessionOpenHandler, failed
-from agentpay_server.sessions.responses import refused
+from agentpay_server.sessions.outcomes import refused
 from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
 from agentpay_server.transfers.responses import report as report_transfer
 

@@ -38,9 +38,8 @@ from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of, voucher_header
 from agentpay_server.payments.channels.opening import OpenChannel, Opening
-from agentpay_server.payments.channels.signing import OpeningBlockhash
+from agentpay_server.payments.channels.signing import OpeningBlockhash, opening_of, voucher_header
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
 from agentpay_server.payments.store import Pin

@@ -34,8 +34,8 @@ from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.payments.authorizing import pin_is_as_seen
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.claims import to_closing
-from agentpay_server.payments.channels.rules import IN_FLIGHT_US, MAX_REFUSALS
+from agentpay_server.payments.channels.closing import to_closing
+from agentpay_server.payments.channels.on_chain import IN_FLIGHT_US, MAX_REFUSALS
 from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import pin_refusal
@@ -44,7 +44,7 @@ from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_suspended
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
-from agentpay_server.sessions.responses import limits_of, refused
+from agentpay_server.sessions.outcomes import limits_of, refused
 from agentpay_server.sessions.rules import closes_us, key_refusal
 from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
 
