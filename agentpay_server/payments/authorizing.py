@@ -272,35 +272,27 @@ class PaymentIntent(TransferIntent):
         return attrs.evolve(tx, chain_signature=name, announced_us=unit.now_us, leased_until_us=0)
 
     def _signed_channel(self, unit: SpendUnit) -> StoredTransaction:
-        purchase, principal = self._purchase, self._principal
+        purchase = self._purchase
         offer, landing = purchase.offer, purchase.landing
         assert offer.channel is not None and landing is not None  # noqa: PT018, S101 - read before
         deposit = ChannelDeposit(
-            subject_id=self._transfer_id,
-            operator_id=purchase.operator_id,
-            account_id=purchase.account_id,
-            key_id=principal.key_id,
-            protocol=offer.terms.protocol.value,
+            owner_id=self._transfer_id,
+            is_payment=True,
             origin=purchase.origin,
-            url=purchase.url,
-            category=self._terms.category,
             deposit_micro=offer.terms.amount_micro,
             offer=offer,
             position=purchase.position,
-            token_account=purchase.token_account,
             landing=landing,
             terms_digest=offer.channel.digest(offer.terms, origin=purchase.origin),
-            # The row of the payment has the caller's.
-            idempotency_key=self._transfer_id,
             expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
             memo=offer.terms.legs[0].memo or self._transfer_id,
         )
         channel, tx = sign_channel(unit, deposit)
         self._signature = self._record(
-            raw=channel.record.raw,
+            raw=channel.raw,
             blockhash=landing.blockhash,
             nonce=store.next_nonce(unit.connection, purchase.account_id, landing.blockhash),
-            expires_us=channel.record.expires_us,
+            expires_us=channel.expires_us,
         )
         return tx
 

@@ -384,7 +384,7 @@ def _conflict(
     payment = store.PAYMENTS.existing(connection, holder.transfer_id)
     if payment.protocol == Protocol.X402_UPTO and payment.raw is not None:
         # Once it is settled, its amount is what the seller took; the terms are the maximum.
-        maximum = channel_store.of_session(connection, holder.transfer_id).session.cap
+        maximum = channel_store.CHANNELS.existing(connection, holder.transfer_id).deposit
         holder = attrs.evolve(holder, amount=maximum)
     memo = request.memo or None
     found = [

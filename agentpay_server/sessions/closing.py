@@ -13,15 +13,16 @@ Sessions close automatically at their idle limit or lifetime, by the server's cl
 import asyncio
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
-from agentpay.contract.sessions import CLOSE_SESSION, Session, SessionStatus
+from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.rows import Change
+from agentpay_server.database.rows import Change, Condition
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from agentpay_server.engine.handlers import (
@@ -72,8 +73,8 @@ class Channels(Protocol):
         """Begin to close an open session, and return it with the header to present to its seller."""
         ...
 
-    async def advance(self, session_id: str) -> None:
-        """Do what is due for a session: close it by force, or post what the chain shows."""
+    async def advance(self, owner_id: str) -> None:
+        """Do what is due for a channel, of a session or of a payment, given what the chain shows of it."""
         ...
 
 
@@ -151,44 +152,22 @@ class Closing:
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
         if principal is None:
-            session = self._claim_due(connection, session_id, now_us, sign_us)
+            claimed = self._claim_due(connection, session_id, now_us, sign_us)
         else:
-            session = store.SESSIONS.change(
-                connection,
-                session_id,
-                store.IS_OPEN,
-                status=SessionStatus.CLOSING.value,
-                closes_us=sign_us,
-            )
-        if session is None:
-            # Not open: it is closing, and perhaps postponed, or another server was faster.
-            retried = store.SESSIONS.change(
-                connection,
-                session_id,
-                store.IS_CLOSING,
-                store.IS_UNSIGNED,
-                error=None,
-                message=None,
-                closes_us=sign_us,
-            )
-            return retried or store.SESSIONS.existing(connection, session_id)
-        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-        audit.record(
+            claimed = claim(connection, session_id, actor=principal, now_us=now_us, closes_us=sign_us)
+        if claimed is not None:
+            return claimed
+        # Not open: it is closing, and perhaps postponed, or another server was faster.
+        retried = store.SESSIONS.change(
             connection,
-            principal or audit.ServerActor(session.operator_id),
-            action=CLOSE_SESSION.name,
-            subject=session_id,
-            now_us=now_us,
-            before={"status": SessionStatus.OPEN.value},
-            after={
-                "status": session.status,
-                "cap_usdc": audit.usdc(session.cap),
-                # No more charges are accepted, so this amount is final.
-                "settled_usdc": audit.usdc(session.running_total),
-                "returned_usdc": audit.usdc(session.cap - session.running_total),
-            },
+            session_id,
+            store.IS_CLOSING,
+            store.IS_UNSIGNED,
+            error=None,
+            message=None,
+            closes_us=sign_us,
         )
-        return session
+        return retried or store.SESSIONS.existing(connection, session_id)
 
     def _claim_due(
         self, connection: Connection, session_id: str, now_us: int, sign_us: int
@@ -198,15 +177,15 @@ class Closing:
             return None
         reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         # A charge may have extended the time limit since the session was found due.
-        return store.SESSIONS.change(
+        return claim(
             connection,
             session_id,
-            store.IS_OPEN,
             store.IS_DUE,
             given={"now_us": now_us},
-            status=SessionStatus.CLOSING.value,
-            closed_by=reason.value,
+            actor=audit.ServerActor(session.operator_id),
+            now_us=now_us,
             closes_us=sign_us,
+            reason=reason,
         )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, StoredTransaction | None]:
@@ -292,16 +271,15 @@ class SessionSettleHandler(Handler[SessionRecord]):
 
     def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of a session that is settled on chain."""
-        check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-        change = store.SESSIONS.to_change(
-            ending.subject,
-            store.IS_CLOSING,
-            status=SessionStatus.SETTLED.value,
-            settlement_tx_signature=ending.tx.signature,
-            settled_us=ending.now_us,
-            closes_us=None,
+        session = ending.subject
+        return outcomes.settled(
+            session,
+            ending.tx,
+            ending.now_us,
+            escrow=outcomes.escrow_of(session),
+            paid=session.running_total,
+            deposited=outcomes.deposited_micro(ending.tx),
         )
-        return outcomes.settled(change, ending.tx, ending.now_us)
 
     def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         """Return the outcome of a settlement that the chain rejected: it is to be settled later."""
@@ -348,6 +326,60 @@ class SessionSettleHandler(Handler[SessionRecord]):
     def report(self, ending: Ending[SessionRecord]) -> None:
         """Log the session."""
         report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
+
+
+def claim(
+    connection: Connection,
+    session_id: str,
+    *conditions: Condition,
+    given: Mapping[str, object] | None = None,
+    actor: Principal | audit.ServerActor | None,
+    now_us: int,
+    closes_us: int | None,
+    reason: ClosingReason | None = None,
+) -> SessionRecord | None:
+    """Claim an open session for its close: from then on nothing is drawn; return None if it is not open.
+
+    Args:
+        connection: of the unit of work.
+        session_id: the session.
+        conditions: its required state besides.
+        given: the parameters of the conditions.
+        actor: who closes it; None leaves that to the audit record of the cause.
+        now_us: the time.
+        closes_us: when its settlement is signed.
+        reason: why it is closed without its caller's request.
+    """
+    session = store.SESSIONS.change(
+        connection,
+        session_id,
+        store.IS_OPEN,
+        *conditions,
+        given=given or {},
+        status=SessionStatus.CLOSING.value,
+        closed_by=None if reason is None else reason.value,
+        closes_us=closes_us,
+    )
+    if session is None:
+        return None
+    check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+    if actor is not None:
+        # Nothing more is drawn, so these amounts are final; the seller of a channel may settle less.
+        total = audit.usdc(session.running_total)
+        amounts = {"running_total_usdc": total}
+        if session.channel is None:
+            returned = audit.usdc(session.cap - session.running_total)
+            amounts = {"settled_usdc": total, "returned_usdc": returned}
+        audit.record(
+            connection,
+            actor,
+            action=CLOSE_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPEN.value},
+            after={"status": session.status, "cap_usdc": audit.usdc(session.cap), **amounts},
+        )
+    return session
 
 
 def takeover_us(context: Context, now_us: int) -> int:
@@ -452,7 +484,7 @@ _WAIT_SECONDS: Final = 5.0
 
 
 class SessionSchedule:
-    """Closes sessions that have reached a time limit, and settles postponed ones."""
+    """Closes sessions at their time limits, settles postponed ones, and looks at channels when due."""
 
     def __init__(self, context: Context, closing: Closing, channels: Channels) -> None:
         self._context = context
@@ -485,8 +517,8 @@ class SessionSchedule:
         return [due for due in found if due[0] not in self._closes]
 
     async def _closed(self, session_id: str) -> None:
-        session = await self._context.database.read(store.SESSIONS.existing, session_id)
-        if session.channel is not None:
+        session = await self._context.database.read(store.SESSIONS.get, session_id)
+        if session is None or session.channel is not None:
             await self._channels.advance(session_id)
         else:
             await self._closing.closed(session, math.inf)

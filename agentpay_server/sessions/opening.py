@@ -11,12 +11,12 @@ import attrs
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
+from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionProtocol, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord
+from agentpay_server.database.tables import AccountRecord, ChannelRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
@@ -27,7 +27,7 @@ from agentpay_server.engine.handlers import (
     Resigning,
     pending_transaction,
 )
-from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
+from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Outcome, Posting, Unit
@@ -158,42 +158,20 @@ class NewSession(Intent[SessionRecord]):
             cap_micro=terms.cap_micro,
             rent_exempt_lamports=self._rent_exempt_lamports,
         )
-        check_transition(None, SessionStatus.OPENING)
-        record = SessionRecord(
-            seq=0,
+        record = session_row(
+            self._principal,
+            terms,
+            preflight.recipient,
             session_id=session_id,
-            operator_id=self._principal.operator_id,
-            account_id=request.account_id,
-            key_id=self._principal.key_id,
-            to=request.to,
-            recipient_account_id=preflight.recipient.account_id,
-            recipient_token_account=preflight.recipient.token_account,
-            category=request.category,
-            cap=terms.cap_micro,
-            running_total=0,
             idempotency_key=request.idempotency_key,
-            key_expires_us=None,
-            status=SessionStatus.OPENING.value,
-            error=None,
-            message=None,
             escrow_token_account=escrow.escrow_address(
                 context.signer, account_index=source.key_index, session_id=session_id
             ),
             tx_signature=signed.signature,
-            settlement_tx_signature=None,
-            settlements=0,
-            postponements=0,
-            opened_us=None,
-            settled_us=None,
-            closes_us=None,
-            created_us=now_us,
-            recipient_owner=preflight.recipient.owner,
-            closed_by=None,
-            stuck_reason=None,
-            payee_created_us=None,
             opening_fee=signed.fee_lamports,
             closing_fee=escrow.settlement_fee(preflight.blockhash),
             by_operator=unit.by_operator,
+            now_us=now_us,
         )
         store.SESSIONS.insert(connection, record)
         idempotency.put(connection, self._requested_key, self._held, PurchaseKind.SESSION, session_id)
@@ -215,6 +193,81 @@ class NewSession(Intent[SessionRecord]):
             after=outcomes.audited(record),
         )
         return Decided(record=record, tx=held)
+
+
+def session_row(
+    principal: Principal,
+    terms: OpeningTerms,
+    recipient: Recipient,
+    *,
+    session_id: str,
+    idempotency_key: str,
+    escrow_token_account: str,
+    by_operator: bool,
+    now_us: int,
+    tx_signature: str | None = None,
+    opening_fee: int = 0,
+    closing_fee: int = 0,
+    channel: ChannelRecord | None = None,
+    url: str | None = None,
+) -> SessionRecord:
+    """Return the row of a new session.
+
+    Args:
+        principal: who opens it.
+        terms: what it may spend.
+        recipient: whom it pays.
+        session_id: its identifier.
+        idempotency_key: the key of the request.
+        escrow_token_account: it will have the money.
+        by_operator: whether an operator key requested or approved it.
+        now_us: the time.
+        tx_signature: of the funding; None if the seller broadcasts it.
+        opening_fee: lamports of fees of the funding.
+        closing_fee: of the settlement, at most.
+        channel: of a session over HTTP 402. It has its own fees.
+        url: of the session's first 402.
+    """
+    check_transition(None, SessionStatus.OPENING)
+    return SessionRecord(
+        seq=0,
+        session_id=session_id,
+        operator_id=principal.operator_id,
+        account_id=terms.account_id,
+        key_id=principal.key_id,
+        to=terms.to,
+        # If this service holds the payee of a channel, the deposit watcher posts the arrival.
+        recipient_account_id=recipient.account_id if channel is None else None,
+        recipient_token_account=recipient.token_account,
+        category=terms.category,
+        cap=terms.cap_micro,
+        running_total=0,
+        idempotency_key=idempotency_key,
+        key_expires_us=None,
+        status=SessionStatus.OPENING.value,
+        error=None,
+        message=None,
+        escrow_token_account=escrow_token_account,
+        tx_signature=tx_signature,
+        settlement_tx_signature=None,
+        settlements=0,
+        postponements=0,
+        opened_us=None,
+        settled_us=None,
+        closes_us=None,
+        created_us=now_us,
+        recipient_owner=recipient.owner,
+        closed_by=None,
+        stuck_reason=None,
+        payee_created_us=None,
+        opening_fee=opening_fee,
+        closing_fee=closing_fee,
+        protocol=(SessionProtocol.ESCROW if channel is None else SessionProtocol.MPP).value,
+        origin=None if channel is None else channel.origin,
+        url=url,
+        channel=None if channel is None else channel.address,
+        by_operator=by_operator,
+    )
 
 
 class SessionOpenHandler(Handler[SessionRecord]):
@@ -308,7 +361,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
             )
             return outcomes.funded(reopened, tx.name or tx.signature, is_held=False)
         if session.status == SessionStatus.SETTLED:
-            return outcomes.lost(session, tx)
+            return outcomes.outcome_of(session, outcomes.escrow_of(session).lost(tx))
         return outcomes.outcome_of(session)
 
     def report(self, ending: Ending[SessionRecord]) -> None:

@@ -12,7 +12,7 @@ A missing escrow proves nothing, because a node may lag; the escrow's own histor
 """
 
 import logging
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
@@ -30,6 +30,7 @@ from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.logs import log
 from agentpay_server.sessions import outcomes, store
+from agentpay_server.sessions.outcomes import Escrow
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, SettlementSplit
 
 
@@ -180,7 +181,7 @@ TOO_MANY_CREATED: Final = _obstacle(
 )
 
 
-_UNSETTLED: Final = (SessionStatus.OPEN, SessionStatus.CLOSING)
+S = TypeVar("S")
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -198,62 +199,59 @@ async def compare(context: Context, session: SessionRecord) -> None:
             if not await unknown_debits.is_proved(context, debit, session.account_id, owner=owner):
                 raise ChainUnreachableError("a node reports a payout that the escrow's key has not signed")
             if await context.database.run(_suspend, context, session.session_id, debit):
-                report(session, debit.signature)
-
-
-async def compare_channel(context: Context, session: SessionRecord, settled_micro: int) -> None:
-    """Suspend the account of a channel of which its seller has settled more than the books handed out.
-
-    The books count as handed out what the chain shows as settled, so no later voucher is below that.
-
-    Raises:
-        ChainUnreachableError: the clocks differ.
-    """
-    if await context.database.run(_suspend_channel, context, session.session_id, settled_micro):
-        report(session, None)
+                report(session.session_id, session.account_id, debit.signature)
 
 
 def suspending(
-    outcome: Outcome[SessionRecord], session: SessionRecord, tx_signature: str | None, *, settled_micro: int
-) -> Outcome[SessionRecord]:
-    """Return the outcome of a session with an unknown payout, which also suspends the account.
+    outcome: Outcome[S],
+    escrow: Escrow,
+    tx_signature: str | None,
+    *,
+    handed_out_micro: int,
+    settled_micro: int,
+) -> Outcome[S]:
+    """Return an outcome with an unknown payout, which also suspends the account.
 
     Args:
         outcome: the outcome without that.
-        session: the session as the books know it.
+        escrow: what was paid out.
         tx_signature: of the payout; None while a channel only records what its seller has settled.
+        handed_out_micro: the most that the books let the payee settle.
         settled_micro: what the escrow has paid, or what a channel records as settled.
     """
     record = audit.Record(
-        actor=audit.ServerActor(session.operator_id),
+        actor=audit.ServerActor(outcome.operator_id),
         action=audit.UNKNOWN_PAYOUT,
-        subject=session.session_id,
+        subject=escrow.owner_id,
         after=audit.given(
-            account_id=session.account_id,
+            account_id=escrow.account_id,
             tx_signature=tx_signature,
-            escrow_token_account=session.escrow_token_account,
-            running_total_usdc=audit.usdc(session.running_total),
+            escrow_token_account=escrow.token_account,
+            running_total_usdc=audit.usdc(handed_out_micro),
             settled_usdc=audit.usdc(settled_micro),
         ),
     )
-    return outcome.also(Posting(account_id=session.account_id, suspends=True), audit=(record,))
+    return outcome.also(Posting(account_id=escrow.account_id, suspends=True), audit=(record,))
 
 
-def report(session: SessionRecord, tx_signature: str | None) -> None:
+def report(owner_id: str, account_id: str, tx_signature: str | None) -> None:
     """Log an unknown payout, after the commit that suspended its account."""
     log(
         logger,
         logging.ERROR,
         "session.unknown_payout",
-        session_id=session.session_id,
-        account_id=session.account_id,
+        session_id=owner_id,
+        account_id=account_id,
         tx_signature=tx_signature,
     )
 
 
 def _suspend(connection: Connection, context: Context, session_id: str, debit: Debit) -> bool:
     """Suspend the account, unless the books explain the payout; return whether it was suspended for it."""
-    session = _locked(connection, session_id)
+    # The account first, then the session, as in every unit of work.
+    account_id = store.SESSIONS.existing(connection, session_id).account_id
+    accounts.ACCOUNTS.existing(connection, account_id, lock=True)
+    session = store.SESSIONS.existing(connection, session_id, lock=True)
     if session.status != SessionStatus.CLOSING:
         # Another server was faster: its settlement has landed.
         return False
@@ -268,25 +266,12 @@ def _suspend(connection: Connection, context: Context, session_id: str, debit: D
         account_id=session.account_id,
         now_us=unit.now_us,
     )
-    outcome = outcomes.outcome_of(session)
-    apply(unit, suspending(outcome, session, debit.signature, settled_micro=debit.amount_micro))
+    outcome = suspending(
+        outcomes.outcome_of(session),
+        outcomes.escrow_of(session),
+        debit.signature,
+        handed_out_micro=session.running_total,
+        settled_micro=debit.amount_micro,
+    )
+    apply(unit, outcome)
     return True
-
-
-def _suspend_channel(connection: Connection, context: Context, session_id: str, settled_micro: int) -> bool:
-    session = _locked(connection, session_id)
-    # Vouchers are stored before they are signed: the books of now are ahead of a chain that was read before.
-    if session.status not in _UNSETTLED or settled_micro <= session.running_total:
-        return False
-    unit = Unit.begin(connection, context)
-    now = store.SESSIONS.changed(connection, session, running_total=settled_micro)
-    outcome = outcomes.charged(now, before_micro=session.running_total)
-    apply(unit, suspending(outcome, session, None, settled_micro=settled_micro))
-    return True
-
-
-def _locked(connection: Connection, session_id: str) -> SessionRecord:
-    """Lock the account of a session, then the session, as every unit of work does."""
-    account_id = store.SESSIONS.existing(connection, session_id).account_id
-    accounts.ACCOUNTS.existing(connection, account_id, lock=True)
-    return store.SESSIONS.existing(connection, session_id, lock=True)

@@ -46,7 +46,6 @@ from agentpay_server.sessions.closing import Channels, Closing
 from agentpay_server.sessions.opening import NewSession, key_holder_of, terms_of
 from agentpay_server.sessions.outcomes import limits_of, refused, stopped, to_response, unresolved
 from agentpay_server.sessions.rules import (
-    SessionLimits,
     charge_refusal,
     charge_verdict,
     closes_us,
@@ -69,22 +68,76 @@ class Charged:
     must_wake: bool = False
 
 
+def draw(
+    unit: Unit,
+    session: SessionRecord,
+    amount: int,
+    *,
+    principal: Principal,
+    action: str,
+    key: str,
+    **shown: str,
+) -> Charged | None:
+    """Add an amount to what a session's payee gets, if the session is open and the cap allows it.
+
+    Args:
+        unit: the unit of work.
+        session: the session, as just read.
+        amount: micro-USDC.
+        principal: who draws.
+        action: the name of the request.
+        key: its idempotency key.
+        shown: what the audit trail shows of it besides.
+
+    Returns:
+        None if the session is no longer open, or other draws have used the cap.
+    """
+    context, now_us = unit.context, unit.now_us
+    assert session.opened_us is not None  # noqa: S101 - an open session was opened
+    closes = closes_us(limits_of(context), opened_us=session.opened_us, charged_us=now_us)
+    # Status and cap are checked in one statement, so that concurrent charges cannot exceed the cap.
+    drawn = store.SESSIONS.change(
+        unit.connection,
+        session,
+        IS_OPEN,
+        FITS,
+        given={"amount": amount},
+        add={"running_total": amount},
+        closes_us=closes,
+    )
+    if drawn is None:
+        return None
+    # Others may have drawn since the session was read.
+    before = drawn.running_total - amount
+    audit.record(
+        unit.connection,
+        principal,
+        action=action,
+        subject=drawn.session_id,
+        now_us=now_us,
+        before={"running_total_usdc": audit.usdc(before)},
+        after={
+            **shown,
+            "amount_usdc": audit.usdc(amount),
+            "running_total_usdc": audit.usdc(drawn.running_total),
+            "idempotency_key": key,
+        },
+    )
+    outcome = outcomes.charged(drawn, before_micro=before)
+    apply(unit, outcome)
+    return Charged(drawn, must_wake=bool(outcome.events) or closes is not None)
+
+
 class Charge:
     """The unit of work that adds to a session's running total."""
 
     def __init__(
-        self,
-        context: Context,
-        principal: Principal,
-        session_id: str,
-        request: ChargeSession,
-        limits: SessionLimits,
+        self, context: Context, principal: Principal, session_id: str, request: ChargeSession
     ) -> None:
         self._context = context
         self._principal = principal
         self._session_id = session_id
         self._request = request
-        self._limits = limits
         self._amount = to_micro(request.amount)
 
     def __call__(self, connection: Connection) -> Charged | None:
@@ -129,45 +182,24 @@ class Charge:
     def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)
-        assert session.opened_us is not None  # noqa: S101 - an open session was opened
-        closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
-        # Status and cap are checked in one statement, so that concurrent charges cannot exceed the cap.
-        charged = store.SESSIONS.change(
-            connection,
+        key = self._request.idempotency_key
+        drawn = draw(
+            Unit(connection, self._context, now_us),
             session,
-            IS_OPEN,
-            FITS,
-            given={"amount": self._amount},
-            add={"running_total": self._amount},
-            closes_us=closes,
+            self._amount,
+            principal=self._principal,
+            action=CHARGE_SESSION.name,
+            key=key,
         )
-        if charged is None:
+        if drawn is None:
             return None
-        total, key = charged.running_total, self._request.idempotency_key
         store.CHARGES.insert(
             connection,
             ChargeRecord(
                 session_id=self._session_id, idempotency_key=key, amount=self._amount, created_us=now_us
             ),
         )
-        # Other charges may have been accepted since the session was read.
-        before = total - self._amount
-        audit.record(
-            connection,
-            self._principal,
-            action=CHARGE_SESSION.name,
-            subject=self._session_id,
-            now_us=now_us,
-            before={"running_total_usdc": audit.usdc(before)},
-            after={
-                "amount_usdc": audit.usdc(self._amount),
-                "running_total_usdc": audit.usdc(total),
-                "idempotency_key": key,
-            },
-        )
-        outcome = outcomes.charged(charged, before_micro=before)
-        apply(Unit(connection, self._context, now_us), outcome)
-        return Charged(charged, must_wake=bool(outcome.events) or closes is not None)
+        return drawn
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session
@@ -215,7 +247,6 @@ class Sessions:
         self._closing = closing
         self._authorizer = authorizer
         self._channels = channels
-        self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
         """Put a session's cap into escrow, or refuse with a reason.
@@ -246,7 +277,7 @@ class Sessions:
         return await self._context.tasks.complete(charge)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        charge = Charge(self._context, principal, session_id, request, self._limits)
+        charge = Charge(self._context, principal, session_id, request)
         unit = OfAccounts(charge, frozenset(), frozenset((session_id,)), store.LOCK)
         while True:
             failpoint(Operation.SESSION_CHARGE, Step.BEGUN)

@@ -8,7 +8,7 @@ from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.chain.rpc import history
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import on_chain, upto
+from agentpay_server.payments.channels import on_chain, owners
 from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.selection import SelectOffer
@@ -115,12 +115,12 @@ def a_payout_is_a_deposit_too(patch: Patch) -> None:
 
 @planted
 def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
-    settled = upto.settled
+    settled = owners.settled
 
     def at_most(transfer, **outcome):
         return settled(transfer, **{**outcome, "paid_micro": transfer.amount})
 
-    patch(upto, "settled", at_most)
+    patch(owners, "settled", at_most)
 
 
 @planted

@@ -61,7 +61,7 @@ class SessionRecord:
     opened_us: int | None
     settled_us: int | None
     # While open: when it closes automatically; NULL without a limit. While closing: when its settlement is
-    # signed (again); NULL once signed.
+    # signed (again); NULL once signed, and for a channel, whose row says when it is looked at.
     closes_us: int | None
     created_us: int
     # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
@@ -76,8 +76,7 @@ class SessionRecord:
     # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
     opening_fee: Annotated[int, ZERO]
     closing_fee: Annotated[int, ZERO]
-    # `SessionProtocol`, or `x402_upto` for the channel of a payment: no session of a caller. It has the
-    # payment's transfer_id as its session_id.
+    # `SessionProtocol`.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
     # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.
     origin: str | None = None
@@ -98,20 +97,25 @@ class SessionRecord:
     "channels",
     Index("ix_channels_terms", "account_id", "terms_digest", "seq"),
     Index("ix_channels_origin", "operator_id", "origin", "created_us"),
+    Index("ix_channels_account_status", "account_id", "status", "seq"),
+    index_where("due_us IS NOT NULL", "ix_channels_due", "due_us"),
 )
 @frozen(kw_only=True)
 class ChannelRecord:
-    """The columns that a session has whose escrow is a channel on chain."""
+    """A channel on chain. It belongs to a session over HTTP 402, or to a payment up to a maximum."""
 
     seq: Seq = 0
-    # A channel is also a session.
-    session_id: Annotated[str, UNIQUE]
+    # Its owner: a session_id, or the transfer_id of a payment.
+    owner_id: Annotated[str, UNIQUE]
+    is_payment: bool
     operator_id: str
     account_id: str
     # What its vouchers have in common (`ChannelTerms.digest`).
     terms_digest: str
     origin: str
-    # The terms on chain, which nobody can change; the deposit is the session's cap.
+    # Its addresses and terms on chain, which nobody can change.
+    address: Annotated[str, UNIQUE]
+    escrow_token_account: Annotated[str, UNIQUE]
     payee: str
     rent_payer: str
     signer: str
@@ -120,6 +124,23 @@ class ChannelRecord:
     grace_seconds: Annotated[int, SMALL]
     # JSON: [[owner, hundredths of a percent], …].
     shares: str
+    deposit: int
+    # The most that its seller can settle: the highest voucher, or all of a payment, whose vouchers it signs.
+    cumulative: int
+    # `SessionStatus`: that of its session. A payment stays `submitted` from `opening` to `closing`.
+    status: str
+    # When to look at it on chain, if its seller does nothing; NULL while there is no need.
+    due_us: int | None = None
+    # While closing: from when on it is closed by force, or the service pays it out.
+    force_us: int | None = None
+    # How often its payout was postponed: the interval grows each time.
+    postponements: Annotated[int, SMALL] = 0
+    # The transaction that paid it out; a seller may pay out several in one.
+    payout_signature: str | None = None
+    # The fees in lamports of its transactions so far, and at most of those to come (engine/fees.py).
+    opening_fee: int = 0
+    closing_fee: int
+    by_operator: bool
     # The challenge that the opening answers, and the newest one, as the seller wrote them, in JSON.
     challenge: str
     challenge_expires_us: int | None
@@ -131,9 +152,7 @@ class ChannelRecord:
     in_flight: str | None = None
     in_flight_until_us: int | None = None
     # How many vouchers in a row the seller has refused.
-    refusals: Annotated[int, ZERO] = 0
-    # While closing: from when on it is closed by force, or the service pays it out.
-    force_us: int | None = None
+    refusals: int = 0
     created_us: int
 
 

@@ -22,12 +22,11 @@ from attrs import frozen
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus
 from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, ChannelHistory, Payout
-from agentpay_server.database.tables import SessionRecord
+from agentpay_server.database.tables import ChannelRecord
 from agentpay_server.ledger import accounts, audit
 from agentpay_server.ledger.context import Context
+from agentpay_server.payments.channels import owners
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels import upto
-from agentpay_server.payments.channels.store import Channel
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.logs import log
 from agentpay_server.sessions import payouts
@@ -115,20 +114,20 @@ class ChannelPayout:
         return self.is_short or self.settled_micro > handed_out_micro
 
 
-def payout_of(payout: Payout, session_id: str, *, cap_micro: int, owed: Mapping[str, int]) -> ChannelPayout:
+def payout_of(payout: Payout, owner_id: str, *, cap_micro: int, owed: Mapping[str, int]) -> ChannelPayout:
     """Return what became of a channel.
 
     Args:
         payout: the transaction that paid it out.
-        session_id: the channel's session.
+        owner_id: the channel's owner.
         cap_micro: what was paid into the channel.
-        owed: by session, what no voucher proves as settled, of all channels of the account that it pays out.
+        owed: by owner, what no voucher proves as settled, of all channels of the account that it pays out.
     """
     left, returned_micro = max(payout.gained_micro, 0), 0
     for each in sorted(owed):
         part = min(left, owed[each])
         left -= part
-        if each == session_id:
+        if each == owner_id:
             returned_micro = part
     return ChannelPayout(
         signature=payout.signature,
@@ -148,31 +147,30 @@ class ChannelsOnChain:
         self._context = context
         self._database = context.database
         self._chain = context.chain
-        # The sessions that are reported already.
+        # The owners of channels that are reported already.
         self._unproved: set[str] = set()
 
-    async def compared(self, channel: Channel) -> tuple[ChannelAccount | None, bool]:
+    async def compared(self, channel: ChannelRecord) -> tuple[ChannelAccount | None, bool]:
         """Return a channel as the chain shows it; suspend its account if its seller has settled too much.
 
         A node may report a false account, but cannot make up a voucher that the account's key has signed. So
         the account is suspended only for such a voucher in an irreversible transaction. Also returns False if
         there is none (yet) for what the channel shows: its close, which only returns money, goes on.
         """
-        session = channel.session
-        assert session.channel is not None  # noqa: S101 - it is a channel
-        (account,) = await self._chain.account_data([session.channel])
+        (account,) = await self._chain.account_data([channel.address])
         found = read_found(account)
-        if found is not None and is_beyond_books(session, found):
+        if found is not None and is_beyond_books(channel, found):
             proven_micro = (await self._history(channel)).proven_micro
             if proven_micro < found.settled_micro:
-                self._report_unproved(session, found.settled_micro)
+                self._report_unproved(channel, found.settled_micro)
                 return found, False
-            self._unproved.discard(session.session_id)
-            await payouts.compare_channel(self._context, session, proven_micro)
+            self._unproved.discard(channel.owner_id)
+            if await self._database.run(owners.suspend, self._context, channel.owner_id, proven_micro):
+                payouts.report(channel.owner_id, channel.account_id, None)
         return found, True
 
-    async def is_ended(self, channel: Channel, found: ChannelAccount | None) -> bool:
-        """Return whether the seller has ended an open session's channel: one false reply does not end it."""
+    async def is_ended(self, channel: ChannelRecord, found: ChannelAccount | None) -> bool:
+        """Return whether the seller has ended an open channel: one false reply does not end it."""
         if not is_ended_by_seller(found):
             return False
         if found is None:
@@ -180,52 +178,47 @@ class ChannelsOnChain:
         again, _ = await self.compared(channel)
         return is_ended_by_seller(again)
 
-    async def payout(self, channel: Channel) -> ChannelPayout:
+    async def payout(self, channel: ChannelRecord) -> ChannelPayout:
         """Return what the irreversible payout of a channel means for its account.
 
         Raises:
             ChainUnreachableError: there is none yet, or replies differ.
         """
-        session, payout = channel.session, (await self._history(channel)).payout
+        payout = (await self._history(channel)).payout
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         owed = {}
-        for each in await self._database.read(channel_store.at, session.account_id, payout.channels):
+        for each in await self._database.read(channel_store.at, channel.account_id, payout.channels):
             # A node that does not show the payout yet must not hide that it paid this channel too.
             history = await self._history(each, including=payout.signature)
             if history.payout is not None and history.payout.signature == payout.signature:
-                owed[each.session.session_id] = max(each.session.cap - history.proven_micro, 0)
-        return payout_of(payout, session.session_id, cap_micro=session.cap, owed=owed)
+                owed[each.owner_id] = max(each.deposit - history.proven_micro, 0)
+        return payout_of(payout, channel.owner_id, cap_micro=channel.deposit, owed=owed)
 
-    async def _history(self, channel: Channel, *, including: str | None = None) -> ChannelHistory:
-        session = channel.session
-        assert session.channel is not None  # noqa: S101 - it is a channel
-        account = await self._database.read(accounts.ACCOUNTS.existing, session.account_id)
+    async def _history(self, channel: ChannelRecord, *, including: str | None = None) -> ChannelHistory:
+        account = await self._database.read(accounts.ACCOUNTS.existing, channel.account_id)
         return await self._chain.channel_history(
-            session.channel,
-            signer=channel.record.signer,
-            to=account.usdc_token_account,
-            including=including,
+            channel.address, signer=channel.signer, to=account.usdc_token_account, including=including
         )
 
-    def _report_unproved(self, session: SessionRecord, settled_micro: int) -> None:
-        if session.session_id in self._unproved:
+    def _report_unproved(self, channel: ChannelRecord, settled_micro: int) -> None:
+        if channel.owner_id in self._unproved:
             return
-        self._unproved.add(session.session_id)
+        self._unproved.add(channel.owner_id)
         log(
             logger,
             logging.WARNING,
             "session.unproved_payout",
-            session_id=session.session_id,
-            account_id=session.account_id,
+            session_id=channel.owner_id,
+            account_id=channel.account_id,
             settled_usdc=audit.usdc(settled_micro),
-            running_total_usdc=audit.usdc(session.running_total),
+            running_total_usdc=audit.usdc(channel.cumulative),
         )
 
 
-def is_beyond_books(session: SessionRecord, found: ChannelAccount) -> bool:
-    """Return whether a seller has settled more than the books handed out."""
-    return found.settled_micro > upto.handed_out_micro(session)
+def is_beyond_books(channel: ChannelRecord, found: ChannelAccount) -> bool:
+    """Return whether a seller has settled more than the books let it."""
+    return found.settled_micro > channel.cumulative
 
 
 def read_found(account: AccountData | None) -> ChannelAccount | None:

@@ -5,7 +5,7 @@ and the seller broadcasts the transaction: until that can no longer land, its am
 terms get the same opening as long as it may land, and one new one after that.
 """
 
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from attrs import evolve, frozen
 
@@ -14,17 +14,19 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import SessionProtocol
+from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Condition
 from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import Ending, Resigning
+from agentpay_server.engine.handlers import Ending, Handler, Resigning
 from agentpay_server.engine.policy import Refusal, Spend
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Outcome, Unit
+from agentpay_server.ledger.apply import Outcome, Posting, Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.keys import LimitedKey
@@ -32,15 +34,15 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels import upto
 from agentpay_server.payments.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US
+from agentpay_server.payments.channels.owners import Owned, owned
 from agentpay_server.payments.channels.signing import (
     ChannelDeposit,
     OpeningBlockhash,
     closing_fee,
     sign_channel,
 )
-from agentpay_server.payments.channels.upto import PaymentChannel
+from agentpay_server.payments.channels.store import CHANNELS, IS_FAILED, IS_OPENING
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import category_of
 from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
@@ -51,9 +53,10 @@ from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.opening import SessionOpenHandler, failed
+from agentpay_server.sessions.opening import SessionOpenHandler, failed, session_row
 from agentpay_server.sessions.outcomes import refused
-from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
+from agentpay_server.sessions.rules import OpeningTerms, escalation_refusal, session_limit_refusal
+from agentpay_server.transfers import outcomes as transfer_outcomes
 from agentpay_server.transfers.responses import report as report_transfer
 
 _EXPIRED: Final = Refusal(
@@ -177,25 +180,36 @@ class OpenChannel(Intent[SessionRecord]):
         opening, principal = self._opening, self._principal
         assert opening.landing is not None  # noqa: S101 - the account is not paused
         deposit = ChannelDeposit(
-            subject_id=self._context.identifiers.new(identifiers.SESSION),
-            operator_id=principal.operator_id,
-            account_id=opening.account_id,
-            key_id=principal.key_id,
-            protocol=SessionProtocol.MPP.value,
+            owner_id=self._context.identifiers.new(identifiers.SESSION),
+            is_payment=False,
             origin=opening.origin,
-            url=opening.url,
-            category=category_of(opening.offer, opening.pin),
             deposit_micro=opening.cap_micro,
             offer=opening.offer,
             position=opening.position,
-            token_account=opening.token_account,
             landing=opening.landing,
             terms_digest=opening.digest,
-            idempotency_key=self._requested_key.idempotency_key,
             expires_us=opening.offer.expires_us,
         )
         channel, tx = sign_channel(unit, deposit)
-        session, held = channel.session, unit.hold_cap(tx, opening.cap_micro)
+        session = session_row(
+            principal,
+            OpeningTerms(
+                account_id=opening.account_id,
+                to=opening.token_account,
+                cap_micro=opening.cap_micro,
+                category=category_of(opening.offer, opening.pin),
+            ),
+            unit.preflight.recipient,
+            session_id=channel.owner_id,
+            idempotency_key=self._requested_key.idempotency_key,
+            escrow_token_account=channel.escrow_token_account,
+            by_operator=unit.by_operator,
+            now_us=unit.now_us,
+            channel=channel,
+            url=opening.url,
+        )
+        session_store.SESSIONS.insert(unit.connection, session)
+        held = unit.hold_cap(tx, opening.cap_micro)
         idempotency.put(
             unit.connection, self._requested_key, self._held, PurchaseKind.CHANNEL, session.session_id
         )
@@ -234,7 +248,7 @@ class OpenChannel(Intent[SessionRecord]):
             )
 
 
-class ChannelOpenHandler(SessionOpenHandler):
+class ChannelOpenHandler(Handler[Any]):
     """Says what the outcomes of openings change, which the service signs and the seller broadcasts."""
 
     kind = Kind.CHANNEL_OPEN
@@ -242,53 +256,81 @@ class ChannelOpenHandler(SessionOpenHandler):
     # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
     must_be_irreversible = True
 
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self._of_sessions = SessionOpenHandler(context)
+
     async def find(
         self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look the transaction up by its signature if that is known, else by its signed message."""
         return await cosigned_status(chain, tx, proof_height=proof_height)
 
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
-        """Return the session; that of a payment up to a maximum has the payment."""
-        session = super().load(connection, subject_id, lock=lock)
-        return upto.with_payment(connection, session, lock=lock) if upto.is_upto(session) else session
+    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> Owned:
+        """Return the channel with its owner."""
+        return owned(connection, subject_id, lock=lock)
 
-    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    def newest_signature(self, subject: Owned) -> str | None:
+        """Return the signature of its opening."""
+        return subject.owner.tx_signature
+
+    def settled(self, ending: Ending[Owned]) -> Outcome[Any]:
         """Return the outcome of an opening that has landed."""
-        outcome = super().settled(ending)
-        return upto.opened(outcome, ending.now_us) if upto.is_upto(ending.subject) else outcome
+        return self._opened(ending, IS_OPENING)
 
-    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    def failed(self, ending: Ending[Owned]) -> Outcome[Any]:
         """Return the outcome of an opening that the chain refused."""
-        if isinstance(ending.subject, PaymentChannel):
-            return self._payment_failed(ending, ending.subject, failure_of(ending))
-        return failed(ending, _FAILED)
+        is_payment = ending.subject.channel.is_payment
+        return _failed(ending, failure_of(ending) if is_payment else _FAILED)
 
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Refusal:
+    def sign_replacement(self, resigning: Resigning[Owned]) -> Refusal:
         """Never called: the seller holds the signed bytes, so an opening has no replacement."""
         raise NotImplementedError
 
-    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    def dropped(self, ending: Ending[Owned]) -> Outcome[Any]:
         """Return the outcome of an opening that has expired."""
-        if isinstance(ending.subject, PaymentChannel):
-            return self._payment_failed(ending, ending.subject, EXPIRED)
-        return failed(ending, _EXPIRED)
+        return _failed(ending, EXPIRED if ending.subject.channel.is_payment else _EXPIRED)
 
-    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    def landed_late(self, ending: Ending[Owned]) -> Outcome[Any]:
         """Return the outcome of an opening that landed after it was considered expired."""
-        outcome = super().landed_late(ending)
-        return evolve(outcome, events=()) if upto.is_upto(ending.subject) else outcome
+        status = ending.subject.channel.status
+        if status == SessionStatus.OPENING:
+            return self.settled(ending)
+        if status == SessionStatus.FAILED:
+            return self._opened(ending, IS_FAILED, is_held=False)
+        lost = (ending.subject.escrow.lost(ending.tx),) if status == SessionStatus.SETTLED else ()
+        return ending.subject.outcome(*lost)
 
-    def report(self, ending: Ending[SessionRecord]) -> None:
+    def _opened(self, ending: Ending[Owned], condition: Condition, *, is_held: bool = True) -> Outcome[Any]:
+        """Return the outcome of an open channel; without `is_held` it had seemed to have failed."""
+        found, owner = ending.subject, ending.subject.owner
+        if isinstance(owner, SessionRecord):
+            of_session = evolve(ending, subject=owner)
+            opened = self._of_sessions.settled if is_held else self._of_sessions.landed_late
+            outcome, due_us = opened(of_session), None
+        else:
+            # No event is about it. It is due at once: its seller may have settled it already.
+            outcome, due_us = found.outcome(found.escrow.funded(is_held=is_held)), ending.now_us
+        change = CHANNELS.to_change(found.channel, condition, status=SessionStatus.OPEN.value, due_us=due_us)
+        return evolve(outcome, changes=(change,))
+
+    def report(self, ending: Ending[Any]) -> None:
         """Log the session, or the payment that has failed."""
-        subject: SessionRecord | TransferRecord = ending.subject
-        if isinstance(subject, TransferRecord):
+        subject = ending.subject
+        if isinstance(subject, SessionRecord):
+            self._of_sessions.report(ending)
+        elif isinstance(subject, TransferRecord) and subject.status == TransferStatus.FAILED:
             report_transfer(self._context, subject)
-        elif not upto.is_upto(subject):
-            super().report(ending)
 
-    @staticmethod
-    def _payment_failed(
-        ending: Ending[SessionRecord], subject: PaymentChannel, refusal: Refusal
-    ) -> Outcome[SessionRecord]:
-        return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)
+
+def _failed(ending: Ending[Owned], refusal: Refusal) -> Outcome[Any]:
+    """Return the outcome of an opening that moved nothing and never will."""
+    channel, owner = ending.subject.channel, ending.subject.owner
+    outcome: Outcome[Any]
+    if isinstance(owner, SessionRecord):
+        outcome = failed(evolve(ending, subject=owner), refusal)
+    else:
+        reserved = Posting(account_id=channel.account_id, cap_release=channel.deposit)
+        outcome = transfer_outcomes.failed(evolve(ending, subject=owner), refusal).also(reserved)
+    change = CHANNELS.to_change(channel, IS_OPENING, status=SessionStatus.FAILED.value)
+    return evolve(outcome, changes=(change,))

@@ -221,7 +221,7 @@ class SessionPayments:
     def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
         header = voucher_header(
             self._context.signer,
-            paid.channel,
+            paid.channel.record,
             selected.source,
             paid.voucher.cumulative,
             challenge=selected.offer.echo,
@@ -290,7 +290,7 @@ class SessionPayments:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
-        opening = opening_of(self._context, channel, selected.source)
+        opening = opening_of(self._context, channel.record, selected.source)
         expires_us = channel.record.challenge_expires_us
         # The opening has the blockhash of its own challenge, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us

@@ -32,7 +32,7 @@ from agentpay_server.chain.signing import (
     sign_transaction,
     with_units_for,
 )
-from agentpay_server.database.tables import AccountRecord, ChannelRecord, SessionRecord
+from agentpay_server.database.tables import AccountRecord, ChannelRecord
 from agentpay_server.engine.authorization import SpendUnit
 from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.ledger.context import Context
@@ -41,13 +41,11 @@ from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayme
 from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
 from agentpay_server.payments.channels.on_chain import MAX_SLOT_DISTANCE
-from agentpay_server.payments.channels.store import CHANNELS, Channel
+from agentpay_server.payments.channels.store import CHANNELS
 from agentpay_server.payments.responses import nothing_payable
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import chain_unavailable
-from agentpay_server.sessions.rules import check_transition
-from agentpay_server.sessions.store import SESSIONS
 
 OPEN_UNITS: Final = 90_000
 """Compute units of an opening; it needs about half of them."""
@@ -59,20 +57,19 @@ _PAYOUT_UNITS: Final = 2
 """How many times the usual compute limit a payout may need."""
 
 
-def opening_of(context: Context, channel: Channel, account: AccountRecord) -> OnchainTerms:
+def opening_of(context: Context, channel: ChannelRecord, account: AccountRecord) -> OnchainTerms:
     """Return the terms of an account's stored channel, as the chain has them."""
-    record = channel.record
     return OnchainTerms(
         payer=Pubkey.from_string(context.signer.address(spending_key(account.key_index))),
-        rent_payer=Pubkey.from_string(record.rent_payer),
-        payee=Pubkey.from_string(record.payee),
+        rent_payer=Pubkey.from_string(channel.rent_payer),
+        payee=Pubkey.from_string(channel.payee),
         mint=Pubkey.from_string(context.chain.usdc_mint),
-        signer=Pubkey.from_string(record.signer),
-        salt=record.salt,
-        open_slot=record.open_slot,
-        deposit_micro=channel.session.cap,
-        grace_seconds=record.grace_seconds,
-        shares=mpp_sessions.shares_of([(owner, bps) for owner, bps in json.loads(record.shares)]),
+        signer=Pubkey.from_string(channel.signer),
+        salt=channel.salt,
+        open_slot=channel.open_slot,
+        deposit_micro=channel.deposit,
+        grace_seconds=channel.grace_seconds,
+        shares=mpp_sessions.shares_of([(owner, bps) for owner, bps in json.loads(channel.shares)]),
     )
 
 
@@ -110,7 +107,7 @@ def build_opening(
 
 def voucher_header(
     signer: Signer,
-    channel: Channel,
+    channel: ChannelRecord,
     account: AccountRecord,
     cumulative_micro: int,
     *,
@@ -127,14 +124,12 @@ def voucher_header(
         is_closing: whether the voucher closes the channel.
         challenge: the challenge to answer; None for the newest one.
     """
-    address = channel.session.channel
-    assert address is not None  # noqa: S101 - stored with the opening, from whose terms it follows
-    voucher = Voucher(channel=Pubkey.from_string(address), cumulative_micro=cumulative_micro)
+    voucher = Voucher(channel=Pubkey.from_string(channel.address), cumulative_micro=cumulative_micro)
     signature = Signature.from_bytes(signer.sign_voucher(voucher_key(account.key_index), voucher.message()))
     payload = mpp_sessions.voucher_payload(
-        voucher, signer=channel.record.signer, signature=str(signature), is_closing=is_closing
+        voucher, signer=channel.signer, signature=str(signature), is_closing=is_closing
     )
-    return mpp.credential(challenge or json.loads(channel.record.newest_challenge), payload)
+    return mpp.credential(challenge or json.loads(channel.newest_challenge), payload)
 
 
 def closing_fee(blockhash: Blockhash) -> int:
@@ -179,30 +174,21 @@ class ChannelDeposit:
     """A channel to sign: an offer's, and what its rows say besides.
 
     Attributes:
-        subject_id: the session, or the payment up to a maximum.
+        owner_id: the session, or the payment up to a maximum.
         position: the position of the offer in its 402.
-        token_account: of the primary recipient.
         terms_digest: what vouchers of the channel have in common.
-        idempotency_key: the key of the request.
         expires_us: until when the seller may use the opening, if it says.
         memo: a memo in the transaction.
     """
 
-    subject_id: str
-    operator_id: str
-    account_id: str
-    key_id: str
-    protocol: str
+    owner_id: str
+    is_payment: bool
     origin: str
-    url: str | None
-    category: str | None
     deposit_micro: int
     offer: Offer
     position: int
-    token_account: str
     landing: OpeningBlockhash
     terms_digest: str
-    idempotency_key: str
     expires_us: int | None = None
     memo: str | None = None
 
@@ -236,14 +222,14 @@ async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
     return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
 
 
-def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:
+def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[ChannelRecord, StoredTransaction]:
     """Sign a channel's opening and store the channel; return it, and the transaction to hold its amount with.
 
     Raises:
         Problem: `nothing_payable`.
     """
-    connection, context = unit.connection, unit.context
-    channel = _rows(unit, deposit)
+    context = unit.context
+    channel = _row(unit, deposit)
     opening = opening_of(context, channel, unit.source)
     try:
         prepared = build_opening(
@@ -256,15 +242,13 @@ def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, Sto
         )
     except (ChannelError, TransactionTooLargeError) as error:
         raise nothing_payable({deposit.position: str(error)}) from None
-    check_transition(None, SessionStatus.OPENING)
-    channel = Channel(
-        session=attrs.evolve(
-            channel.session, channel=str(opening.address), escrow_token_account=str(opening.escrow)
-        ),
-        record=attrs.evolve(channel.record, raw=prepared.raw),
+    channel = attrs.evolve(
+        channel,
+        address=str(opening.address),
+        escrow_token_account=str(opening.escrow),
+        raw=prepared.raw,
     )
-    SESSIONS.insert(connection, channel.session)
-    CHANNELS.insert(connection, channel.record)
+    CHANNELS.insert(unit.connection, channel)
     found_by = Cosigned(
         token_account=unit.source.usdc_token_account,
         signature=prepared.signature,
@@ -278,8 +262,8 @@ def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, Sto
             last_valid_block_height=prepared.last_valid_block_height,
         ),
         kind=Kind.CHANNEL_OPEN,
-        subject_id=deposit.subject_id,
-        account_id=deposit.account_id,
+        subject_id=channel.owner_id,
+        account_id=channel.account_id,
         detail=detail_of(found_by),
         now_us=unit.now_us,
     )
@@ -298,17 +282,20 @@ def _last_valid_height(unit: SpendUnit, blockhash: str) -> int:
     return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
 
 
-def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
-    """Return the rows to store; the addresses that follow from them are still missing."""
+def _row(unit: SpendUnit, deposit: ChannelDeposit) -> ChannelRecord:
+    """Return the row to store; what follows from it is still missing: the addresses, and the signed bytes."""
     context, terms = unit.context, deposit.terms
     assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable
     challenge = json.dumps(deposit.offer.echo)
-    record = ChannelRecord(
-        session_id=deposit.subject_id,
-        operator_id=deposit.operator_id,
-        account_id=deposit.account_id,
+    return ChannelRecord(
+        owner_id=deposit.owner_id,
+        is_payment=deposit.is_payment,
+        operator_id=unit.source.operator_id,
+        account_id=unit.source.account_id,
         terms_digest=deposit.terms_digest,
         origin=deposit.origin,
+        address="",
+        escrow_token_account="",
         payee=terms.payee,
         rent_payer=terms.rent_payer,
         signer=terms.signer or context.signer.address(voucher_key(unit.source.key_index)),
@@ -316,6 +303,11 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         open_slot=deposit.landing.slot,
         grace_seconds=terms.grace_seconds,
         shares=json.dumps(terms.shares),
+        deposit=deposit.deposit_micro,
+        cumulative=deposit.deposit_micro if deposit.is_payment else 0,
+        status=SessionStatus.OPENING.value,
+        closing_fee=closing_fee(unit.preflight.blockhash),
+        by_operator=unit.by_operator,
         challenge=challenge,
         challenge_expires_us=deposit.expires_us,
         newest_challenge=challenge,
@@ -323,42 +315,3 @@ def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
         expires_us=opening_expires_us(context, unit.now_us),
         created_us=unit.now_us,
     )
-    session = SessionRecord(
-        seq=0,
-        session_id=deposit.subject_id,
-        operator_id=deposit.operator_id,
-        account_id=deposit.account_id,
-        key_id=deposit.key_id,
-        to=deposit.token_account,
-        # If this service holds the payee, the deposit watcher posts the arrival.
-        recipient_account_id=None,
-        recipient_token_account=unit.preflight.recipient.token_account,
-        category=deposit.category,
-        cap=deposit.deposit_micro,
-        running_total=0,
-        idempotency_key=deposit.idempotency_key,
-        key_expires_us=None,
-        status=SessionStatus.OPENING.value,
-        error=None,
-        message=None,
-        escrow_token_account="",
-        tx_signature=None,
-        settlement_tx_signature=None,
-        settlements=0,
-        postponements=0,
-        opened_us=None,
-        settled_us=None,
-        closes_us=None,
-        created_us=unit.now_us,
-        recipient_owner=terms.payee,
-        closed_by=None,
-        stuck_reason=None,
-        payee_created_us=None,
-        opening_fee=0,
-        closing_fee=closing_fee(unit.preflight.blockhash),
-        protocol=deposit.protocol,
-        origin=deposit.origin,
-        url=deposit.url,
-        by_operator=unit.by_operator,
-    )
-    return Channel(session=session, record=record)

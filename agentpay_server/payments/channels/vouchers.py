@@ -28,7 +28,7 @@ from agentpay_server.engine.policy import (
 )
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Unit, apply
+from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.payments.authorizing import pin_is_as_seen
@@ -36,17 +36,17 @@ from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.closing import to_closing
 from agentpay_server.payments.channels.on_chain import IN_FLIGHT_US, MAX_REFUSALS
-from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
+from agentpay_server.payments.channels.owners import Owned
+from agentpay_server.payments.channels.store import CHANNELS, IS_OPEN, VOUCHERS, Channel
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_suspended
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import outcomes
-from agentpay_server.sessions.outcomes import limits_of, refused
-from agentpay_server.sessions.rules import closes_us, key_refusal
-from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
+from agentpay_server.sessions.outcomes import refused
+from agentpay_server.sessions.rules import key_refusal
+from agentpay_server.sessions.service import draw
 
 _REFUSED: Final = 402
 _SERVER_ERROR: Final = 500
@@ -169,22 +169,21 @@ class PayByVoucher:
 
     def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
         charge, context = self._charge, self._context
-        amount = charge.offer.terms.amount_micro
-        opened_us = channel.session.opened_us
-        assert opened_us is not None  # noqa: S101 - an open session was opened
-        session = SESSIONS.change(
-            connection,
+        amount, charge_id = charge.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
+        drawn = draw(
+            Unit(connection, context, now_us),
             channel.session,
-            IS_OPEN,
-            FITS,
-            given={"amount": amount},
-            add={"running_total": amount},
-            closes_us=closes_us(limits_of(context), opened_us=opened_us, charged_us=now_us),
+            amount,
+            principal=self._principal,
+            action=AUTHORIZE_PAYMENT.name,
+            key=charge.key.idempotency_key,
+            charge_id=charge_id,
         )
-        if session is None:
+        if drawn is None:
             return None
+        session = drawn.session
         voucher = VoucherRecord(
-            charge_id=context.identifiers.new(identifiers.CHARGE),
+            charge_id=charge_id,
             session_id=session.session_id,
             operator_id=session.operator_id,
             account_id=session.account_id,
@@ -196,30 +195,16 @@ class PayByVoucher:
             created_us=now_us,
         )
         VOUCHERS.insert(connection, voucher)
-        idempotency.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, voucher.charge_id)
+        idempotency.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, charge_id)
         record = CHANNELS.changed(
             connection,
             channel.record,
-            in_flight=voucher.charge_id,
+            IS_OPEN,
+            cumulative=session.running_total,
+            in_flight=charge_id,
             in_flight_until_us=real_now_us() + IN_FLIGHT_US,
             newest_challenge=json.dumps(charge.offer.echo),
         )
-        before = session.running_total - amount
-        audit.record(
-            connection,
-            self._principal,
-            action=AUTHORIZE_PAYMENT.name,
-            subject=session.session_id,
-            now_us=now_us,
-            before={"running_total_usdc": audit.usdc(before)},
-            after={
-                "charge_id": voucher.charge_id,
-                "amount_usdc": audit.usdc(amount),
-                "running_total_usdc": audit.usdc(session.running_total),
-                "idempotency_key": voucher.idempotency_key,
-            },
-        )
-        apply(Unit(connection, context, now_us), outcomes.charged(session, before_micro=before))
         return Paid(channel=Channel(session=session, record=record), voucher=voucher)
 
 
@@ -270,10 +255,10 @@ class ReportVoucher:
             after={"status_code": request.status_code},
         )
         if channel.record.in_flight == voucher.charge_id and is_first:
-            channel = self._count(connection, channel)
+            channel = self._count(connection, channel, now_us)
         return Paid(channel=channel, voucher=voucher)
 
-    def _count(self, connection: Connection, channel: Channel) -> Channel:
+    def _count(self, connection: Connection, channel: Channel, now_us: int) -> Channel:
         # A seller that keeps a voucher and serves nothing may as well claim to have failed.
         status_code = self._request.status_code
         is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
@@ -281,9 +266,10 @@ class ReportVoucher:
         record = CHANNELS.changed(
             connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals
         )
-        channel = Channel(session=channel.session, record=record)
         if refusals < MAX_REFUSALS:
-            return channel
+            return Channel(session=channel.session, record=record)
         # Due at once, whatever this server's clock says.
-        due_us, reason = channel.session.created_us, ClosingReason.PAYEE_REFUSES
-        return to_closing(connection, channel, due_us=due_us, force_us=due_us, reason=reason) or channel
+        due_us, reason = record.created_us, ClosingReason.PAYEE_REFUSES
+        found = Owned(owner=channel.session, channel=record)
+        to_closing(connection, found, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)
+        return channel_store.of_session(connection, record.owner_id)
