@@ -13,7 +13,6 @@ Sessions close automatically at their idle limit or lifetime, by the server's cl
 import asyncio
 import logging
 import math
-from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
@@ -22,7 +21,7 @@ from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, Se
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.rows import Change, Condition
+from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
 from agentpay_server.engine.handlers import (
@@ -147,18 +146,25 @@ class Closing:
         return claimed
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
-        now_us = self._context.clock.now_us()
+        now_us, reason = self._context.clock.now_us(), None
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        if principal is None:
-            claimed = self._claim_due(connection, session_id, now_us, sign_us)
-        else:
-            claimed = claim(connection, session_id, actor=principal, now_us=now_us, closes_us=sign_us)
-        if claimed is not None:
-            return claimed
-        # Not open: it is closing, and perhaps postponed, or another server was faster.
-        retried = store.SESSIONS.change(
+        session = store.SESSIONS.existing(connection, session_id)
+        if principal is None and session.opened_us is not None:
+            reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        claimed = claim(
+            connection,
+            session_id,
+            actor=principal or audit.ServerActor(session.operator_id),
+            now_us=now_us,
+            closes_us=sign_us,
+            reason=reason,
+            # A charge may have extended the time limit since the session was found due.
+            if_due=principal is None,
+        )
+        # If it is not open, it is closing, and perhaps postponed, or another server was faster.
+        retried = claimed or store.SESSIONS.change(
             connection,
             session_id,
             store.IS_CLOSING,
@@ -168,25 +174,6 @@ class Closing:
             closes_us=sign_us,
         )
         return retried or store.SESSIONS.existing(connection, session_id)
-
-    def _claim_due(
-        self, connection: Connection, session_id: str, now_us: int, sign_us: int
-    ) -> SessionRecord | None:
-        session = store.SESSIONS.existing(connection, session_id)
-        if session.opened_us is None:
-            return None
-        reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
-        # A charge may have extended the time limit since the session was found due.
-        return claim(
-            connection,
-            session_id,
-            store.IS_DUE,
-            given={"now_us": now_us},
-            actor=audit.ServerActor(session.operator_id),
-            now_us=now_us,
-            closes_us=sign_us,
-            reason=reason,
-        )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, StoredTransaction | None]:
         """Sign the settlement of a claimed session, if the chain allows it.
@@ -331,31 +318,24 @@ class SessionSettleHandler(Handler[SessionRecord]):
 def claim(
     connection: Connection,
     session_id: str,
-    *conditions: Condition,
-    given: Mapping[str, object] | None = None,
+    *,
     actor: Principal | audit.ServerActor | None,
     now_us: int,
     closes_us: int | None,
     reason: ClosingReason | None = None,
+    if_due: bool = False,
 ) -> SessionRecord | None:
     """Claim an open session for its close: from then on nothing is drawn; return None if it is not open.
 
-    Args:
-        connection: of the unit of work.
-        session_id: the session.
-        conditions: its required state besides.
-        given: the parameters of the conditions.
-        actor: who closes it; None leaves that to the audit record of the cause.
-        now_us: the time.
-        closes_us: when its settlement is signed.
-        reason: why it is closed without its caller's request.
+    Its settlement is signed at `closes_us`. Without a caller's request there is a `reason`. Without an
+    `actor`, the audit record of the cause says who closes it. With `if_due` it must be due too.
     """
+    conditions = (store.IS_OPEN, store.IS_DUE) if if_due else (store.IS_OPEN,)
     session = store.SESSIONS.change(
         connection,
         session_id,
-        store.IS_OPEN,
         *conditions,
-        given=given or {},
+        given={"now_us": now_us} if if_due else {},
         status=SessionStatus.CLOSING.value,
         closed_by=None if reason is None else reason.value,
         closes_us=closes_us,

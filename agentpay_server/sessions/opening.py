@@ -211,26 +211,12 @@ def session_row(
     channel: ChannelRecord | None = None,
     url: str | None = None,
 ) -> SessionRecord:
-    """Return the row of a new session.
+    """Return the row of a new session: with an escrow of our own, or with the `channel` of a seller.
 
-    Args:
-        principal: who opens it.
-        terms: what it may spend.
-        recipient: whom it pays.
-        session_id: its identifier.
-        idempotency_key: the key of the request.
-        escrow_token_account: it will have the money.
-        by_operator: whether an operator key requested or approved it.
-        now_us: the time.
-        tx_signature: of the funding; None if the seller broadcasts it.
-        opening_fee: lamports of fees of the funding.
-        closing_fee: of the settlement, at most.
-        channel: of a session over HTTP 402. It has its own fees.
-        url: of the session's first 402.
+    Without a `tx_signature`, the seller broadcasts the funding. A channel's row has its fees.
     """
     check_transition(None, SessionStatus.OPENING)
     return SessionRecord(
-        seq=0,
         session_id=session_id,
         operator_id=principal.operator_id,
         account_id=terms.account_id,
@@ -241,25 +227,12 @@ def session_row(
         recipient_token_account=recipient.token_account,
         category=terms.category,
         cap=terms.cap_micro,
-        running_total=0,
         idempotency_key=idempotency_key,
-        key_expires_us=None,
         status=SessionStatus.OPENING.value,
-        error=None,
-        message=None,
         escrow_token_account=escrow_token_account,
         tx_signature=tx_signature,
-        settlement_tx_signature=None,
-        settlements=0,
-        postponements=0,
-        opened_us=None,
-        settled_us=None,
-        closes_us=None,
         created_us=now_us,
         recipient_owner=recipient.owner,
-        closed_by=None,
-        stuck_reason=None,
-        payee_created_us=None,
         opening_fee=opening_fee,
         closing_fee=closing_fee,
         protocol=(SessionProtocol.ESCROW if channel is None else SessionProtocol.MPP).value,

@@ -30,7 +30,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import ChargeRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
-from agentpay_server.engine.policy import Refusal, stored_policy
+from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import audit, idempotency, keys
@@ -52,7 +52,7 @@ from agentpay_server.sessions.rules import (
     closing_refusal,
     key_refusal,
 )
-from agentpay_server.sessions.store import FITS, IS_OPEN, Chargeable, own_session, visible
+from agentpay_server.sessions.store import FITS, IS_OPEN, own_session, visible
 
 
 @frozen
@@ -80,17 +80,8 @@ def draw(
 ) -> Charged | None:
     """Add an amount to what a session's payee gets, if the session is open and the cap allows it.
 
-    Args:
-        unit: the unit of work.
-        session: the session, as just read.
-        amount: micro-USDC.
-        principal: who draws.
-        action: the name of the request.
-        key: its idempotency key.
-        shown: what the audit trail shows of it besides.
-
-    Returns:
-        None if the session is no longer open, or other draws have used the cap.
+    Returns None if it is no longer open, or if others have drawn meanwhile what is missing now. The audit
+    trail shows the `action`, its idempotency `key`, and what is `shown` besides.
     """
     context, now_us = unit.context, unit.now_us
     assert session.opened_us is not None  # noqa: S101 - an open session was opened
@@ -128,89 +119,55 @@ def draw(
     return Charged(drawn, must_wake=bool(outcome.events) or closes is not None)
 
 
-class Charge:
-    """The unit of work that adds to a session's running total."""
+def charge(
+    connection: Connection, context: Context, principal: Principal, session_id: str, request: ChargeSession
+) -> Charged | None:
+    """Charge a session: the unit of work.
 
-    def __init__(
-        self, context: Context, principal: Principal, session_id: str, request: ChargeSession
-    ) -> None:
-        self._context = context
-        self._principal = principal
-        self._session_id = session_id
-        self._request = request
-        self._amount = to_micro(request.amount)
+    Returns:
+        None if another unit of work has changed the session meanwhile: the charge must be judged again.
 
-    def __call__(self, connection: Connection) -> Charged | None:
-        """Charge the session.
-
-        Returns:
-            None if another unit of work has changed the session meanwhile: the charge must be judged again.
-
-        Raises:
-            Problem: `not_found`, `idempotency_conflict`, a refusal, or `service_unavailable` while the clocks
-                differ; nothing is stored.
-            ConflictError: another request has charged under the key meanwhile.
-        """
-        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
-        session = visible(None if found is None else found.session, self._principal, self._session_id)
-        assert found is not None  # noqa: S101 - a session that is visible was found
-        if session.channel is not None:
-            raise Problem(
-                ErrorCode.SESSION_CLOSED,
-                "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges. "
-                "Pay its seller's next 402 instead.",
-                says_what_to_do=True,
-            )
-        judged = charge_verdict(found.charged, self._amount)
-        if judged is Verdict.CONFLICT:
-            raise Problem(
-                ErrorCode.IDEMPOTENCY_CONFLICT,
-                "This idempotency_key was used to charge another amount.",
-            )
-        if judged is Verdict.REPLAY:
-            return Charged(session)
-        refusal = self._refusal(found)
-        if refusal is not None:
-            raise refused(refusal, session)
-        return self._charged(connection, session)
-
-    def is_made(self, connection: Connection) -> bool:
-        """Return whether a charge of the session has the key."""
-        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
-        return found is not None and found.charged is not None
-
-    def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
-        now_us = self._context.clock.now_us()
-        self._context.clock_check.require(now_us)
-        key = self._request.idempotency_key
-        drawn = draw(
-            Unit(connection, self._context, now_us),
-            session,
-            self._amount,
-            principal=self._principal,
-            action=CHARGE_SESSION.name,
-            key=key,
+    Raises:
+        Problem: `not_found`, `idempotency_conflict`, a refusal, or `service_unavailable` while the clocks
+            differ; nothing is stored.
+        ConflictError: another request has charged under the key meanwhile.
+    """
+    amount, key = to_micro(request.amount), request.idempotency_key
+    found = store.chargeable(connection, session_id, key)
+    session = visible(None if found is None else found.session, principal, session_id)
+    assert found is not None  # noqa: S101 - a session that is visible was found
+    if session.channel is not None:
+        raise Problem(
+            ErrorCode.SESSION_CLOSED,
+            "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges. "
+            "Pay its seller's next 402 instead.",
+            says_what_to_do=True,
         )
-        if drawn is None:
-            return None
-        store.CHARGES.insert(
-            connection,
-            ChargeRecord(
-                session_id=self._session_id, idempotency_key=key, amount=self._amount, created_us=now_us
-            ),
+    judged = charge_verdict(found.charged, amount)
+    if judged is Verdict.CONFLICT:
+        raise Problem(
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            "This idempotency_key was used to charge another amount.",
         )
-        return drawn
-
-    def _refusal(self, found: Chargeable) -> Refusal | None:
-        session = found.session
-        key = keys.of_principal(self._principal)
-        return charge_refusal(
-            stored_policy(found.policy),
-            status=session.status,
-            cap_micro=session.cap,
-            running_total_micro=session.running_total,
-            amount_micro=self._amount,
-        ) or key_refusal(opened_by=session.key_id, key=key)
+    if judged is Verdict.REPLAY:
+        return Charged(session)
+    refusal = charge_refusal(
+        stored_policy(found.policy),
+        status=session.status,
+        cap_micro=session.cap,
+        running_total_micro=session.running_total,
+        amount_micro=amount,
+    ) or key_refusal(opened_by=session.key_id, key=keys.of_principal(principal))
+    if refusal is not None:
+        raise refused(refusal, session)
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    unit = Unit(connection, context, now_us)
+    drawn = draw(unit, session, amount, principal=principal, action=CHARGE_SESSION.name, key=key)
+    if drawn is not None:
+        stored = ChargeRecord(session_id=session_id, idempotency_key=key, amount=amount, created_us=now_us)
+        store.CHARGES.insert(connection, stored)
+    return drawn
 
 
 @frozen(kw_only=True)
@@ -270,22 +227,22 @@ class Sessions:
             Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
                 `chain_unavailable` while the session is opening; nothing was charged.
         """
-        charge = self._charge(principal, session_id, request)
+        charged = self._charge(principal, session_id, request)
         if self._database.is_inline:
-            return await charge
+            return await charged
         # The schedulers are notified even if the caller disconnects during the commit.
-        return await self._context.tasks.complete(charge)
+        return await self._context.tasks.complete(charged)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        charge = Charge(self._context, principal, session_id, request)
         unit = OfAccounts(charge, frozenset(), frozenset((session_id,)), store.LOCK)
         while True:
             failpoint(Operation.SESSION_CHARGE, Step.BEGUN)
             try:
-                charged = await self._database.run(unit)
+                charged = await self._database.run(unit, self._context, principal, session_id, request)
             except ConstraintError:
                 # Another request took the key first. Any other violated constraint is a bug.
-                if await self._database.read(charge.is_made):
+                key = session_id, request.idempotency_key
+                if await self._database.read(store.CHARGES.get, key) is not None:
                     continue
                 raise
             if charged is None:

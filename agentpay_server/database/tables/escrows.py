@@ -25,57 +25,57 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
         "payee_created_us IS NOT NULL", "ix_sessions_payee_created", "account_id", "payee_created_us"
     ),
 )
-@frozen
+@frozen(kw_only=True)
 class SessionRecord:
     """A session."""
 
-    seq: Seq
+    seq: Seq = 0
     session_id: Annotated[str, UNIQUE]
     operator_id: str
     account_id: str
     key_id: str
     to: str
-    recipient_account_id: str | None
+    recipient_account_id: str | None = None
     recipient_token_account: str
     category: str | None
     cap: int
     # The sum of the charges, at most the cap. It is what the settlement pays.
-    running_total: int
+    running_total: int = 0
     idempotency_key: str
     # Until when it may hold its key (`key_claims`), if it has failed; else NULL.
-    key_expires_us: int | None
+    key_expires_us: int | None = None
     status: str
     # Why it failed; while it is closing, why its settlement failed.
-    error: str | None
-    message: str | None
+    error: str | None = None
+    message: str | None = None
     escrow_token_account: Annotated[str, UNIQUE]
     # NULL until it is known: the seller broadcasts the opening of a channel.
-    tx_signature: str | None
+    tx_signature: str | None = None
     # Not unique: a seller may pay out several channels in one transaction.
-    settlement_tx_signature: str | None
+    settlement_tx_signature: str | None = None
     # Number of signed settlements. Each is a different transaction, even with the same amounts.
-    settlements: Annotated[int, SMALL]
+    settlements: Annotated[int, SMALL] = 0
     # How often its settlement was postponed: the retry interval grows each time. The column keeps its first
     # name, which servers of the previous version use.
-    postponements: Annotated[int, SMALL, {"name": "put_offs"}]
-    opened_us: int | None
-    settled_us: int | None
+    postponements: Annotated[int, SMALL, {"name": "put_offs"}] = 0
+    opened_us: int | None = None
+    settled_us: int | None = None
     # While open: when it closes automatically; NULL without a limit. While closing: when its settlement is
     # signed (again); NULL once signed, and for a channel, whose row says when it is looked at.
-    closes_us: int | None
+    closes_us: int | None = None
     created_us: int
     # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     recipient_owner: str | None
     # Which time limit closed it (`ClosingReason`); NULL if a caller closed it, or if it is open.
-    closed_by: str | None
+    closed_by: str | None = None
     # The obstacle to its settlement (`ClosingReason`); NULL without one.
-    stuck_reason: str | None
+    stuck_reason: str | None = None
     # When a settlement that creates the payee's token account was signed; NULL if none was.
-    payee_created_us: int | None
+    payee_created_us: int | None = None
     # The fees in lamports of its opening, and of its settlement: an estimate until that is signed. They count
     # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
-    opening_fee: Annotated[int, ZERO]
-    closing_fee: Annotated[int, ZERO]
+    opening_fee: Annotated[int, ZERO] = 0
+    closing_fee: Annotated[int, ZERO] = 0
     # `SessionProtocol`.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
     # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.

@@ -320,14 +320,8 @@ def to_closing(
 ) -> None:
     """Close a channel from now on, and its session, if it is open. A payment stays as it is.
 
-    Args:
-        connection: of the unit of work, which has locked the channel.
-        found: the channel.
-        now_us: the time.
-        due_us: when to look at the chain next.
-        force_us: from when on the service acts in place of the seller.
-        reason: why it is closed without its caller's request.
-        actor: who closes it, for the audit trail of a session.
+    The unit of work has locked them. The chain is looked at next at `due_us`; from `force_us` on the service
+    acts in place of the seller. For `reason` and `actor` see `claim`.
     """
     channel = found.channel
     if channel.status != SessionStatus.OPEN:

@@ -301,13 +301,14 @@ class ChannelOpenHandler(Handler[Any]):
         lost = (ending.subject.escrow.lost(ending.tx),) if status == SessionStatus.SETTLED else ()
         return ending.subject.outcome(*lost)
 
-    def _opened(self, ending: Ending[Owned], condition: Condition, *, is_held: bool = True) -> Outcome[Any]:
+    def _opened(self, ending: Ending[Any], condition: Condition, *, is_held: bool = True) -> Outcome[Any]:
         """Return the outcome of an open channel; without `is_held` it had seemed to have failed."""
-        found, owner = ending.subject, ending.subject.owner
+        found: Owned = ending.subject
+        owner = found.owner
+        outcome: Outcome[Any]
         if isinstance(owner, SessionRecord):
-            of_session = evolve(ending, subject=owner)
             opened = self._of_sessions.settled if is_held else self._of_sessions.landed_late
-            outcome, due_us = opened(of_session), None
+            outcome, due_us = opened(evolve(ending, subject=owner)), None
         else:
             # No event is about it. It is due at once: its seller may have settled it already.
             outcome, due_us = found.outcome(found.escrow.funded(is_held=is_held)), ending.now_us
@@ -323,9 +324,10 @@ class ChannelOpenHandler(Handler[Any]):
             report_transfer(self._context, subject)
 
 
-def _failed(ending: Ending[Owned], refusal: Refusal) -> Outcome[Any]:
+def _failed(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
     """Return the outcome of an opening that moved nothing and never will."""
-    channel, owner = ending.subject.channel, ending.subject.owner
+    found: Owned = ending.subject
+    channel, owner = found.channel, found.owner
     outcome: Outcome[Any]
     if isinstance(owner, SessionRecord):
         outcome = failed(evolve(ending, subject=owner), refusal)

@@ -38,10 +38,11 @@ from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
+from agentpay_server.payments.channels import vouchers
 from agentpay_server.payments.channels.opening import OpenChannel, Opening
 from agentpay_server.payments.channels.signing import OpeningBlockhash, opening_of, voucher_header
 from agentpay_server.payments.channels.store import Channel
-from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
+from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem, invalid
@@ -169,14 +170,14 @@ class SessionPayments:
         Raises:
             Problem: `not_found`.
         """
-        paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
+        paid = await self._database.run(vouchers.report, self._context, principal, charge_id, request)
         self._context.wakeup.set()
         return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
         with contextlib.suppress(Problem):
-            await self._database.run(ReportVoucher(self._context, principal, report.charge_id, report))
+            await self._database.run(vouchers.report, self._context, principal, report.charge_id, report)
             self._context.wakeup.set()
 
     # --- Vouchers
@@ -184,7 +185,9 @@ class SessionPayments:
     async def _charge(
         self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
     ) -> SessionStep | None:
-        charge = VoucherRequest(
+        pay = PayByVoucher(
+            context=self._context,
+            principal=principal,
             session_id=channel.session.session_id,
             key=selected.key,
             held=selected.use.held,
@@ -195,11 +198,10 @@ class SessionPayments:
         )
         # An older copy of the database does not know the newest vouchers.
         await self._authorizer.reconcile(selected.source)
-        pay = PayByVoucher(self._context, principal, charge)
         unit = OfAccounts(
             pay,
-            frozenset((charge.key.account_id,)),
-            frozenset((charge.session_id,)),
+            frozenset((pay.key.account_id,)),
+            frozenset((pay.session_id,)),
             session_store.LOCK,
         )
         failpoint(Operation.VOUCHER, Step.BEGUN)

@@ -53,25 +53,6 @@ _SERVER_ERROR: Final = 500
 
 
 @frozen(kw_only=True)
-class VoucherRequest:
-    """A request to pay within a session.
-
-    Attributes:
-        held: the claims of the key, as read before the unit of work.
-        digest: of the purchase, which the same key must repeat.
-        pin: the operator's pin of the origin, as read before the unit of work.
-    """
-
-    session_id: str
-    key: RequestedKey
-    held: Held
-    offer: Offer
-    digest: str
-    url: str | None
-    pin: Pin | None
-
-
-@frozen(kw_only=True)
 class Paid:
     """The result: the session's channel, and the voucher to sign."""
 
@@ -80,13 +61,25 @@ class Paid:
     is_replay: bool = False
 
 
+@frozen(kw_only=True)
 class PayByVoucher:
-    """The unit of work that adds a request's price to what a session's seller can claim."""
+    """The unit of work that adds a request's price to what a session's seller can claim.
 
-    def __init__(self, context: Context, principal: Principal, charge: VoucherRequest) -> None:
-        self._context = context
-        self._principal = principal
-        self._charge = charge
+    Attributes:
+        held: the claims of the key, as read before the unit of work.
+        digest: of the purchase, which the same key must repeat.
+        pin: the operator's pin of the origin, as read before the unit of work.
+    """
+
+    context: Context
+    principal: Principal
+    session_id: str
+    key: RequestedKey
+    held: Held
+    offer: Offer
+    digest: str
+    url: str | None
+    pin: Pin | None
 
     def __call__(self, connection: Connection) -> Paid | None:
         """Store the voucher.
@@ -100,18 +93,18 @@ class PayByVoucher:
                 `service_unavailable` while another voucher is in flight or clocks differ.
             ConflictError: another request has used the key meanwhile.
         """
-        charge, key = self._charge, self._charge.key
+        key = self.key
         # Every change of the policy takes this lock, and so does every other payment under the key.
         source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
-        now_us = self._context.clock.now_us()
-        self._context.clock_check.require(now_us)
-        channel = channel_store.of_session(connection, charge.session_id, lock=True)
+        now_us = self.context.clock.now_us()
+        self.context.clock_check.require(now_us)
+        channel = channel_store.of_session(connection, self.session_id, lock=True)
         if channel.session.status != SessionStatus.OPEN:
             return None
-        if not idempotency.is_as_seen(connection, key, charge.held, now_us):
+        if not idempotency.is_as_seen(connection, key, self.held, now_us):
             return None
         # Comparing the account with the chain may have taken long since the pin was read.
-        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, charge.pin):
+        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, self.pin):
             return None
         refusal = self._refusal(connection, source, channel)
         if refusal is not None:
@@ -123,8 +116,7 @@ class PayByVoucher:
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        now_us = self._context.clock.now_us()
-        return idempotency.find(connection, self._charge.key, now_us).is_held
+        return idempotency.find(connection, self.key, self.context.clock.now_us()).is_held
 
     def _require_turn(self, channel: Channel) -> None:
         until_us = channel.record.in_flight_until_us
@@ -138,15 +130,15 @@ class PayByVoucher:
             )
 
     def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
-        charge, session, policy = self._charge, channel.session, stored_policy(source.policy)
-        terms, owners = charge.offer.terms, charge.offer.owners
+        session, policy = channel.session, stored_policy(source.policy)
+        terms, owners = self.offer.terms, self.offer.owners
         recipients = [self._recipient(connection, owner) for owner in owners]
-        spend = spend_on(charge.offer, recipients, pin=charge.pin)
+        spend = spend_on(self.offer, recipients, pin=self.pin)
         refusal = (
             paused_refusal(policy)
             # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self._principal))
-            or pin_refusal(charge.pin, terms, owners)
+            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self.principal))
+            or pin_refusal(self.pin, terms, owners)
             or voucher_refusal(policy, spend)
         )
         if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
@@ -159,7 +151,7 @@ class PayByVoucher:
         )
 
     def _recipient(self, connection: Connection, owner: str) -> Recipient:
-        token_account = associated_token_address(owner, self._context.chain.usdc_mint)
+        token_account = associated_token_address(owner, self.context.chain.usdc_mint)
         account = account_store.account_at(connection, token_account)
         return Recipient(
             account_id=None if account is None else account.account_id,
@@ -168,15 +160,15 @@ class PayByVoucher:
         )
 
     def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
-        charge, context = self._charge, self._context
-        amount, charge_id = charge.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
+        context, key = self.context, self.key.idempotency_key
+        amount, charge_id = self.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
         drawn = draw(
             Unit(connection, context, now_us),
             channel.session,
             amount,
-            principal=self._principal,
+            principal=self.principal,
             action=AUTHORIZE_PAYMENT.name,
-            key=charge.key.idempotency_key,
+            key=key,
             charge_id=charge_id,
         )
         if drawn is None:
@@ -187,15 +179,15 @@ class PayByVoucher:
             session_id=session.session_id,
             operator_id=session.operator_id,
             account_id=session.account_id,
-            idempotency_key=charge.key.idempotency_key,
-            digest=charge.digest,
-            url=charge.url,
+            idempotency_key=key,
+            digest=self.digest,
+            url=self.url,
             amount=amount,
             cumulative=session.running_total,
             created_us=now_us,
         )
         VOUCHERS.insert(connection, voucher)
-        idempotency.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, charge_id)
+        idempotency.put(connection, self.key, self.held, PurchaseKind.CHANNEL, charge_id)
         record = CHANNELS.changed(
             connection,
             channel.record,
@@ -203,73 +195,61 @@ class PayByVoucher:
             cumulative=session.running_total,
             in_flight=charge_id,
             in_flight_until_us=real_now_us() + IN_FLIGHT_US,
-            newest_challenge=json.dumps(charge.offer.echo),
+            newest_challenge=json.dumps(self.offer.echo),
         )
         return Paid(channel=Channel(session=session, record=record), voucher=voucher)
 
 
-class ReportVoucher:
-    """The unit of work that stores the seller's response to a voucher, as the client reports it.
+def report(
+    connection: Connection, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
+) -> Paid:
+    """Store the seller's response to a voucher, as the client reports it, and return the voucher.
 
     Two refusals in a row close the session by force.
+
+    Raises:
+        Problem: `not_found`.
     """
+    voucher = VOUCHERS.get(connection, charge_id)
+    if (
+        voucher is None
+        or voucher.operator_id != principal.operator_id
+        or (principal.is_agent and voucher.account_id != principal.account_id)
+    ):
+        raise not_found("payment", charge_id)
+    is_first = voucher.outcome_status is None
+    found = channel_store.of_session(connection, voucher.session_id, lock=True)
+    voucher = VOUCHERS.changed(
+        connection,
+        voucher,
+        outcome_status=request.status_code,
+        outcome_receipt=request.receipt,
+        outcome_duration_ms=request.duration_ms,
+    )
+    now_us = context.clock.now_us()
+    audit.record(
+        connection,
+        principal,
+        action=REPORT_OUTCOME.name,
+        subject=charge_id,
+        now_us=now_us,
+        after={"status_code": request.status_code},
+    )
+    if found.record.in_flight == charge_id and is_first:
+        _count(connection, found, request.status_code, now_us)
+        found = channel_store.of_session(connection, voucher.session_id)
+    return Paid(channel=found, voucher=voucher)
 
-    def __init__(
-        self, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
-    ) -> None:
-        self._context = context
-        self._principal = principal
-        self._charge_id = charge_id
-        self._request = request
 
-    def __call__(self, connection: Connection) -> Paid:
-        """Store it, and return the voucher.
-
-        Raises:
-            Problem: `not_found`.
-        """
-        principal, request = self._principal, self._request
-        voucher = VOUCHERS.get(connection, self._charge_id)
-        if (
-            voucher is None
-            or voucher.operator_id != principal.operator_id
-            or (principal.is_agent and voucher.account_id != principal.account_id)
-        ):
-            raise not_found("payment", self._charge_id)
-        is_first = voucher.outcome_status is None
-        channel = channel_store.of_session(connection, voucher.session_id, lock=True)
-        voucher = VOUCHERS.changed(
-            connection,
-            voucher,
-            outcome_status=request.status_code,
-            outcome_receipt=request.receipt,
-            outcome_duration_ms=request.duration_ms,
-        )
-        now_us = self._context.clock.now_us()
-        audit.record(
-            connection,
-            principal,
-            action=REPORT_OUTCOME.name,
-            subject=voucher.charge_id,
-            now_us=now_us,
-            after={"status_code": request.status_code},
-        )
-        if channel.record.in_flight == voucher.charge_id and is_first:
-            channel = self._count(connection, channel, now_us)
-        return Paid(channel=channel, voucher=voucher)
-
-    def _count(self, connection: Connection, channel: Channel, now_us: int) -> Channel:
-        # A seller that keeps a voucher and serves nothing may as well claim to have failed.
-        status_code = self._request.status_code
-        is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
-        refusals = channel.record.refusals + 1 if is_refused else 0
-        record = CHANNELS.changed(
-            connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals
-        )
-        if refusals < MAX_REFUSALS:
-            return Channel(session=channel.session, record=record)
+def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> None:
+    # A seller that keeps a voucher and serves nothing may as well claim to have failed.
+    is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
+    refusals = found.record.refusals + 1 if is_refused else 0
+    channel = CHANNELS.changed(
+        connection, found.record, in_flight=None, in_flight_until_us=None, refusals=refusals
+    )
+    if refusals >= MAX_REFUSALS:
         # Due at once, whatever this server's clock says.
-        due_us, reason = record.created_us, ClosingReason.PAYEE_REFUSES
-        found = Owned(owner=channel.session, channel=record)
-        to_closing(connection, found, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)
-        return channel_store.of_session(connection, record.owner_id)
+        due_us, reason = channel.created_us, ClosingReason.PAYEE_REFUSES
+        closed = Owned(owner=found.session, channel=channel)
+        to_closing(connection, closed, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)
