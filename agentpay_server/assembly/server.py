@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.history import History
-from agentpay_server.accounts.policies import Policies, PolicyRecordHandler, PolicyRecords
+from agentpay_server.accounts.policies import POLICY_RECORD, Policies, PolicyRecords
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.chain_opening import open_chain, open_custody
@@ -19,27 +19,28 @@ from agentpay_server.chain.protocol import Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
-from agentpay_server.engine.funding import TreasuryFunding
-from agentpay_server.engine.late_landings import LateLandings
-from agentpay_server.engine.reorg_watch import Confirmations
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.engine.settlement_schedule import RecoverySchedule
-from agentpay_server.engine.treasury import Treasury
-from agentpay_server.engine.watch_schedule import LateLandingSchedule, ReorgWatchSchedule
+from agentpay_server.engine.funding import Treasury, TreasuryFunding
+from agentpay_server.engine.settlement import Guards, RecoverySchedule, Settlement, no_check
+from agentpay_server.engine.watches import (
+    Confirmations,
+    LateLandings,
+    LateLandingSchedule,
+    ReorgWatchSchedule,
+)
 from agentpay_server.ledger.audit import AuditTrail
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.search import SearchDesk
 from agentpay_server.operators.sign_in import SignIns
-from agentpay_server.payments.channels.closing import ChannelCloseHandler, ChannelClosing, ChannelWatch
-from agentpay_server.payments.channels.opening import ChannelOpenHandler
+from agentpay_server.payments.channels.closing import CHANNEL_CLOSE, ChannelClosing, ChannelWatch
+from agentpay_server.payments.channels.opening import CHANNEL_OPEN
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.reconciliation import Reconciliation
 from agentpay_server.payments.service import Payments
-from agentpay_server.payments.settling import PaymentHandler
+from agentpay_server.payments.settling import PAYMENT
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.clock import ManualClock
 from agentpay_server.platform.principals import Principal
@@ -51,12 +52,12 @@ from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
-from agentpay_server.sessions.closing import Closing, SessionSchedule, SessionSettleHandler
-from agentpay_server.sessions.opening import SessionOpenHandler
+from agentpay_server.sessions.closing import SESSION_SETTLE, Closing, SessionSchedule
+from agentpay_server.sessions.opening import SESSION_OPEN
 from agentpay_server.sessions.service import Sessions
 from agentpay_server.transfers.approvals import Approvals
 from agentpay_server.transfers.checking import Checks
-from agentpay_server.transfers.outcomes import TransferHandler
+from agentpay_server.transfers.outcomes import TRANSFER
 from agentpay_server.transfers.service import Execution, Transfers
 from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
@@ -64,16 +65,16 @@ from agentpay_server.webhooks.sender import FirstAttempts, WebhookSender
 from agentpay_server.webhooks.service import Webhooks
 from agentpay_server.webhooks.tail import EventTail
 
-HANDLERS: Final = (
-    TransferHandler,
-    PaymentHandler,
-    SessionOpenHandler,
-    SessionSettleHandler,
-    ChannelOpenHandler,
-    ChannelCloseHandler,
-    PolicyRecordHandler,
+MOVEMENTS: Final = (
+    TRANSFER,
+    PAYMENT,
+    SESSION_OPEN,
+    SESSION_SETTLE,
+    CHANNEL_OPEN,
+    CHANNEL_CLOSE,
+    POLICY_RECORD,
 )
-"""The handler of each kind of transaction that moves money or writes a policy's record."""
+"""Each kind of transaction that moves money or writes a policy's record."""
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
@@ -94,7 +95,13 @@ class Services:
         clock, rpc = context.clock, config.rpc
         self._clock, self._clock_check = clock, context.clock_check
         self.tasks: Tasks = context.tasks
-        self.settlement: Settlement = Settlement(context, HANDLERS)
+        # What they ask is built below, because it needs the engine itself.
+        guards = Guards(
+            before_signature=lambda account: reconciliation.before_spend(account),  # noqa: PLW0108
+            before_loss=no_check if rpc is None else lambda subject_id: late_landings.poll_one(subject_id),  # noqa: PLW0108
+        )
+        self.settlement: Settlement = Settlement(context, MOVEMENTS, guards)
+        late_landings = LateLandings(context, self.settlement)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
@@ -103,8 +110,7 @@ class Services:
         self.funding: TreasuryFunding = TreasuryFunding(context, self.treasury)
         channels = ChannelClosing(context, self.settlement)
         reconciliation = Reconciliation(context, self.deposits, channels)
-        self.settlement.reconcile_with(reconciliation.before_spend)
-        authorizer = Authorizer(context, self.settlement, reconciliation.before_spend, self.funding)
+        authorizer = Authorizer(context, self.settlement, guards, self.funding)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement, self.funding)
         closing = Closing(context, self.settlement)
@@ -165,8 +171,6 @@ class Services:
             server.added_work,
         ]
         if rpc is not None:
-            late_landings = LateLandings(context, self.settlement)
-            self.settlement.check_earlier_with(late_landings.poll_one)
             scheduled += [
                 ReorgWatchSchedule(Confirmations(context, self.settlement), clock=clock),
                 LateLandingSchedule(late_landings, clock=clock),

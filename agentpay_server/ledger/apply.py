@@ -1,7 +1,7 @@
 """What an outcome changes, as data, and how it is written in the caller's unit of work.
 
 Handlers and decisions return an `Outcome`: amounts, history, rows, events and audit entries. All units write
-in one order: the transaction that has ended (`engine/outcomes.py`), accounts by identifier, the subject,
+in one order: the transaction that has ended (`engine/movement.py`), accounts by identifier, the subject,
 everything else. So two units never wait for each other. Each account is one statement, which also locks it.
 """
 

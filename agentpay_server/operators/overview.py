@@ -10,7 +10,8 @@ from agentpay.contract.pages import PageBody
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.engine.treasury import LAMPORTS, Treasury
+from agentpay_server.engine.fees import LAMPORTS
+from agentpay_server.engine.funding import Treasury
 from agentpay_server.ledger import keys
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.keys import KeyName

@@ -36,9 +36,10 @@ from agentpay_server.payments.challenges.differences import differences
 from agentpay_server.payments.challenges.offers import Sifted
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.session_payments import KeyUse, Selected, session_conflict, use_of
+from agentpay_server.payments.channels.opening import Selected
+from agentpay_server.payments.channels.session_payments import session_conflict
 from agentpay_server.payments.channels.signing import OpeningBlockhash, landing_of
-from agentpay_server.payments.channels.store import Channel
+from agentpay_server.payments.channels.store import Channel, KeyUse, use_of
 from agentpay_server.payments.judging import (
     Shown,
     read_shown,

@@ -41,7 +41,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import Landed
-from agentpay_server.engine.handlers import watched_transaction
+from agentpay_server.engine.movement import watched_transaction
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, entries

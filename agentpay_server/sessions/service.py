@@ -29,21 +29,27 @@ from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import ChargeRecord, PurchaseKind, SessionRecord
-from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
+from agentpay_server.engine.authorization import (
+    Authorizer,
+    Decided,
+    Order,
+    Parties,
+    invalid_recipient,
+    own_parties,
+)
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.engine.preflight import invalid_recipient
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge, perform
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.closing import Channels, Closing
-from agentpay_server.sessions.opening import NewSession, key_holder_of, terms_of
+from agentpay_server.sessions.opening import key_holder_of, new_session, terms_of
 from agentpay_server.sessions.outcomes import limits_of, refused, stopped, to_response, unresolved
 from agentpay_server.sessions.rules import (
     charge_refusal,
@@ -293,19 +299,16 @@ class Sessions:
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
-
-        async def act(view: _SessionView) -> Session | None:
-            held_by = view.session
-            if held_by is not None and view.judged is Verdict.REPLAY:
-                session = held_by
-            elif held_by is not None and view.judged is Verdict.RESUME:
-                session = held_by
+        while True:
+            view = await self._view(principal, request)
+            session = view.session
+            if session is not None and view.judged is Verdict.RESUME:
                 opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
                 session = opened or await self._current(session)
-            else:
+            elif session is None or view.judged is not Verdict.REPLAY:
                 decided = await self._decided(principal, request, view, deadline)
                 if decided is None:
-                    return None
+                    continue
                 session = await self._driven(decided, deadline)
             if session.status == SessionStatus.OPENING:
                 raise unresolved(session)
@@ -313,15 +316,12 @@ class Sessions:
                 raise stopped(session)
             return to_response(session)
 
-        read = partial(self._view, principal, request)
-        return await perform(self._context.clock, read=read, act=act)
-
-    async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _SessionView:
+    async def _view(self, principal: Principal, request: OpenSession) -> _SessionView:
         # Separate reads, as for a transfer.
         read = self._database.read
         parties = await read(own_parties, principal, request.account_id, request.to)
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-        held = await read(idempotency.find, key, now_us)
+        held = await read(idempotency.find, key, self._context.clock.now_us())
         session, session_id = None, held.subject_of(PurchaseKind.SESSION)
         if session_id is not None:
             session = await read(store.SESSIONS.existing, session_id)
@@ -363,8 +363,22 @@ class Sessions:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
             except ChainUnreachableError:
                 raise chain_unavailable() from None
-        intent = NewSession(self._context, principal, request, view.held, rent_exempt_lamports=rent)
-        return await self._authorizer.authorize(intent, view.parties, deadline)
+        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
+        order = Order(
+            operation=Operation.SESSION_OPEN,
+            parties=view.parties,
+            decide=partial(
+                new_session,
+                principal=principal,
+                request=request,
+                key=key,
+                held=view.held,
+                rent_exempt_lamports=rent,
+            ),
+            by_operator=not principal.is_agent,
+            key=key,
+        )
+        return await self._authorizer.authorize(order, deadline)
 
     async def _close(self, principal: Principal, session_id: str) -> Session:
         session = await self._database.read(own_session, principal, session_id)

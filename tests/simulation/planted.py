@@ -6,6 +6,7 @@ the engine (`Settlement`), the chain over RPC, statements and rules by names tha
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import ANY
 
@@ -15,6 +16,7 @@ from sqlalchemy import bindparam
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.accounts import deposits as deposit_service
 from agentpay_server.accounts.policies import canonical_policy
+from agentpay_server.assembly import server as assembly
 from agentpay_server.chain.protocol import (
     ChainFailure,
     ChainUnreachableError,
@@ -26,12 +28,13 @@ from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.database.tables import PurchaseKind, sessions
-from agentpay_server.engine import authorization, outcomes
+from agentpay_server.database.tables import Kind, PurchaseKind, sessions
+from agentpay_server.engine import movement
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.authorization import Gate
 from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.engine.settlement_schedule import RecoverySchedule
+from agentpay_server.engine.settlement import RecoverySchedule, Settlement
 from agentpay_server.http import app as http_app
 from agentpay_server.ledger import accounts, deliveries, entries, idempotency, spending
 from agentpay_server.ledger import apply as ledger
@@ -46,10 +49,9 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import closing, service
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import approvals, intents
+from agentpay_server.transfers import approvals
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.webhooks import sender
 
 Patch = Callable[[Any, str, Any], None]
@@ -61,6 +63,15 @@ BUGS: dict[str, Callable[[Patch], None]] = {}
 def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[bug.__name__] = bug
     return bug
+
+
+def patch_movement(patch: Patch, kind: Kind, **changed: Callable[..., Any]) -> None:
+    """Wrap functions of one kind of transaction; each gets the real one first."""
+    patched = []
+    for each in assembly.MOVEMENTS:
+        wrapped = {name: partial(function, getattr(each, name)) for name, function in changed.items()}
+        patched.append(attrs.evolve(each, **wrapped) if each.kind is kind else each)
+    patch(assembly, "MOVEMENTS", tuple(patched))
 
 
 def _believe_a_missing_status(patch: Patch) -> None:
@@ -177,39 +188,39 @@ def expiry_goes_by_time(patch: Patch) -> None:
 
 @planted
 def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None:
-    again = outcomes.Outcomes.replace
+    again = movement.Outcomes.replace
 
     def careless(self, connection, tx, subject, blockhash, prepared):
         stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
         return again(self, connection, stored or tx, subject, blockhash, prepared)
 
-    found = outcomes.Outcomes.current
+    found = movement.Outcomes.current
 
     def unchanged(self, connection, tx):
         current = found(self, connection, tx)
-        return current if isinstance(current, outcomes.Ended) else tx
+        return current if isinstance(current, movement.Ended) else tx
 
-    patch(outcomes.Outcomes, "replace", careless)
-    patch(outcomes.Outcomes, "current", unchanged)
+    patch(movement.Outcomes, "replace", careless)
+    patch(movement.Outcomes, "current", unchanged)
 
 
 @planted
 def bytes_leave_before_their_commit(patch: Patch) -> None:
-    submitted = intents.TransferIntent.submitted
+    hold = Gate.hold
 
-    def early(self, *args):
-        decided = submitted(self, *args)
+    def early(self, tx, amount_micro):
+        held = hold(self, tx, amount_micro)
 
         async def send():
             try:
-                await self._context.chain.send(decided.tx.raw)
+                await self.context.chain.send(held.raw)
             except ChainUnreachableError:
                 return
 
-        self._context.tasks.start(send())
-        return decided
+        self.context.tasks.start(send())
+        return held
 
-    patch(intents.TransferIntent, "submitted", early)
+    patch(Gate, "hold", early)
 
 
 @planted
@@ -291,7 +302,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
         lambda transfer, now_us: transfer.status in ("pending_approval", "settled"),
     )
     patch(approvals, "_decision", transfer_store.TRANSFERS.to_change)
-    patch(approvals.ApprovedTransfer, "claim", lambda self, connection, now_us: True)
+    patch(transfer_store, "waiting", transfer_store.TRANSFERS.existing)
 
 
 # --- Limits
@@ -325,27 +336,27 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real, real_spend, approved = authorization.refusal_of, approvals.ApprovedTransfer.spend, []
+    real, real_spend, approved = Gate.refusal, approvals.spend_of, []
 
-    def noted(self, preflight):
-        approved[:] = [real_spend(self, preflight)]
+    def noted(terms, preflight):
+        approved[:] = [real_spend(terms, preflight)]
         return approved[0]
 
-    def lenient(unit, spend, **rest):
+    def lenient(self, spend, key):
         if any(spend is each for each in approved):
             policy = attrs.evolve(
-                stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
+                stored_policy(self.source.policy), max_daily_spend=None, max_single_transfer=None
             )
-            unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
-        return real(unit, spend, **rest)
+            self = attrs.evolve(self, source=attrs.evolve(self.source, policy=canonical_policy(policy)))
+        return real(self, spend, key)
 
-    patch(approvals.ApprovedTransfer, "spend", noted)
-    patch(authorization, "refusal_of", lenient)
+    patch(approvals, "spend_of", noted)
+    patch(Gate, "refusal", lenient)
 
 
 @planted
 def a_pause_is_ignored(patch: Patch) -> None:
-    patch(authorization.rules, "paused_refusal", lambda policy: None)
+    patch(rules, "paused_refusal", lambda policy: None)
     parties = accounts.parties
 
     def never_paused(*args):
@@ -509,12 +520,10 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
 
 @planted
 def a_transfer_is_initiated_twice(patch: Patch) -> None:
-    settled = TransferHandler.settled
+    def forgetful(landed, ending):
+        return landed(attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
 
-    def forgetful(self, ending):
-        return settled(self, attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
-
-    patch(TransferHandler, "settled", forgetful)
+    patch_movement(patch, Kind.TRANSFER, landed=forgetful)
 
 
 @planted

@@ -4,8 +4,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentpay_server.engine.handlers import LEASE_US
-from agentpay_server.engine.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
+from agentpay_server.engine.movement import LEASE_US
+from agentpay_server.engine.settlement import LOOK_EVERY_SECONDS, RecoverySchedule
 from agentpay_server.platform import pace
 from agentpay_server.platform.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
 from agentpay_server.platform.pace import Backoff, Every

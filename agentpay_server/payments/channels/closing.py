@@ -24,7 +24,7 @@ from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import ChannelRecord, SessionRecord, TransferRecord
-from agentpay_server.engine.handlers import Ending, Handler, Resigning, pending_transaction
+from agentpay_server.engine.movement import Ending, Movement, pending_transaction
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import audit, entries
@@ -407,50 +407,19 @@ def _postponed(found: Owned, refusal: Refusal, reason: ClosingReason, now_us: in
     return (*found.stuck(refusal, reason), again)
 
 
-class ChannelCloseHandler(Handler[Any]):
-    """Says what the outcomes of the service's own transactions that close a channel change.
+def _landed(ending: Ending[Owned]) -> Outcome[Any]:
+    """Look at the chain again. The fees of a channel that pays nothing count at its end."""
+    fee = ending.tx.fee if _is_request(ending.tx) else 0
+    return _again(ending, add={"opening_fee": fee})
 
-    By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
-    """
 
-    kind = Kind.CHANNEL_CLOSE
-    # It only returns money to the account, also to one that may not sign.
-    is_replaced = False
-    # The subject is read again under the account's lock: another server may have settled the channel.
-    needs_accounts = True
-
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> Owned:
-        """Return the channel with its owner."""
-        return owned(connection, subject_id, lock=lock)
-
-    def newest_signature(self, subject: Owned) -> str | None:  # noqa: ARG002
-        """Return None: what closes a channel has no replacement."""
-        return None
-
-    def settled(self, ending: Ending[Owned]) -> Outcome[Any]:
-        """Look at the chain again. The fees of a channel that pays nothing count at its end."""
-        fee = ending.tx.fee if _is_request(ending.tx) else 0
-        return _again(ending, add={"opening_fee": fee})
-
-    def failed(self, ending: Ending[Owned]) -> Outcome[Any]:
-        """Look at the chain again, later: the seller may have been faster."""
-        found = ending.subject
-        if found.channel.status != SessionStatus.CLOSING:
-            return found.outcome()
-        changes = _postponed(found, _REFUSED, ClosingReason.SETTLEMENT_REFUSED, ending.now_us)
-        return found.outcome(changes=changes)
-
-    def sign_replacement(self, resigning: Resigning[Owned]) -> None:
-        """Never called: what is due may be another step by now."""
-        raise NotImplementedError
-
-    def dropped(self, ending: Ending[Owned]) -> Outcome[Any]:
-        """Look at the chain again."""
-        return _again(ending)
-
-    def landed_late(self, ending: Ending[Owned]) -> Outcome[Any]:
-        """Look at the chain again."""
-        return _again(ending)
+def _failed(ending: Ending[Owned]) -> Outcome[Any]:
+    """Look at the chain again, later: the seller may have been faster."""
+    found = ending.subject
+    if found.channel.status != SessionStatus.CLOSING:
+        return found.outcome()
+    changes = _postponed(found, _REFUSED, ClosingReason.SETTLEMENT_REFUSED, ending.now_us)
+    return found.outcome(changes=changes)
 
 
 def _again(ending: Ending[Owned], add: Mapping[str, int] | None = None) -> Outcome[Any]:
@@ -463,6 +432,26 @@ def _again(ending: Ending[Owned], add: Mapping[str, int] | None = None) -> Outco
 
 def _is_request(tx: StoredTransaction) -> bool:
     return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
+
+
+CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
+    kind=Kind.CHANNEL_CLOSE,
+    load=owned,
+    newest=lambda _: None,
+    landed=_landed,
+    failed=_failed,
+    expired=_again,
+    late=_again,
+    # It only returns money to the account, also to one that may not sign, and what is due may be another step
+    # by now.
+    resign=None,
+    # The subject is read again under the account's lock: another server may have settled the channel.
+    needs_accounts=True,
+)
+"""The service's own transactions that close a channel.
+
+By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
+"""
 
 
 class ChannelWatch:

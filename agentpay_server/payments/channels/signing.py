@@ -33,13 +33,13 @@ from agentpay_server.chain.signing import (
     with_units_for,
 )
 from agentpay_server.database.tables import AccountRecord, ChannelRecord
-from agentpay_server.engine.authorization import SpendUnit
-from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.authorization import Gate
+from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
 from agentpay_server.payments.challenges import mpp, mpp_sessions
-from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
+from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels.on_chain import MAX_SLOT_DISTANCE
 from agentpay_server.payments.channels.store import CHANNELS
 from agentpay_server.payments.responses import nothing_payable
@@ -169,36 +169,6 @@ class OpeningBlockhash:
     slot: int
 
 
-@frozen(kw_only=True)
-class ChannelDeposit:
-    """A channel to sign: an offer's, and what its rows say besides.
-
-    Attributes:
-        owner_id: the session, or the payment up to a maximum.
-        position: the position of the offer in its 402.
-        terms_digest: what vouchers of the channel have in common.
-        expires_us: until when the seller may use the opening, if it says.
-        memo: a memo in the transaction.
-    """
-
-    owner_id: str
-    is_payment: bool
-    origin: str
-    deposit_micro: int
-    offer: Offer
-    position: int
-    landing: OpeningBlockhash
-    terms_digest: str
-    expires_us: int | None = None
-    memo: str | None = None
-
-    @property
-    def terms(self) -> ChannelTerms:
-        """The channel's terms in the offer."""
-        assert self.offer.channel is not None  # noqa: S101 - the offer sells through a channel
-        return self.offer.channel
-
-
 async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
     """Return where an opening on an offer's terms can land now, or why it cannot.
 
@@ -222,38 +192,95 @@ async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
     return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
 
 
-def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[ChannelRecord, StoredTransaction]:
-    """Sign a channel's opening and store the channel; return it, and the transaction to hold its amount with.
+def sign_channel(
+    gate: Gate,
+    offer: Offer,
+    landing: OpeningBlockhash,
+    *,
+    owner_id: str,
+    origin: str,
+    deposit_micro: int,
+    terms_digest: str,
+    position: int,
+    expires_us: int | None = None,
+    text: str | None = None,
+) -> tuple[ChannelRecord, StoredTransaction]:
+    """Sign the opening of a channel on an offer's terms, and store the channel.
+
+    Args:
+        gate: the decision.
+        offer: the offer.
+        landing: where the opening can land.
+        owner_id: the session, or the payment up to a maximum.
+        origin: the seller.
+        deposit_micro: what to pay into it.
+        terms_digest: what its vouchers have in common.
+        position: the position of the offer in its 402.
+        expires_us: until when the seller may use the opening, if it says.
+        text: a memo in the transaction.
+
+    Returns:
+        The channel, and the transaction to hold its amount with.
 
     Raises:
         Problem: `nothing_payable`.
     """
-    context = unit.context
-    channel = _row(unit, deposit)
-    opening = opening_of(context, channel, unit.source)
+    context, source, terms = gate.context, gate.source, offer.channel
+    assert terms is not None and terms.rent_payer is not None  # noqa: PT018, S101 - else it is not payable
+    challenge = json.dumps(offer.echo)
+    channel = ChannelRecord(
+        owner_id=owner_id,
+        is_payment=not offer.is_session,
+        operator_id=source.operator_id,
+        account_id=source.account_id,
+        terms_digest=terms_digest,
+        origin=origin,
+        # What follows from the rest comes below.
+        address="",
+        escrow_token_account="",
+        raw=b"",
+        payee=terms.payee,
+        rent_payer=terms.rent_payer,
+        signer=terms.signer or context.signer.address(voucher_key(source.key_index)),
+        salt=int.from_bytes(context.randomness.randbytes(8), "big") >> 1,
+        open_slot=landing.slot,
+        grace_seconds=terms.grace_seconds,
+        shares=json.dumps(terms.shares),
+        deposit=deposit_micro,
+        cumulative=0 if offer.is_session else deposit_micro,
+        status=SessionStatus.OPENING.value,
+        closing_fee=closing_fee(gate.preflight.blockhash),
+        by_operator=gate.by_operator,
+        challenge=challenge,
+        challenge_expires_us=expires_us,
+        newest_challenge=challenge,
+        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+        created_us=gate.now_us,
+    )
+    opening = opening_of(context, channel, source)
     try:
         prepared = build_opening(
             context.signer,
             opening,
-            account_index=unit.source.key_index,
-            blockhash=deposit.landing.blockhash,
-            last_valid_height=_last_valid_height(unit, deposit.landing.blockhash),
-            text=deposit.memo,
+            account_index=source.key_index,
+            blockhash=landing.blockhash,
+            last_valid_height=_last_valid_height(gate, landing.blockhash),
+            text=text,
         )
     except (ChannelError, TransactionTooLargeError) as error:
-        raise nothing_payable({deposit.position: str(error)}) from None
+        raise nothing_payable({position: str(error)}) from None
     channel = attrs.evolve(
         channel,
         address=str(opening.address),
         escrow_token_account=str(opening.escrow),
         raw=prepared.raw,
     )
-    CHANNELS.insert(unit.connection, channel)
+    CHANNELS.insert(gate.connection, channel)
     found_by = Cosigned(
-        token_account=unit.source.usdc_token_account,
+        token_account=gate.source.usdc_token_account,
         signature=prepared.signature,
         message_hash=prepared.message_hash,
-        after=unit.preflight.newest_signature,
+        after=gate.preflight.newest_signature,
     )
     tx = pending_transaction(
         SignedTransaction(
@@ -265,53 +292,13 @@ def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[ChannelRecor
         subject_id=channel.owner_id,
         account_id=channel.account_id,
         detail=detail_of(found_by),
-        now_us=unit.now_us,
+        now_us=gate.now_us,
     )
-    return channel, attrs.evolve(tx, announced_us=unit.now_us, leased_until_us=0)
+    return channel, attrs.evolve(tx, announced_us=gate.now_us, leased_until_us=0)
 
 
-def opening_expires_us(context: Context, now_us: int) -> int:
-    """Return about when an opening that is signed now can no longer land."""
-    return now_us + round(context.chain.usual_life_seconds * SECOND_US)
-
-
-def _last_valid_height(unit: SpendUnit, blockhash: str) -> int:
+def _last_valid_height(gate: Gate, blockhash: str) -> int:
     """Return the last height at which the opening can land, or a higher one, which only takes longer."""
-    newest = unit.preflight.blockhash
-    is_newest = newest.value == blockhash or not unit.context.is_cluster
+    newest = gate.preflight.blockhash
+    is_newest = newest.value == blockhash or not gate.context.is_cluster
     return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
-
-
-def _row(unit: SpendUnit, deposit: ChannelDeposit) -> ChannelRecord:
-    """Return the row to store; what follows from it is still missing: the addresses, and the signed bytes."""
-    context, terms = unit.context, deposit.terms
-    assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable
-    challenge = json.dumps(deposit.offer.echo)
-    return ChannelRecord(
-        owner_id=deposit.owner_id,
-        is_payment=deposit.is_payment,
-        operator_id=unit.source.operator_id,
-        account_id=unit.source.account_id,
-        terms_digest=deposit.terms_digest,
-        origin=deposit.origin,
-        address="",
-        escrow_token_account="",
-        payee=terms.payee,
-        rent_payer=terms.rent_payer,
-        signer=terms.signer or context.signer.address(voucher_key(unit.source.key_index)),
-        salt=int.from_bytes(context.randomness.randbytes(8), "big") >> 1,
-        open_slot=deposit.landing.slot,
-        grace_seconds=terms.grace_seconds,
-        shares=json.dumps(terms.shares),
-        deposit=deposit.deposit_micro,
-        cumulative=deposit.deposit_micro if deposit.is_payment else 0,
-        status=SessionStatus.OPENING.value,
-        closing_fee=closing_fee(unit.preflight.blockhash),
-        by_operator=unit.by_operator,
-        challenge=challenge,
-        challenge_expires_us=deposit.expires_us,
-        newest_challenge=challenge,
-        raw=b"",
-        expires_us=opening_expires_us(context, unit.now_us),
-        created_us=unit.now_us,
-    )

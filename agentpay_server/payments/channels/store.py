@@ -11,6 +11,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
     ChannelRecord,
+    PurchaseKind,
     SessionRecord,
     VoucherRecord,
     chain_transactions,
@@ -18,6 +19,7 @@ from agentpay_server.database.tables import (
     sessions,
     vouchers,
 )
+from agentpay_server.ledger.idempotency import Held
 from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.sessions.store import SESSIONS
 
@@ -28,6 +30,27 @@ class Channel:
 
     session: SessionRecord
     record: ChannelRecord
+
+
+@frozen(kw_only=True)
+class KeyUse:
+    """What an idempotency key has been used for in sessions.
+
+    Attributes:
+        held: its claims.
+        voucher: the voucher signed under it, if any.
+        opened: the channel of that voucher, else the one that was opened under the key.
+    """
+
+    held: Held
+    voucher: VoucherRecord | None = None
+    opened: Channel | None = None
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel, if it has the voucher or may still get it."""
+        opened = self.opened
+        return opened if self.voucher or (opened and opened.session.status in LIVE) else None
 
 
 @frozen(kw_only=True)
@@ -43,6 +66,8 @@ class Step:
     channel: Channel
     voucher: VoucherRecord | None = None
 
+
+LIVE: Final = (SessionStatus.OPENING, SessionStatus.OPEN)
 
 CHANNELS: Final = Rows(ChannelRecord, "owner_id")
 VOUCHERS: Final = Rows(VoucherRecord, "charge_id")
@@ -67,9 +92,7 @@ _LIVE: Final = (
     _both(
         channels.c.account_id == bindparam("account_id"),
         channels.c.terms_digest == bindparam("terms_digest"),
-        sessions.c.status.in_(
-            literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
-        ),
+        sessions.c.status.in_(literal_column(f"'{status}'") for status in LIVE),
     )
     .order_by(channels.c.seq.desc())
     .limit(1)
@@ -217,3 +240,13 @@ def next_expiry_us(connection: Connection) -> int | None:
     """Return the earliest expiry of the openings that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
+
+
+def use_of(connection: Connection, held: Held) -> KeyUse:
+    """Return what a key has been used for in sessions, given its claims."""
+    subject_id = held.subject_of(PurchaseKind.CHANNEL)
+    if subject_id is None:
+        return KeyUse(held=held)
+    voucher = VOUCHERS.get(connection, subject_id)
+    session_id = subject_id if voucher is None else voucher.session_id
+    return KeyUse(held=held, voucher=voucher, opened=of_session(connection, session_id))
