@@ -237,7 +237,7 @@ def _opened(
         # No event is about it. It is due at once: its seller may have settled it already.
         outcome, due_us = found.outcome(found.escrow.funded(is_held=is_held)), ending.now_us
     change = CHANNELS.to_change(found.channel, condition, status=SessionStatus.OPEN.value, due_us=due_us)
-    return evolve(outcome, changes=(change,))
+    return evolve(outcome, changes=(*outcome.changes, change))
 
 
 def _never_opened(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
@@ -250,7 +250,7 @@ def _never_opened(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
         reserved = Posting(account_id=found.channel.account_id, cap_release=found.channel.deposit)
         outcome = transfer_outcomes.failed(evolve(ending, subject=found.owner), refusal).also(reserved)
     change = CHANNELS.to_change(found.channel, IS_OPENING, status=SessionStatus.FAILED.value)
-    return evolve(outcome, changes=(change,))
+    return evolve(outcome, changes=(*outcome.changes, change))
 
 
 def _report(ending: Ending[Any]) -> None:

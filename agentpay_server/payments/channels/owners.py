@@ -117,7 +117,7 @@ def paid_out(found: Owned, tx: StoredTransaction, now_us: int, *, paid: int, dep
     )
     if isinstance(owner, SessionRecord):
         outcome = session_outcomes.settled(owner, tx, now_us, escrow=escrow, paid=paid, deposited=deposited)
-        return evolve(outcome, changes=(ended,))
+        return evolve(outcome, changes=(*outcome.changes, ended))
     change, entry, event = settled(owner, paid_micro=paid, tx_signature=tx.signature, now_us=now_us)
     postings = escrow.paid_out(tx, entry, deposited=deposited)
     return evolve(found.outcome(*postings, changes=(ended,)), subject=change, events=(event,))
