@@ -23,11 +23,11 @@ PLUGINS = {
     "cluster": ("chain/rpc",),
     "PostgreSQL": ("database/postgres*.py",),
     "migrations": ("database/migrations",),
-    "console": ("dashboard", "operators/summary*.py"),
+    "console": ("dashboard", "operators/overview.py"),
     "paywall": ("testkit/paywall", "paywall.py"),
     "facilitator": ("testkit/facilitator",),
     "node": ("testkit/node",),
-    "scenes": ("testkit/scenes", "testkit/situations"),
+    "scenes": ("testkit/scenes",),
 }
 """What becomes a plug-in, and its paths below `agentpay_server` until then."""
 

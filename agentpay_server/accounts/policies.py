@@ -338,7 +338,7 @@ def _report(ending: Ending[store.PolicyRecordRow]) -> None:
         )
 
 
-POLICY_RECORD: Final = Movement(
+POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
     kind=Kind.POLICY_RECORD,
     load=store.RECORDS.existing,
     newest=lambda record: record.tx_signature,

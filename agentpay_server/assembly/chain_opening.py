@@ -16,8 +16,8 @@ from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, MissingExtraError, StartRefusedError
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import Clock
 from agentpay_server.platform.randomness import Randomness, SeededRandomness
 from agentpay_server.platform.vault import Vault
@@ -80,8 +80,8 @@ async def _cluster(
 ) -> "RpcChain":
     # Imported late: only a server on a cluster needs it, and it takes a fifth of a start.
     with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
+        from agentpay_server.chain.rpc.chain import connect  # noqa: PLC0415
         from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
-        from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
 
     try:
         chain = await connect(

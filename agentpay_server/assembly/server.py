@@ -14,10 +14,10 @@ from agentpay_server.assembly.chain_opening import open_chain, open_custody
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import Deposit, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.engine.funding import Treasury, TreasuryFunding
 from agentpay_server.engine.settlement import Guards, RecoverySchedule, Settlement, no_check

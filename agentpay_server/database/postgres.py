@@ -35,6 +35,7 @@ from agentpay_server.database.postgres_connections import (
     UndoneError,
     session_settings,
 )
+from agentpay_server.database.postgres_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.database.runner import (
     DatabaseAwayError,
     DatabaseClosedError,
@@ -42,7 +43,6 @@ from agentpay_server.database.runner import (
     DatabaseUnavailableError,
     OfAccounts,
 )
-from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.database.tables import metadata
 
 postgres_schema.give_conditions(metadata)

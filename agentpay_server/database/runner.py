@@ -2,7 +2,7 @@
 
 A unit of work is a plain function `unit(connection, ...)`. A runner opens a transaction, calls it, commits,
 and returns its result; an exception rolls everything back. A unit cannot await, so no transaction is ever
-held across an await. The engines differ in their runners: `memory.py`, `file.py`, `postgres.py`.
+held across an await. The engines differ in their runners: `sqlite.py`, `file.py`, `postgres.py`.
 
 A unit may run more than once: if the engine aborts its transaction (PostgreSQL does, to resolve a deadlock),
 the runner retries it. So a unit must have no side effects outside the database.

@@ -31,7 +31,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 from agentpay_server.platform.tasks import SingleFlight
 
 RESERVE_LAMPORTS: Final = 20_000_000

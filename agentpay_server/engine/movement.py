@@ -24,7 +24,7 @@ from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import fees
 from agentpay_server.engine.broadcast import Landed, absence
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, entries
+from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
@@ -286,7 +286,8 @@ class Outcomes:
     ) -> Written[S]:
         """Write what became of a transaction on chain."""
         movement, unit = self.movements[tx.kind], Unit.begin(connection, self._context)
-        tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
+        if end.chain_signature is not None:
+            tx = evolve(tx, chain_signature=end.chain_signature)
         if isinstance(end, Landed):
             ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
         else:
@@ -402,7 +403,7 @@ class Outcomes:
                 account_id
                 for account_id in accounts
                 if account_id != tx.account_id
-                and entries.is_deposit_posted(connection, account_id, tx.signature)
+                and account_store.is_deposit_posted(connection, account_id, tx.signature)
             ),
         )
         newest = movement.newest(subject) if pending is None else pending.signature

@@ -37,7 +37,7 @@ from agentpay_server.ledger.transactions import COSIGNED, Kind, StoredTransactio
 from agentpay_server.platform.clock import Clock, real_now_us
 from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff, Every
+from agentpay_server.platform.scheduler import Backoff, Every
 from agentpay_server.platform.tasks import SingleFlight, all_ended
 
 P = ParamSpec("P")

@@ -32,7 +32,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.clock import Clock
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff, Every
+from agentpay_server.platform.scheduler import Backoff, Every
 
 LOOK_EVERY_SECONDS: Final = 4.0
 """Several times while a cluster finalizes. Bytes that disappeared can land again for a minute."""

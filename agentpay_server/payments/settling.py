@@ -7,8 +7,9 @@ from attrs import evolve
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import Chain, Cosigned, FailureReason, SignatureStatus
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.broadcast import first_landing_height
-from agentpay_server.engine.movement import Ending
+from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.transfers.outcomes import TRANSFER, failed
@@ -66,7 +67,7 @@ def cosigned_of(tx: StoredTransaction) -> Cosigned:
     )
 
 
-PAYMENT: Final = evolve(
+PAYMENT: Final[Movement[TransferRecord]] = evolve(
     TRANSFER,
     kind=Kind.PAYMENT,
     find=cosigned_status,

@@ -41,8 +41,8 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.platform.tasks import SingleFlight, all_ended
 from agentpay_server.sessions import outcomes, payouts, store
 from agentpay_server.sessions.outcomes import limits_of, report
@@ -308,7 +308,7 @@ def _report(ending: Ending[SessionRecord]) -> None:
     report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
-SESSION_SETTLE: Final = Movement(
+SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.SESSION_SETTLE,
     load=store.SESSIONS.existing,
     newest=lambda session: session.settlement_tx_signature,

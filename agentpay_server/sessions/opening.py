@@ -298,7 +298,7 @@ def _report(ending: Ending[SessionRecord]) -> None:
     report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
-SESSION_OPEN: Final = Movement(
+SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.SESSION_OPEN,
     load=store.SESSIONS.existing,
     newest=lambda session: session.tx_signature,

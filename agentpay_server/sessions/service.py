@@ -24,7 +24,7 @@ from agentpay.contract.sessions import (
 from agentpay.contract.usdc import format_number, to_micro
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
@@ -293,7 +293,7 @@ class Sessions:
             account_id=principal.account_id or query.account_id,
             status=query.status,
             idempotency_key=query.idempotency_key,
-            **time_bounds.period(query.since, query.until),
+            **pages.period(query.since, query.until),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=to_response)
 

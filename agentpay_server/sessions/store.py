@@ -8,7 +8,7 @@ from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, selec
 
 from agentpay.contract import identifiers
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import (
@@ -45,7 +45,7 @@ CHARGES: Final = Rows(ChargeRecord, "session_id", "idempotency_key")
 PAGES: Final = SESSIONS.pages(
     "operator_id",
     equal=("account_id", "status", "idempotency_key"),
-    filters={"since_us": time_bounds.after(sessions), "until_us": time_bounds.up_to(sessions)},
+    filters={"since_us": pages.since(sessions), "until_us": pages.until(sessions)},
 )
 
 IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")

@@ -136,7 +136,7 @@ def _report(ending: Ending[TransferRecord]) -> None:
     report(ending.context, ending.subject, spent_us=ending.tx.spent_us)
 
 
-TRANSFER: Final = Movement(
+TRANSFER: Final[Movement[TransferRecord]] = Movement(
     kind=Kind.TRANSFER,
     load=store.TRANSFERS.existing,
     newest=lambda transfer: transfer.tx_signature,

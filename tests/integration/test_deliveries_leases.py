@@ -21,7 +21,7 @@ from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.database import tables
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.platform.clock import SystemClock, manual_clock, to_us

@@ -23,7 +23,7 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import chain_head, heights
+from agentpay_server.chain.rpc import chain_head
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
@@ -36,7 +36,7 @@ from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import RecoverySchedule, Settlement
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, entries, idempotency, spending
+from agentpay_server.ledger import accounts, deliveries, idempotency, spending
 from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
@@ -150,8 +150,8 @@ def every_height_is_believed(patch: Patch) -> None:
     async def has_passed(self, signed):
         return await self._chain.block_height() > signed.last_valid_block_height
 
-    patch(heights.SlotRate, "accepted", lambda self, value, now: value)
-    patch(heights.SlotRate, "is_plausible", lambda self, value, now: True)
+    patch(chain_head.SlotRate, "accepted", lambda self, value, now: value)
+    patch(chain_head.SlotRate, "is_plausible", lambda self, value, now: True)
 
     async def as_reported(self, blockhash, last_valid_height):
         return reported_landing_heights(last_valid_height)
@@ -444,16 +444,16 @@ def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
 
 @planted
 def own_payments_are_deposits_too(patch: Patch) -> None:
-    insert = entries.insert_entries
+    insert = accounts.insert_entries
 
     def unsigned(connection, *rows):
         # Without a signature, by which a constraint would tell that there are two.
         for row in rows:
             insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
 
-    patch(entries, "insert_entries", unsigned)
+    patch(accounts, "insert_entries", unsigned)
     patch(chain_transactions, "credits_account", lambda *_: False)
-    patch(entries, "is_deposit_posted", lambda *_: False)
+    patch(accounts, "is_deposit_posted", lambda *_: False)
 
 
 @planted
@@ -575,8 +575,8 @@ def a_key_is_logged(patch: Patch) -> None:
 
 @planted
 def the_history_forgets_the_recipient(patch: Patch) -> None:
-    insert = entries.insert_entries
-    patch(entries, "insert_entries", lambda connection, first, *_: insert(connection, first))
+    insert = accounts.insert_entries
+    patch(accounts, "insert_entries", lambda connection, first, *_: insert(connection, first))
 
 
 # --- Upgrades

@@ -5,7 +5,7 @@ from planted import Patch, planted
 
 from agentpay.contract.payments import PaymentHeader
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.rpc.cosigned import CosignedSearch
+from agentpay_server.chain.rpc.evidence import CosignedSearch
 from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions

@@ -27,9 +27,9 @@ from agentpay_server.database.tables import ChannelRecord, SessionRecord, Transf
 from agentpay_server.engine.movement import Ending, Movement, pending_transaction
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import audit, entries
+from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.accounts import ACCOUNTS, is_deposit_posted
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
@@ -51,8 +51,8 @@ from agentpay_server.payments.channels.store import CHANNELS, IS_CLOSING, IS_OPE
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
-from agentpay_server.platform.pace import Every
 from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.scheduler import Every
 from agentpay_server.sessions import payouts
 from agentpay_server.sessions.closing import claim
 from agentpay_server.sessions.outcomes import limits_of, report, to_response
@@ -360,7 +360,7 @@ def _post(
         return None
     tx = _row_of(connection, channel, payout.signature, unit.now_us)
     # With another channel of the account that it pays out, or before: this one may have been empty.
-    is_posted = entries.is_deposit_posted(connection, channel.account_id, payout.signature)
+    is_posted = is_deposit_posted(connection, channel.account_id, payout.signature)
     deposited = 0 if is_posted else payout.deposited_micro
     outcome = paid_out(found, tx, unit.now_us, paid=payout.settled_micro, deposited=deposited)
     is_explained = not payout.is_beyond(channel.cumulative)

@@ -18,7 +18,7 @@ from agentpay_server.assembly.server import start_server
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application
@@ -31,12 +31,12 @@ from agentpay_server.testkit.embedded.recorder import (
     RecordedRequest,
     Recorder,
     Records,
+    timeline,
 )
-from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.testkit.scenes.building import BuiltScene, build, incomplete, require_empty
 from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SceneWebhook, read_scene
-from agentpay_server.testkit.situations.scenarios import (
+from agentpay_server.testkit.scenes.scenarios import (
     LowBalance,
     NearDailyLimit,
     NearSessionCap,
@@ -496,7 +496,7 @@ class AgentPayServer(Homes):
         """
 
         def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
-            from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
+            from agentpay_server.testkit.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 
