@@ -27,9 +27,9 @@ from agentpay_server.database.tables import ChannelRecord, SessionRecord, Transf
 from agentpay_server.engine.movement import Ending, Movement, pending_transaction
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.accounts import ACCOUNTS, is_deposit_posted
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
@@ -108,7 +108,7 @@ class ChannelClosing:
         found = await self._database.read(channel_store.of_session, session_id)
         session, header = found.session, None
         if session.status == SessionStatus.CLOSING and session.running_total:
-            account = await self._database.read(ACCOUNTS.existing, session.account_id)
+            account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
             signer, total_micro = self._context.signer, session.running_total
             header = voucher_header(signer, found.record, account, total_micro, is_closing=True)
         return to_response(session, header=header)
@@ -180,7 +180,7 @@ class ChannelClosing:
         return await self._database.run(_claim_due, self._context, channel.owner_id, is_ended=is_ended)
 
     async def _sign_and_send(self, channel: ChannelRecord, due: Due) -> bool:
-        account = await self._database.read(ACCOUNTS.existing, channel.account_id)
+        account = await self._database.read(account_store.ACCOUNTS.existing, channel.account_id)
         if due.act is not Act.REQUEST:
             (held,) = await self._chain.token_accounts([account.usdc_token_account])
             if held is None or held.is_frozen:
@@ -233,7 +233,7 @@ class ChannelClosing:
             return None
         if chain_transactions.pending(connection, Kind.CHANNEL_CLOSE, owner_id) is not None:
             return None
-        account = ACCOUNTS.existing(connection, found.channel.account_id)
+        account = account_store.ACCOUNTS.existing(connection, found.channel.account_id)
         opening = opening_of(self._context, found.channel, account)
         signer = self._context.signer
         if due.act is Act.REQUEST:
@@ -353,14 +353,14 @@ def _post(
         ChainUnreachableError: the clocks differ.
     """
     unit = Unit.begin(connection, context)
-    ACCOUNTS.existing(connection, CHANNELS.existing(connection, owner_id).account_id, lock=True)
+    account_store.ACCOUNTS.existing(connection, CHANNELS.existing(connection, owner_id).account_id, lock=True)
     found = owned(connection, owner_id, lock=True)
     channel = found.channel
     if channel.status != SessionStatus.CLOSING:
         return None
     tx = _row_of(connection, channel, payout.signature, unit.now_us)
     # With another channel of the account that it pays out, or before: this one may have been empty.
-    is_posted = is_deposit_posted(connection, channel.account_id, payout.signature)
+    is_posted = account_store.is_deposit_posted(connection, channel.account_id, payout.signature)
     deposited = 0 if is_posted else payout.deposited_micro
     outcome = paid_out(found, tx, unit.now_us, paid=payout.settled_micro, deposited=deposited)
     is_explained = not payout.is_beyond(channel.cumulative)
