@@ -33,11 +33,9 @@ from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.search import SearchDesk
 from agentpay_server.operators.sign_in import SignIns
-from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.closing import CHANNEL_CLOSE, ChannelClosing, ChannelWatch
 from agentpay_server.payments.channels.opening import CHANNEL_OPEN
 from agentpay_server.payments.channels.session_payments import SessionPayments
-from agentpay_server.payments.channels.settling import CHANNEL_CLOSE
-from agentpay_server.payments.channels.watch import ChannelWatch
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.reconciliation import Reconciliation
@@ -54,9 +52,8 @@ from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
-from agentpay_server.sessions.closing import SESSION_SETTLE, Closing
+from agentpay_server.sessions.closing import SESSION_SETTLE, Closing, SessionSchedule
 from agentpay_server.sessions.opening import SESSION_OPEN
-from agentpay_server.sessions.schedule import SessionSchedule
 from agentpay_server.sessions.service import Sessions
 from agentpay_server.transfers.approvals import Approvals
 from agentpay_server.transfers.checking import Checks

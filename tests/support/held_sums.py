@@ -24,7 +24,8 @@ def compared(read: Callable[[str], list[Row]], accounts: list[Row]) -> list[Row]
 
     `read` returns the rows of a table, all of them of one moment.
     """
-    sessions, transfers, holds = read("sessions"), read("transfers"), read("holds")
+    transfers, holds = read("transfers"), read("holds")
+    sessions = read("sessions") + _payments(transfers, read("channels"))
     pending = [row for row in read("chain_transactions") if row["state"] == "pending"]
     caps = _sum(("account_id",), "cap", [row for row in sessions if row["status"] in _UNSETTLED])
     is_open = [row for row in holds if not row["closed"]]
@@ -35,6 +36,22 @@ def compared(read: Callable[[str], list[Row]], accounts: list[Row]) -> list[Row]
     assert of_keys == Counter({key: amount for key, amount in spent.items() if key in limited})
     assert _budgeted(pending, is_open) == _fees(pending, sessions, is_open)
     return [row | {"cap_holds": caps[row["account_id"],]} for row in accounts]
+
+
+def _payments(transfers: list[Row], channels: list[Row]) -> list[Row]:
+    """Return payments up to a maximum as sessions, whose caps they reserve as sessions do."""
+    key_of = {row["transfer_id"]: row["key_id"] for row in transfers}
+    return [
+        {
+            **row,
+            "session_id": row["owner_id"],
+            "protocol": "x402_upto",
+            "key_id": key_of[row["owner_id"]],
+            "cap": row["deposit"],
+        }
+        for row in channels
+        if row["is_payment"]
+    ]
 
 
 def _sum(by: tuple[str, ...], name: str, rows: list[Row]) -> Counter[tuple[Any, ...]]:
@@ -50,12 +67,11 @@ def _spent(transfers: list[Row], sessions: list[Row]) -> Counter[tuple[Any, ...]
     failed = {row["transfer_id"] for row in transfers if row["status"] == "failed"}
     spent = _sum(("key_id",), "amount", counted)
     for row in sessions:
-        # The channel of a payment counts as its transfer, unless it was opened after the payment had failed.
-        if row["protocol"] == "x402_upto" and row["session_id"] not in failed:
-            continue
-        if row["status"] in _UNSETTLED:
+        is_payment = row["protocol"] == "x402_upto"
+        # A payment counts as its transfer, unless its channel was opened after it had failed.
+        if row["status"] in _UNSETTLED and (not is_payment or row["session_id"] in failed):
             spent[row["key_id"],] += row["cap"]
-        elif row["status"] == "settled":
+        elif row["status"] == "settled" and not is_payment:
             spent[row["key_id"],] += row["running_total"] if row["settled"] is None else row["settled"]
     return +spent
 

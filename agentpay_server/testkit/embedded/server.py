@@ -48,7 +48,7 @@ from agentpay_server.testkit.scenes.scenarios import (
 )
 
 if TYPE_CHECKING:
-    from agentpay_server.testkit.paywall import Paywall
+    from agentpay_server.testkit.paywall.paywall import Paywall
 
 T = TypeVar("T")
 

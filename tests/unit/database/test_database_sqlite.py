@@ -273,6 +273,7 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("engine.fees._LEAVES", "ix_chain_transactions_burned"),
         ("engine.fees._RESERVED", "ix_chain_transactions_account"),
         ("engine.fees._RESERVED", "ix_holds_open"),
+        ("sessions.store._DUE_CHANNELS", "ix_channels_due"),
         ("transfers.store._PENDING_OF_KEY", "ix_transfers_pending_key"),
         ("ledger.spending._MOMENTS", "ix_chain_transactions_spent"),
         ("ledger.spending._RELEASED", "ix_chain_transactions_released"),
