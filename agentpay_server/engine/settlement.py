@@ -51,13 +51,29 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def _check_nothing(_: str) -> None:
-    """Check nothing, until the server sets a check that its chain needs."""
+    """Check nothing."""
 
 
 class Settlement:
-    """Drives every pending transaction to its outcome, with one task per subject in this process."""
+    """Drives every pending transaction to its outcome, with one task per subject in this process.
 
-    def __init__(self, context: Context, handlers: Iterable[type[Handler[Any]]]) -> None:
+    Args:
+        context: the context.
+        handlers: those of all kinds of transactions.
+        before_sign: compares a token account with the books before a replacement is signed. It raises
+            `ChainUnreachableError` while the account must not sign.
+        before_loss: posts a subject's expired transactions that have landed after all, before its newest one
+            is posted as lost or failed: such a landing changes how that is posted.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        handlers: Iterable[type[Handler[Any]]],
+        *,
+        before_sign: Callable[[str], Awaitable[None]] = _check_nothing,
+        before_loss: Callable[[str], Awaitable[None]] = _check_nothing,
+    ) -> None:
         self._context = context
         self._chain = context.chain
         self._database = context.database
@@ -71,29 +87,12 @@ class Settlement:
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
-        self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
-        self._reconcile: Callable[[str], Awaitable[None]] = _check_nothing
+        self._before_sign = before_sign
+        self._before_loss = before_loss
 
     def handler(self, kind: Kind) -> Handler[Any]:
         """Return the handler of a kind of transaction."""
         return self._handlers[kind]
-
-    def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
-        """Set the check of expired transactions to run before a subject's newest one is posted as lost.
-
-        Args:
-            check: posts a subject's expired transactions that have landed after all. It runs first because
-                such a landing changes how the newest one is posted.
-        """
-        self._check_earlier = check
-
-    def reconcile_with(self, compare: Callable[[str], Awaitable[None]]) -> None:
-        """Set the comparison of a token account's debits with the books, to run before signing a replacement.
-
-        Args:
-            compare: raises `ChainUnreachableError` while the account must not sign.
-        """
-        self._reconcile = compare
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
@@ -351,7 +350,7 @@ class Settlement:
         """Post an outcome, and return the next step."""
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
-            await self._check_earlier(tx.subject_id)
+            await self._before_loss(tx.subject_id)
         noted = self._context.wakeup.noted
         unit = self._of_accounts(self.outcomes.end, tx, subject)
         written = await self._database.run(unit, tx, subject, end)
@@ -376,7 +375,7 @@ class Settlement:
     async def _replaced(self, tx: StoredTransaction, subject: S) -> Ended[S] | StoredTransaction:
         """Sign a replacement for an expired transaction, or post that it will have none."""
         handler = self._handlers[tx.kind]
-        await self._check_earlier(tx.subject_id)
+        await self._before_loss(tx.subject_id)
         current = await self._database.read(self.outcomes.current, tx)
         if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | StoredTransaction", current)
@@ -388,7 +387,7 @@ class Settlement:
             failpoint(tx.operation, Step.POSTED)
             return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
-        await self._reconcile(source.usdc_token_account)
+        await self._before_sign(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.

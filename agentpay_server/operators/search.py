@@ -1,11 +1,9 @@
 """Finds an operator's objects by text, and reports spend by hour or day (interface CO23, CO24)."""
 
-from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from agentpay.contract import codec
-from agentpay.contract.console import AccountDetails
 from agentpay.contract.events import Event
 from agentpay.contract.search import (
     SPEND_PERIODS_MAX,
@@ -16,18 +14,15 @@ from agentpay.contract.search import (
     SpendPeriod,
     SpendReport,
 )
-from agentpay.contract.sessions import Session
-from agentpay.contract.transactions import Transaction
-from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database.tables import EntryRecord
+from agentpay_server.accounts import feature as accounts
+from agentpay_server.feature import Core
 from agentpay_server.ledger.accounts import own_account
-from agentpay_server.ledger.context import Context
 from agentpay_server.operators import search_store as store
 from agentpay_server.platform.clock import SECOND_US, end_of_millisecond_us, from_us
 from agentpay_server.platform.principals import Principal
-
-T = TypeVar("T")
+from agentpay_server.sessions import feature as sessions
+from agentpay_server.transfers import feature as transfers
 
 _HOUR_US: Final = 3600 * SECOND_US
 _MILLISECOND_END_US: Final = 999
@@ -36,32 +31,22 @@ _DEFAULT_PERIODS: Final = {SpendPeriod.HOUR: 24, SpendPeriod.DAY: 30}
 
 
 class SearchDesk:
-    """The features that own the objects read them, because a feature does not import another."""
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        accounts: Callable[[Principal, Sequence[str]], Awaitable[tuple[AccountDetails, ...]]],
-        transfer: Callable[[Principal, str], Awaitable[Transfer]],
-        session: Callable[[Principal, str], Awaitable[Session]],
-        entry: Callable[[EntryRecord], Transaction],
-    ) -> None:
-        self._context = context
-        self._accounts = accounts
-        self._transfer = transfer
-        self._session = session
-        self._entry = entry
+    def __init__(self, core: Core) -> None:
+        self._context = core.context
+        self._accounts = core.of(accounts.FEATURE).accounts
+        self._history = core.of(accounts.FEATURE).history
+        self._transfers = core.of(transfers.FEATURE).transfers
+        self._sessions = core.of(sessions.FEATURE).sessions
 
     async def search(self, principal: Principal, query: Search) -> SearchResult:
         """Return up to `limit` objects of each kind."""
         found = await self._context.database.read(store.find, principal.operator_id, query.q, query.limit)
         parts_since_us = found.parts_since_us
         return SearchResult(
-            accounts=await self._accounts(principal, found.accounts) if found.accounts else (),
-            transfers=tuple([await self._transfer(principal, each) for each in found.transfers]),
-            sessions=tuple([await self._session(principal, each) for each in found.sessions]),
-            deposits=tuple(map(self._entry, found.deposits)),
+            accounts=await self._accounts.some_details(principal, found.accounts) if found.accounts else (),
+            transfers=tuple([await self._transfers.get(principal, each) for each in found.transfers]),
+            sessions=tuple([await self._sessions.get(principal, each) for each in found.sessions]),
+            deposits=tuple(map(self._history.transaction, found.deposits)),
             events=tuple(codec.structure(codec.parse_json(body.encode()), Event) for body in found.events),
             parts_since=None if parts_since_us is None else from_us(parts_since_us),
         )

@@ -10,11 +10,11 @@ from worlds import Party, World
 
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.policies import PolicyRecords
-from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.late_landings import LateLandings
 from agentpay_server.engine.reorg_watch import Confirmations
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.features import features
 from agentpay_server.ledger import audit, transactions
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SystemClock
@@ -28,7 +28,8 @@ from agentpay_server.transfers.service import Execution
 def engine(world: World, *, on_a_running_clock: bool = False) -> Settlement:
     """Another engine that drives transactions to their outcome."""
     context = world.runtime.context
-    return Settlement(evolve(context, clock=SystemClock()) if on_a_running_clock else context, HANDLERS)
+    movements = [movement for feature in features() for movement in feature.movements]
+    return Settlement(evolve(context, clock=SystemClock()) if on_a_running_clock else context, movements)
 
 
 async def pending(world: World, kind: str, subject_id: str) -> StoredTransaction:

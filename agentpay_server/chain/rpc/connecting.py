@@ -10,7 +10,7 @@ from agentpay_server.chain.clusters import Cluster, ClusterRefusedError, choose_
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcCaller, RpcClient
+from agentpay_server.chain.rpc.client import EndpointRefusesError, RpcCaller, RpcClient
 from agentpay_server.chain.rpc.replies import ChainAccount
 from agentpay_server.chain.rpc.settings import RpcSettings
 
@@ -41,7 +41,8 @@ async def connect(
     mint on a private cluster. `make_client` None means a client over HTTP.
 
     Raises:
-        ClusterRefusedError: the server must not run on this cluster with these settings.
+        ClusterRefusedError: the server must not run on this cluster with these settings, or the endpoint
+            refuses every request.
         ChainUnreachableError: the endpoint did not respond.
     """
     client = (make_client or http_client)(settings)
@@ -58,8 +59,11 @@ async def connect(
         if payer is None or not payer.lamports:
             logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
         is_surfpool = not cluster.is_public and replies.read_is_surfpool(await client.call("getVersion"))
-    except BaseException:
+    except BaseException as error:
         await client.close()
+        if isinstance(error, EndpointRefusesError):
+            message = f"the RPC endpoint refuses to be used: {error}; check --rpc-url"
+            raise ClusterRefusedError(message) from error
         raise
     return RpcChain(client, settings, cluster, is_surfpool=is_surfpool)
 

@@ -46,6 +46,7 @@ from agentpay_server.testkit.situations.scenarios import (
     UndeliveredWebhook,
     stage,
 )
+from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.paywall import Paywall
@@ -413,7 +414,7 @@ class AgentPayServer(Homes):
         They are what a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`. It also
         has the methods of `client.events`, for the first operator.
         """
-        newest = self._running.server.services.deliveries.newest_events(RECORDS_MAX)
+        newest = self._running.server.services.of(webhooks.FEATURE).deliveries.newest_events(RECORDS_MAX)
         return RecordedEvents(self._running.call(newest), self._operator.events)
 
     @property
@@ -422,7 +423,7 @@ class AgentPayServer(Homes):
 
         It also has the methods of `client.deliveries`, for the first operator.
         """
-        newest = self._running.server.services.deliveries.newest_deliveries(RECORDS_MAX)
+        newest = self._running.server.services.of(webhooks.FEATURE).deliveries.newest_deliveries(RECORDS_MAX)
         return RecordedDeliveries(self._running.call(newest), self._operator.deliveries)
 
     @property

@@ -25,6 +25,7 @@ from agentpay_server.testkit.embedded.recorder import (
     Recorder,
     masked,
 )
+from agentpay_server.webhooks import feature as webhooks
 
 LINES_MAX: Final = 100
 LINE_CHARACTERS_MAX: Final = 300
@@ -46,8 +47,8 @@ class _Line:
 async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
     """Called on the server's thread."""
     requests, transactions = recorder.requests(), recorder.transactions()
-    events = await server.services.deliveries.newest_events(RECORDS_MAX)
-    deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
+    events = await server.services.of(webhooks.FEATURE).deliveries.newest_events(RECORDS_MAX)
+    deliveries = await server.services.of(webhooks.FEATURE).deliveries.newest_deliveries(RECORDS_MAX)
     positions = _Positions(requests, transactions)
     lines = [
         *(line for request in requests if (line := _request(request)) is not None),
