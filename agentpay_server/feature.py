@@ -15,11 +15,9 @@ from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.engine.authorization import Authorizer
-from agentpay_server.engine.funding import TreasuryFunding
-from agentpay_server.engine.handlers import Handler
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.engine.settlement_schedule import RecoverySchedule
-from agentpay_server.engine.treasury import Treasury
+from agentpay_server.engine.funding import Treasury, TreasuryFunding
+from agentpay_server.engine.movement import Movement
+from agentpay_server.engine.settlement import Guards, RecoverySchedule, Settlement
 from agentpay_server.ledger import deliveries
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.principals import Principal
@@ -119,28 +117,26 @@ class Feature(Generic[S]):
 
     Attributes:
         build: makes its service from the core; also when a snapshot is restored, without side effects.
-        movements: handlers of its kinds of chain transactions.
+        movements: its kinds of chain transactions.
         routes: by the names of endpoints.
         work: its scheduled work.
         at_once: its work that is due by real time on a manual clock too.
         recover: resumes work of an earlier process.
         on_executed: called with each transaction that the embedded chain executes.
-        before_sign: compares a token account with the chain before anything is signed for it; raises
-            `ChainUnreachableError` while nothing may be.
-        before_loss: posts what has landed after all of a subject, before its newest transaction is posted as
-            lost or failed, or replaced.
+        before_signature: its part of `Guards`, for a token account.
+        before_loss: its part of `Guards`, for a subject.
         pages: its paths that need no key.
     """
 
     name: str
     build: Callable[["Core"], S]
-    movements: tuple[type[Handler[Any]], ...] = ()
+    movements: tuple[Movement[Any], ...] = ()
     routes: Mapping[str, Route[S]] = field(factory=dict)
     work: Callable[[S], Iterable[tuple[Phase, Scheduled]]] = lambda _: ()
     at_once: Callable[[S], AtOnce] | None = None
     recover: Callable[[S], Awaitable[None]] | None = None
     on_executed: "Callable[[S, VersionedTransaction], None] | None" = None
-    before_sign: "Callable[[S, str], Awaitable[None]] | None" = None
+    before_signature: "Callable[[S, str], Awaitable[None]] | None" = None
     before_loss: "Callable[[S, str], Awaitable[None]] | None" = None
     pages: Callable[[S], Pages] | None = None
 
@@ -173,12 +169,11 @@ class Core:
         self.config, self.context, self.lasting = config, context, lasting
         self.is_alone, self.is_in_memory = is_alone, is_in_memory
         movements = [movement for feature in features for movement in feature.movements]
-        self.settlement: Settlement = Settlement(
-            context, movements, before_sign=self._before_sign, before_loss=self._before_loss
-        )
+        guards = Guards(before_signature=self._before_signature, before_loss=self._before_loss)
+        self.settlement: Settlement = Settlement(context, movements, guards)
         self.treasury: Treasury = Treasury(context, chain)
         self.funding: TreasuryFunding = TreasuryFunding(context, self.treasury)
-        self.authorizer: Authorizer = Authorizer(context, self.settlement, self._before_sign, self.funding)
+        self.authorizer: Authorizer = Authorizer(context, self.settlement, guards, self.funding)
         self.built: dict[str, Any] = {}
         self._features = [(feature, self.of(feature)) for feature in features]
         self.routes: Mapping[str, tuple[Route[Any], Any]] = {
@@ -187,7 +182,9 @@ class Core:
             for name, route in feature.routes.items()
         }
         self.pages: list[Pages] = [each.pages(service) for each, service in self._features if each.pages]
-        self._signing = [(each.before_sign, service) for each, service in self._features if each.before_sign]
+        self._signing = [
+            (each.before_signature, service) for each, service in self._features if each.before_signature
+        ]
         self._losing = [(each.before_loss, service) for each, service in self._features if each.before_loss]
         self._hearing = [(each.on_executed, service) for each, service in self._features if each.on_executed]
         self._recovery = RecoverySchedule(self.settlement, clock=context.clock)
@@ -229,7 +226,7 @@ class Core:
             if feature.recover is not None:
                 await feature.recover(service)
 
-    async def _before_sign(self, token_account: str) -> None:
+    async def _before_signature(self, token_account: str) -> None:
         for guard, service in self._signing:
             await guard(service, token_account)
 

@@ -29,7 +29,7 @@ _MODULES: Final = (
     "agentpay_server.webhooks.feature",
     "agentpay_server.operators.feature",
     "agentpay_server.sandbox.feature",
-    "agentpay_server.engine.guards",
+    "agentpay_server.engine.watches",
     "agentpay_server.http.dashboard",
 )
 
@@ -55,11 +55,11 @@ async def connect(
     mint_authority: str,
     make_client: "Callable[[RpcSettings], RpcCaller] | None",
 ) -> "RpcChain":
-    """Connect to a cluster; see `chain/rpc/connecting.py`."""
+    """Connect to a cluster; see `chain/rpc/chain.py`."""
     # It takes a fifth of a start.
     with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
-        from agentpay_server.chain.rpc import connecting  # noqa: PLC0415
-    return await connecting.connect(
+        from agentpay_server.chain.rpc.chain import connect as connected  # noqa: PLC0415
+    return await connected(
         settings,
         stored_genesis_hash=stored_genesis_hash,
         treasury=treasury,

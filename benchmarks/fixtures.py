@@ -2,8 +2,8 @@
 
 Warm means that a virtual machine is at hand: the first server of a process makes one, which takes longer than
 all the rest, and every later one takes over the machine of the one before, emptied
-(`chain/embedded/machines.py`). The floor here is that making: what every test would pay if machines were
-thrown away.
+(`chain/embedded/virtual_machine.py`). The floor here is that making: what every test would pay if machines
+were thrown away.
 """
 
 import time

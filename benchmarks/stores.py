@@ -21,13 +21,12 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import PreparedConnection
-from agentpay_server.database.runner import Database
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
-from agentpay_server.ledger import accounts, entries, spending
+from agentpay_server.database.runner import DATABASE_SCHEMA, Database
+from agentpay_server.database.sqlite import MemoryDatabase
+from agentpay_server.ledger import accounts, spending
 from agentpay_server.platform.clock import SECOND_US
 
 KEY = bytes(range(32))
@@ -124,7 +123,7 @@ def _growth(engine: str, opened: Callable[[], Database]) -> list[Result]:
         units: dict[str, Callable[[Database], Any]] = {
             "24 h spend check": lambda database: database.read(spending.spent, account, NOW_US),
             "page of history": lambda database: database.read(
-                entries.page, ACCOUNT, last_seq, PAGE, **history
+                accounts.ENTRY_PAGES, ACCOUNT, last_seq, PAGE, **history
             ),
             "page of accounts": lambda database: database.read(accounts.PAGES, OPERATOR, last_seq, PAGE),
         }

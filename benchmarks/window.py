@@ -5,7 +5,7 @@ import asyncio
 from harness import Result, compare
 from sqlalchemy import insert
 
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import AccountRecord, chain_transactions
 from agentpay_server.ledger import accounts, spending
 from agentpay_server.platform.clock import SECOND_US

@@ -3,7 +3,7 @@
     python scripts/options.py > docs/reference/options.md
 
 The client's are the arguments of `AgentPay`, whose docstring explains them. The server's settings declare their
-options (`agentpay_server/platform/options.py`); the others are those of the process.
+options (`agentpay_server/platform/settings.py`); the others are those of the process.
 """
 
 # ruff: noqa: E501 - lines of a page
@@ -17,7 +17,7 @@ from agentpay import AsyncAgentPay
 from agentpay.cli.variables import IS_VISIBLE
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.cli.declared import SettingOption
+from agentpay_server.cli.options import SettingOption
 from agentpay_server.cli.serve import serve
 from agentpay_server.platform.settings import Settings
 

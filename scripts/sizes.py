@@ -21,14 +21,14 @@ SERVER = ROOT / "agentpay_server"
 PLUGINS = {
     "paying 402": ("payments",),
     "cluster": ("chain/rpc",),
-    "guards": ("engine/guards.py", "engine/late_landings.py", "engine/reorg_watch.py"),
+    "guards": ("engine/watches.py",),
     "PostgreSQL": ("database/postgres*.py",),
     "migrations": ("database/migrations",),
     "console": ("dashboard", "http/dashboard.py"),
     "paywall": ("testkit/paywall", "paywall.py"),
     "facilitator": ("testkit/facilitator",),
     "node": ("testkit/node",),
-    "scenes": ("testkit/scenes", "testkit/situations"),
+    "scenes": ("testkit/scenes",),
 }
 """What becomes a plug-in, and its paths below `agentpay_server` until then."""
 

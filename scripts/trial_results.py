@@ -17,8 +17,8 @@ from attrs import frozen
 
 from agentpay import __version__
 from agentpay_lab.crash_test import trial
-from agentpay_lab.crash_test.orders import TrialProtocol, TrialReport
-from agentpay_lab.crash_test.trial import Trial, TrialPlan
+from agentpay_lab.crash_test.orders import TrialPlan, TrialProtocol, TrialReport
+from agentpay_lab.crash_test.trial import Trial
 
 SEED, SECONDS = 2, 60.0
 ADAPTERS = Path(trial.__file__).with_name("adapters")
@@ -139,7 +139,7 @@ def main() -> None:
 
         def say(what: str, began: float = began, times: dict[str, float] = times) -> None:
             print(f"{time.monotonic() - began:6.1f} s  {what}", file=sys.stderr)
-            if what.startswith("order 1:"):
+            if what.startswith("order-0:"):
                 times["first order"] = time.monotonic()
             elif what == "waiting for every payment to end":
                 times["found"] = time.monotonic()

@@ -45,7 +45,7 @@ WHEEL_HOLDS = {
 }
 LABORATORY_HOLDS = {
     "agentpay_lab/__main__.py",
-    "agentpay_lab/crash_test/agent.py",
+    "agentpay_lab/crash_test/adapters/payer.py",
     "agentpay_lab/crash_test/adapters/payer.sh",
     "agentpay_lab/crash_test/adapters/payer.ts",
     "agentpay_lab/simulation/next_release/additions.py",

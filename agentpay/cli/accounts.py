@@ -9,10 +9,10 @@ import click
 from agentpay.cli.columns import Column, Show, amount
 from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
 from agentpay.cli.values import Label, LimitOrNone, Usdc
-from agentpay.contract.choices import AccountStatus, TransactionStatus
+from agentpay.contract.choices import POLICY_RULES, AccountStatus, TransactionStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from decimal import Decimal
 
     from agentpay import AgentPay
@@ -190,18 +190,22 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     output.result({"account_id": account_id, **reply.json()}, "Funded")
 
 
+def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command an option for each amount and each flag of a policy; pausing has its own."""
+    for rule in reversed(POLICY_RULES):
+        option = "--" + rule.name.replace("_", "-")
+        if rule.kind == "amount":
+            text = f"{rule.label}; none: {rule.null}."
+            command = click.option(option, type=LimitOrNone(), metavar="USDC|none", help=text)(command)
+        elif rule.kind == "flag" and rule.name != "paused":
+            both = f"{option}/--no-{option[2:]}"
+            command = click.option(both, default=None, help=f"{rule.label}, or not.")(command)
+    return command
+
+
 @accounts.command("policy")
 @click.argument("account", shell_complete=complete_account)
-@click.option(
-    "--max-single-transfer", type=LimitOrNone(), metavar="USDC|none", help="Most USDC per transfer."
-)
-@click.option("--max-daily-spend", type=LimitOrNone(), metavar="USDC|none", help="Most USDC within 24 hours.")
-@click.option(
-    "--escalation-threshold",
-    type=LimitOrNone(),
-    metavar="USDC|none",
-    help="USDC from which a transfer waits for approval.",
-)
+@takes_limits
 @click.option(
     "--allow",
     "allowed",
@@ -219,7 +223,6 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     help="Category that may be paid for. Repeatable: the new list replaces the old one.",
 )
 @click.option("--any-category", is_flag=True, help="Allow every category.")
-@click.option("--require-memo/--no-require-memo", default=None, help="Whether transfers need a memo.")
 @click.option("--pause", is_flag=True, help="Block all outgoing transfers.")
 @click.option("--resume", is_flag=True, help="Allow outgoing transfers again.")
 @takes_yes

@@ -1,10 +1,11 @@
 """Literal types of the closed sets of strings, so that type checkers find a misspelled status or event type.
 
 At run time they are plain strings, and open: a newer value that this version does not know is kept unchanged.
-The modules of the models have the same sets as enums for the server; a test compares each pair.
+The modules of the models have the same sets as enums for the server; a test compares each pair. Here too are
+the rules of a policy as people see them: commands read them without loading a model.
 """
 
-from typing import Literal
+from typing import Final, Literal, NamedTuple
 
 AccountStatus = Literal["active", "paused"]
 """Whether an account may send: `paused` exactly while its policy is paused."""
@@ -136,3 +137,31 @@ Decision = Literal["settle", "escalate", "reject"]
 
 RequestOutcome = Literal["not_done", "unknown", "decided"]
 """What became of a request that raised an exception: see `agentpay.AgentPayError`."""
+
+
+class PolicyRule(NamedTuple):
+    """A field of a policy, as forms and commands show it.
+
+    Attributes:
+        name: name of the field.
+        kind: `amount` is USDC or null, `list` is names or null, `flag` is a boolean.
+        label: its name for people.
+        null: what null means; for a flag, what false means.
+    """
+
+    name: str
+    kind: Literal["amount", "list", "flag"]
+    label: str
+    null: str
+
+
+POLICY_RULES: Final = (
+    PolicyRule("max_single_transfer", "amount", "Largest transfer", "no limit"),
+    PolicyRule("max_daily_spend", "amount", "Spend in 24 hours", "no limit"),
+    PolicyRule("escalation_threshold", "amount", "Asks for approval from", "never"),
+    PolicyRule("allowed_counterparties", "list", "May pay", "everybody"),
+    PolicyRule("categories", "list", "Categories", "all"),
+    PolicyRule("require_memo", "flag", "Requires a memo", "no"),
+    PolicyRule("paused", "flag", "Paused", "no"),
+)
+"""In the order in which they are shown; a test compares them with the fields of `Policy`."""

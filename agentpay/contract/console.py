@@ -263,6 +263,23 @@ class ListAudit(Request):
 
 
 @frozen(kw_only=True)
+class PolicyRule(Model):
+    """A field of a policy, as a form shows it.
+
+    Attributes:
+        name: name of the field.
+        kind: `amount` is USDC or null, `list` is names or null, `flag` is a boolean.
+        label: its name for people.
+        null: what null means; for a flag, what false means.
+    """
+
+    name: str
+    kind: str
+    label: str
+    null: str
+
+
+@frozen(kw_only=True)
 class ConsoleSummary(Model):
     """The operator, and counts for an overview.
 
@@ -281,6 +298,7 @@ class ConsoleSummary(Model):
             respond.
         is_clock_manual: whether the server's clock stands still until the sandbox advances it.
         keeps_snapshots: whether the sandbox can take and restore snapshots.
+        policy_rules: the fields of a policy, in the order in which forms show them.
         now: the server's time, UTC.
     """
 
@@ -296,6 +314,7 @@ class ConsoleSummary(Model):
         "treasury_lamports": 4_980_000_000,
         "is_clock_manual": False,
         "keeps_snapshots": False,
+        "policy_rules": [{"name": "paused", "kind": "flag", "label": "Paused", "null": "no"}],
         "now": "2026-01-31T12:00:00.000Z",
     }
 
@@ -310,6 +329,7 @@ class ConsoleSummary(Model):
     treasury_lamports: int | None
     is_clock_manual: bool
     keeps_snapshots: bool
+    policy_rules: tuple[PolicyRule, ...]
     now: datetime
 
 

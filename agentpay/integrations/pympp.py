@@ -148,7 +148,8 @@ class AgentPayRuntime(PaymentRuntime):
         return PURCHASES.begin(self._client, self._account_id, name)
 
     async def _authorized(self, request: Any, challenge: Challenge, purchase: Purchase) -> Payment:
-        while True:
+        payment = None
+        while payment is None:
             key = purchase.key
             if purchase.is_shared:
                 listed = await self._client.payments.list(
@@ -167,14 +168,13 @@ class AgentPayRuntime(PaymentRuntime):
                     max_amount=self._max_amount,
                     memo=self._memo,
                 )
-                break
             except ConflictError as error:
                 if not purchase.replaces(error):
                     raise
         purchase.is_recorded = True
         if payment.header is None:
             raise PaymentPendingApprovalError(
-                idempotency_key=key,
+                idempotency_key=purchase.key,
                 transfer_id=payment.transfer_id,
                 price_usdc=payment.amount_usdc,
                 max_amount_usdc=self._max_amount,

@@ -32,7 +32,6 @@ from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
@@ -40,7 +39,7 @@ from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, Clock
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff, Every
+from agentpay_server.platform.scheduler import Backoff, Every
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already posted."""
@@ -131,7 +130,7 @@ class Deposits:
         if deposit is None:
             self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
-            # The transaction's handler, or the caller of `expecting`, posts it.
+            # The transaction's outcome, or the caller of `expecting`, posts it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -333,7 +332,7 @@ class Deposits:
             raise ChainUnreachableError("a node reports a debit that neither a signature nor a balance shows")
 
     async def _is_payout(self, account: AccountRecord, deposit: Deposit) -> bool:
-        """Return whether a transaction pays out a channel of the account, whose handler posts all of it.
+        """Return whether a transaction pays out a channel of the account, whose outcome posts all of it.
 
         A payment from a channel that stays open, to which its seller adds a credit, is a deposit. Its seller
         may create the escrow again and refill it, so that it seems to have paid nothing.
@@ -358,7 +357,7 @@ class Deposits:
         async def newest() -> set[str]:
             is_read_again = after is None or account.account_id in self._surpluses
             count = _ALL if is_read_again else _NEWEST
-            return await self._database.read(entries.newest_signatures, account.account_id, count)
+            return await self._database.read(account_store.newest_signatures, account.account_id, count)
 
         async for batch in self._chain.deposits(token_account, after=after, posted=newest):
             failpoint(Operation.DEPOSIT, Step.BEGUN)
@@ -419,7 +418,7 @@ class Deposits:
             deposit
             for deposit in batch.deposits
             if not chain_transactions.credits_account(connection, deposit.signature, account_id)
-            and not entries.is_deposit_posted(connection, account_id, deposit.signature)
+            and not account_store.is_deposit_posted(connection, account_id, deposit.signature)
         ]
         received = [
             arrived(

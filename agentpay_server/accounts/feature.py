@@ -4,7 +4,7 @@ from typing import Final
 
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.history import History
-from agentpay_server.accounts.policies import Policies, PolicyRecordHandler, PolicyRecords, VersionedPolicy
+from agentpay_server.accounts.policies import POLICY_RECORD, Policies, PolicyRecords, VersionedPolicy
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
 
@@ -31,9 +31,9 @@ def _policy(versioned: VersionedPolicy) -> Reply:
 FEATURE: Final[Feature[AccountServices]] = Feature(
     name="accounts",
     build=AccountServices,
-    movements=(PolicyRecordHandler,),
+    movements=(POLICY_RECORD,),
     work=lambda s: [(Phase.DEPOSITS, s.deposit_schedule), (Phase.LATER, s.records)],
-    before_sign=lambda s, token_account: s.deposits.poll_before_spend(token_account),
+    before_signature=lambda s, token_account: s.deposits.poll_before_spend(token_account),
     routes={
         "accounts.create": Route(201, lambda s, c: s.accounts.create(c.principal, c.body), is_owned=True),
         "accounts.list": Route(200, lambda s, c: s.accounts.list(c.principal, c.query)),

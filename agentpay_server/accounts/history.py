@@ -11,10 +11,10 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import EntryRecord
-from agentpay_server.ledger import entries as store
+from agentpay_server.ledger import accounts as store
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import end_of_millisecond_us, from_us
@@ -39,7 +39,7 @@ class History:
         before = listing.before(query.cursor)
         await self._context.database.read(own_account, principal, account_id)
         rows = await self._context.database.read(
-            store.PAGES,
+            store.ENTRY_PAGES,
             account_id,
             before,
             query.limit + 1,
@@ -55,16 +55,16 @@ class History:
             Problem: `invalid_request` for a cursor of another list.
         """
         listing, database = List("history", principal.operator_id), self._context.database
-        if await database.read(store.has_unowned):
-            await database.run(store.own)
+        if await database.read(store.has_unowned_entries):
+            await database.run(store.own_entries)
         rows = await database.read(
-            store.OF_OPERATOR,
+            store.ENTRIES_OF_OPERATOR,
             principal.operator_id,
             listing.before(query.cursor),
             query.limit + 1,
             account_id=query.account_id,
             status=query.status,
-            **time_bounds.period(query.since, query.until),
+            **pages.period(query.since, query.until),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self.transaction)
 

@@ -32,10 +32,9 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import TreasuryFunding
-from agentpay_server.engine.handlers import (
+from agentpay_server.engine.movement import (
     Ending,
-    Handler,
-    Resigning,
+    Movement,
     pending_transaction,
 )
 from agentpay_server.engine.policy import stored_policy
@@ -304,56 +303,59 @@ class PolicyRecords:
         return tx
 
 
-class PolicyRecordHandler(Handler[store.PolicyRecordRow]):
-    """Says what the outcomes of a policy record's transaction change."""
+def _landed(ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+    """Store which version is on chain now; a newer one is due at once."""
+    account, version = ending.accounts[ending.subject.account_id], _version(ending.tx)
+    due_us = None if account.policy_version == version else ending.now_us
+    return _written(ending, due_us=due_us)
 
-    kind = Kind.POLICY_RECORD
+
+def _failed(ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+    """Schedule another write for later."""
+    return _outcome(ending, _postponed(ending.subject, ending.now_us))
+
+
+def _expired(ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+    """Schedule a write of the newest policy at once."""
+    return _outcome(ending, store.RECORDS.to_change(ending.subject, due_us=ending.now_us))
+
+
+def _late(ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
+    """Schedule a write of the newest policy: an older one has overwritten it."""
+    return _written(ending, due_us=ending.now_us)
+
+
+def _report(ending: Ending[store.PolicyRecordRow]) -> None:
+    """Log a write that the chain has rejected."""
+    if ending.failure is not None:
+        log(
+            logger,
+            logging.WARNING,
+            "policy_record.refused",
+            account_id=ending.subject.account_id,
+            tx_signature=ending.tx.signature,
+            detail=ending.failure.detail,
+        )
+
+
+POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
+    kind=Kind.POLICY_RECORD,
+    load=store.RECORDS.existing,
+    newest=lambda record: record.tx_signature,
+    landed=_landed,
+    failed=_failed,
+    expired=_expired,
+    late=_late,
+    # Sign nothing: `expired` schedules a write of the newest policy, which may have changed.
+    resign=lambda _: None,
+    report=_report,
     # An undone write that is resent could land after a newer one.
-    must_be_irreversible = True
+    must_be_irreversible=True,
     # A newer write continues, even if an older one landed late.
-    supersedes = False
-    needs_accounts = True
-
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> store.PolicyRecordRow:
-        """Return the record."""
-        return store.RECORDS.existing(connection, subject_id, lock=lock)
-
-    def newest_signature(self, subject: store.PolicyRecordRow) -> str | None:
-        """Return the signature of the newest write that has landed."""
-        return subject.tx_signature
-
-    def settled(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
-        """Store which version is on chain now; a newer one is due at once."""
-        account, version = ending.accounts[ending.subject.account_id], _version(ending.tx)
-        due_us = None if account.policy_version == version else ending.now_us
-        return _written(ending, due_us=due_us)
-
-    def failed(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
-        """Schedule another write for later."""
-        return _outcome(ending, _postponed(ending.subject, ending.now_us))
-
-    def sign_replacement(self, resigning: Resigning[store.PolicyRecordRow]) -> None:
-        """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
-
-    def dropped(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
-        """Schedule a write of the newest policy at once."""
-        return _outcome(ending, store.RECORDS.to_change(ending.subject, due_us=ending.now_us))
-
-    def landed_late(self, ending: Ending[store.PolicyRecordRow]) -> Outcome[store.PolicyRecordRow]:
-        """Schedule a write of the newest policy: an older one has overwritten it."""
-        return _written(ending, due_us=ending.now_us)
-
-    def report(self, ending: Ending[store.PolicyRecordRow]) -> None:
-        """Log a write that the chain has rejected."""
-        if ending.failure is not None:
-            log(
-                logger,
-                logging.WARNING,
-                "policy_record.refused",
-                account_id=ending.subject.account_id,
-                tx_signature=ending.tx.signature,
-                detail=ending.failure.detail,
-            )
+    supersedes=False,
+    needs_accounts=True,
+)
+"""The transaction that writes a policy's record."""
 
 
 def _written(ending: Ending[store.PolicyRecordRow], *, due_us: int | None) -> Outcome[store.PolicyRecordRow]:

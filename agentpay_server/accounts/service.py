@@ -43,11 +43,11 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List, Place, SortedList
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine.authorization import spendable_micro, uncertain_micro
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
-from agentpay_server.engine.handlers import watched_transaction
+from agentpay_server.engine.movement import watched_transaction
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.engine.preflight import spendable_micro, uncertain_micro
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as store
 from agentpay_server.ledger import audit, keys, spending
@@ -352,7 +352,7 @@ class Accounts:
     ) -> Budget:
         record = own_account(connection, principal, before.account_id)
         policy = stored_policy(record.policy)
-        uncertain = uncertain_micro(record, before.in_flight, before.in_flight_total)
+        uncertain = uncertain_micro(before, record)
         key = keys.of_principal(principal)
         left = keys.remaining_micro(connection, key)
         return Budget(

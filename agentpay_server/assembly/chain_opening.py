@@ -13,8 +13,8 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.protocol import ChainUnreachableError, OpenedChain
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, StartRefusedError
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import Clock
 from agentpay_server.platform.randomness import Randomness, SeededRandomness
 from agentpay_server.platform.vault import Vault

@@ -11,10 +11,10 @@ from agentpay_server.assembly.chain_opening import open_chain, open_custody
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import Deposit, OpenedChain, WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.feature import Core
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import feature as operators

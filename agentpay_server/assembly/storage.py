@@ -21,13 +21,13 @@ from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.database import state
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import (
+    DATABASE_SCHEMA,
     Database,
     DatabaseUnavailableError,
     StartRefusedError,
 )
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.platform.settings import Settings

@@ -1,14 +1,19 @@
-"""Builders of the Solana instructions that the service uses. Pure; `transactions.py` combines them."""
+"""The Solana instructions that the service uses: building them, and reading them. Pure.
+
+`transactions.py` combines them.
+"""
 
 import hashlib
 import struct
 from typing import Final
 
+from attrs import frozen
 from solders.instruction import AccountMeta, Instruction
 from solders.pubkey import Pubkey
 from solders.system_program import ID as SYSTEM_PROGRAM
 from solders.token import ID as TOKEN_PROGRAM
 from solders.token.associated import get_associated_token_address
+from solders.transaction import VersionedTransaction
 
 __all__ = [
     "ASSOCIATED_TOKEN_PROGRAM",
@@ -272,3 +277,56 @@ def _readonly(account: Pubkey) -> AccountMeta:
 
 def _signer(account: Pubkey, *, writable: bool = False) -> AccountMeta:
     return AccountMeta(account, is_signer=True, is_writable=writable)
+
+
+# --- What a message of this service says: the transfers that it requests, and its memo
+
+_TRANSFER_CHECKED: Final = 12
+_MINT_TO_CHECKED: Final = 14
+
+
+@frozen
+class Movement:
+    """USDC from one token account to another. `source` is None for minted USDC."""
+
+    source: str | None
+    destination: str
+    amount_micro: int
+
+
+def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
+    """Return the movements of USDC in a transaction of this service, in order."""
+    message = transaction.message
+    keys = message.account_keys
+    found = []
+    for instruction in message.instructions:
+        kind = instruction.data[:1]
+        if max(instruction.program_id_index, *instruction.accounts, 0) >= len(keys):
+            continue  # In a lookup table, which this service does not use.
+        if keys[instruction.program_id_index] != TOKEN_PROGRAM or len(instruction.data) != 10:
+            continue
+        accounts = [str(keys[index]) for index in instruction.accounts]
+        amount_micro: int = struct.unpack_from("<Q", instruction.data, 1)[0]
+        if kind == bytes([_TRANSFER_CHECKED]):
+            found.append(Movement(accounts[0], accounts[2], amount_micro))
+        elif kind == bytes([_MINT_TO_CHECKED]):
+            found.append(Movement(None, accounts[1], amount_micro))
+    return tuple(found)
+
+
+def debited_account(transaction: VersionedTransaction) -> str | None:
+    """Return the first token account that a transaction of this service debits; None without one."""
+    return next((each.source for each in movements(transaction) if each.source is not None), None)
+
+
+def memo_of(transaction: VersionedTransaction) -> str | None:
+    """Return the text of a transaction's memo; None if it has none."""
+    message = transaction.message
+    return next(
+        (
+            instruction.data.decode("utf-8", "replace")
+            for instruction in message.instructions
+            if message.account_keys[instruction.program_id_index] == MEMO_PROGRAM
+        ),
+        None,
+    )

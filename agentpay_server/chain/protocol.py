@@ -14,7 +14,7 @@ from typing import Final, Protocol
 from attrs import Factory, field, frozen
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.messages import debited_account
+from agentpay_server.chain.instructions import debited_account
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
 """Number of blocks in which a transaction can land, up to its last valid block height."""

@@ -12,8 +12,7 @@ from agentpay.cli.options import takes_json
 from agentpay.cli.output import Output
 from agentpay.cli.values import Label
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.cli.declared import takes
-from agentpay_server.cli.values import require_database
+from agentpay_server.cli.options import require_database, takes
 from agentpay_server.contract.sandbox import Operator
 
 
@@ -50,7 +49,7 @@ def create_operator(
     # Imported late: loading the store takes longer than reporting a usage error.
     from agentpay_server.assembly.storage import open_database  # noqa: PLC0415
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
-    from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
+    from agentpay_server.operators.store import create_operator as create  # noqa: PLC0415
 
     async def created() -> Operator:
         database = await open_database(**stored)

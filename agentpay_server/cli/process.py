@@ -37,8 +37,8 @@ from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
 if TYPE_CHECKING:
-    from agentpay_server.testkit.embedded.hosting import SceneHost
     from agentpay_server.testkit.scenes.document import Scene
+    from agentpay_server.testkit.scenes.hosting import SceneHost
 
 T = TypeVar("T")
 
@@ -253,7 +253,7 @@ async def _serve_until_stopped(
     app: ASGIApp = application
     sellers: SceneHost | None = None
     if scene is not None:
-        from agentpay_server.testkit.embedded import hosting  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.scenes import hosting  # noqa: PLC0415 - seldom asked for
         from agentpay_server.testkit.scenes.building import incomplete  # noqa: PLC0415 - as above
         from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
 

@@ -5,6 +5,7 @@
 
 import ipaddress
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,9 @@ import click
 
 from agentpay.cli.values import Seconds
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.chain.custody import read_key
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.cli.declared import takes
-from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Host, ProgramFile, require_database
+from agentpay_server.cli.options import Declared, Host, ProgramFile, require_database, settings_of, takes
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.settings import Settings
@@ -96,7 +96,7 @@ from agentpay_server.platform.settings import Settings
 @click.option(
     "--json", "_", is_flag=True, expose_value=False, help="Accepted for consistency; output is always JSON."
 )
-@takes_cluster
+@takes(RpcSettings, "rpc")
 def serve(
     *,
     host: str,
@@ -114,7 +114,7 @@ def serve(
     scene: Path | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
-    rpc: RpcSettings | None,
+    rpc: dict[str, Any],
 ) -> None:
     """Run a server.
 
@@ -125,6 +125,7 @@ def serve(
     a key, and absent if an earlier start created it. On a terminal, it also prints shell lines to paste, on
     standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
     """
+    cluster = _cluster(rpc)
     if not _is_loopback(host) and not (allow_remote and stored.get("operator_key")):
         raise click.UsageError(
             f"{host} can be reached from other machines: pass --allow-remote and an --operator-key from "
@@ -135,18 +136,18 @@ def serve(
             f"--chain-rpc serves without a key, and {host} can be reached from other machines: keep the "
             "default --host."
         )
-    if chain_rpc and rpc is not None:
+    if chain_rpc and cluster is not None:
         raise click.UsageError(
             "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
-    if channel_program is not None and rpc is not None:
+    if channel_program is not None and cluster is not None:
         raise click.UsageError(
             "--program is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
     if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     require_database(stored)
-    if scene is not None and rpc is not None:
+    if scene is not None and cluster is not None:
         raise click.UsageError(
             "--scene is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
@@ -161,7 +162,7 @@ def serve(
 
     config = ServerConfig(
         settings=Settings(**settings),
-        rpc=rpc,
+        rpc=cluster,
         clock=manual_clock() if clock == "manual" else SystemClock(),
         may_crash=True,
         channel_program=None if channel_program is None else _content(channel_program),
@@ -183,6 +184,36 @@ def serve(
         raise click.BadParameter(str(error), param_hint=error.option) from None
     except process.CannotServeError as error:
         raise click.ClickException(str(error)) from None
+
+
+def _cluster(given: dict[str, Any]) -> RpcSettings | None:
+    """Return the settings of a Solana cluster; None for the embedded chain."""
+    declared = {each.field.name: each for each in settings_of(RpcSettings)}
+    if "url" not in given:
+        for name in given:
+            raise click.UsageError(f"{declared[name].option.name} requires --rpc-url.")
+        return None
+    keys = {name: _key(given.get(name), each) for name, each in declared.items() if name.endswith("_key")}
+    try:
+        return RpcSettings(**{**given, **keys})
+    except ValueError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
+def _key(path: Path | None, declared: Declared) -> bytes | None:
+    """Return the key from a file or an environment variable, if one is set."""
+    variable = declared.option.variable
+    assert variable is not None  # noqa: S101 - declared for both keys
+    try:
+        text = os.environ.get(variable) if path is None else path.read_text("utf-8-sig")
+    except (OSError, UnicodeError):
+        raise click.UsageError(f"cannot read {path}.") from None
+    if not text:
+        return None
+    try:
+        return read_key(text)
+    except ValueError as error:
+        raise click.UsageError(f"{variable if path is None else path}: {error}.") from None
 
 
 def _content(path: Path) -> bytes:

@@ -3,7 +3,7 @@
 import { call, post, read, send } from "./api.js";
 import { EVENTS, REGISTER, TIMES } from "./history.js";
 import {
-	accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
+	able, accountField, accountOf, act, at, change, details, filters, get, keyName, list, me, named, nameOf, one, part, party, picker, summary, titled,
 } from "./page.js";
 import {
 	ask, badge, balanceOf, big, button, changes, chart, code, copies, facts, field, h, json, link, meter, moment, money, plain, quiet, said, showSecret, span,
@@ -107,7 +107,7 @@ export const account = ({ id, asked }) => [
 					h("dt", "USDC account"), h("dd", h("code", it.usdc_token_account)),
 					h("dt", "Created"), h("dd", moment(it.created_at))),
 				h("div.actions", moving(it), me.is_test_money && funding(it), pausing(it))),
-			h("div.card", h("div.head", h("h2.grow", "Policy"), editing(it)), facts(Object.fromEntries(Object.entries(LABELS).map(([each, label]) => [label, rule(each, it.policy[each])])))));
+			h("div.card", h("div.head", h("h2.grow", "Policy"), editing(it)), facts(Object.fromEntries(able.rules.map((each) => [each.label, rule(each.name, it.policy[each.name])])))));
 	}),
 	spending(asked, id, async () => accountOf(id).policy?.max_daily_spend ?? null),
 	h("div.head", h("h2.grow", "History"), link(`#/timeline?account_id=${id}`, "All events"), link(`#/access/audit?account_id=${id}`, "Audit trail")),
@@ -142,18 +142,14 @@ async function withSellers(items, account_id) {
 	return items.map((it) => (isFar(it) ? { ...it, seller: sellers.get(it.transfer_id ?? it.session_id) } : it));
 }
 
-const LIMITS = { max_single_transfer: "Largest transfer", max_daily_spend: "Spend in 24 hours", escalation_threshold: "Asks for approval from" };
-const LISTS = { allowed_counterparties: "May pay", categories: "Categories" };
-const FLAGS = { require_memo: "Requires a memo", paused: "Paused" };
-const LABELS = { ...LIMITS, ...LISTS, ...FLAGS };
-
 /** A rule of a policy in words: what null means differs from field to field. */
 function rule(name, value) {
-	if (name in FLAGS) return value ? "yes" : "no";
-	if (name in LIMITS) return value === null ? quiet(name === "escalation_threshold" ? "never" : "no limit") : `${usdc(value)} USDC`;
-	if (value === null) return quiet(name === "categories" ? "all" : "everybody");
-	if (!value.length) return h("span.bad", name === "categories" ? "none" : "nobody");
-	return name === "categories" ? value.map((each) => [said(each), " "]) : h("ul", value.map((each) => h("li", party(each))));
+	const { kind, null: none } = able.rules.find((it) => it.name === name);
+	if (kind === "flag") return value ? "yes" : none;
+	if (value === null) return quiet(none);
+	if (kind === "amount") return `${usdc(value)} USDC`;
+	if (!value.length) return h("span.bad", none === "everybody" ? "nobody" : "none");
+	return none === "everybody" ? h("ul", value.map((each) => h("li", party(each)))) : value.map((each) => [said(each), " "]);
 }
 
 /** Change a policy under its version, so that no other change is undone. */
@@ -172,21 +168,24 @@ function pausing({ account_id: id, name, policy: { paused } }) {
 const lines = (text) => text.split(/[\n,]/).map((each) => each.trim()).filter(Boolean);
 
 const editing = ({ account_id: id, name, policy }) => button("Edit policy…", () => act(async () => {
-	const limit = (field_) => field(`${LABELS[field_]}, USDC`, field_, {
-		value: policy[field_] === null ? "" : String(policy[field_]), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
-		placeholder: field_ === "escalation_threshold" ? "never" : "no limit", title: "An amount such as 25.50, or empty",
-	});
-	const names = (field_, placeholder) => field(`${LABELS[field_]}, one a line`, field_, { value: (policy[field_] ?? []).join("\n"), rows: 3, placeholder });
-	const flag = (field_) => h("label.check", h("input", { type: "checkbox", name: field_, checked: policy[field_] }), LABELS[field_]);
+	const inputs = {
+		amount: ({ name, label, null: none }) => field(`${label}, USDC`, name, {
+			value: policy[name] === null ? "" : String(policy[name]), inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?",
+			placeholder: none, title: "An amount such as 25.50, or empty",
+		}),
+		list: ({ name, label, null: none }) => field(`${label}, one a line`, name, { value: (policy[name] ?? []).join("\n"), rows: 3, placeholder: none }),
+		flag: ({ name, label }) => h("label.check", h("input", { type: "checkbox", name, checked: policy[name] }), label),
+	};
+	const fields = (kind) => able.rules.filter((it) => it.kind === kind).map(inputs[kind]);
 	return ask({ title: `Policy of ${plain(name)}`, action: "Review", wide: true, work: review },
-		h("div.two", Object.keys(LIMITS).map(limit)), names("allowed_counterparties", "everybody"), names("categories", "all"),
-		h("div.actions", Object.keys(FLAGS).map(flag)));
+		h("div.two", fields("amount")), fields("list"), h("div.actions", fields("flag")));
 	async function review(given) {
-		const wanted = {
-			...Object.fromEntries(Object.keys(LIMITS).map((each) => [each, given[each].trim() === "" ? null : Number(given[each])])),
-			...Object.fromEntries(Object.keys(LISTS).map((each) => [each, lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null])),
-			...Object.fromEntries(Object.keys(FLAGS).map((each) => [each, each in given])),
+		const values = {
+			amount: (each) => (given[each].trim() === "" ? null : Number(given[each])),
+			list: (each) => (lines(given[each]).length ? lines(given[each]) : policy[each]?.length === 0 ? [] : null),
+			flag: (each) => each in given,
 		};
+		const wanted = Object.fromEntries(able.rules.map((it) => [it.name, values[it.kind](it.name)]));
 		const changed = Object.fromEntries(Object.entries(wanted).filter(([each, value]) => JSON.stringify(value) !== JSON.stringify(policy[each])));
 		if (!Object.keys(changed).length) return "Nothing changes.";
 		const before = Object.fromEntries(Object.keys(changed).map((each) => [each, policy[each]]));

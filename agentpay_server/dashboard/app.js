@@ -198,7 +198,7 @@ function start(whom) {
 	route();
 }
 
-const allow = (summary) => Object.assign(able, { clock: summary.is_clock_manual, points: summary.keeps_snapshots });
+const allow = (summary) => Object.assign(able, { clock: summary.is_clock_manual, points: summary.keeps_snapshots, rules: summary.policy_rules });
 
 /** The newest summary, until the page that it was read for has used it. @type {any} */
 let counts;

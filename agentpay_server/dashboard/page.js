@@ -5,8 +5,8 @@ import { $, ask, button, code, field, form, h, link, plain, quiet, said, show, t
 
 export let me = { cluster: "", is_test_money: false, isConsole: false };
 
-/** What the server can do beside the operator's own objects, from the summary. */
-export const able = { clock: true, points: true };
+/** What the server can do beside the operator's own objects, and the rules of a policy, from the summary. @type {any} */
+export const able = { clock: true, points: true, rules: [] };
 
 export async function meet() {
 	known.clear();

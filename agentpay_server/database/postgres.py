@@ -36,13 +36,14 @@ from agentpay_server.database.postgres_connections import (
     session_settings,
 )
 from agentpay_server.database.runner import (
+    DATABASE_SCHEMA,
     DatabaseAwayError,
     DatabaseClosedError,
     DatabaseInUseError,
     DatabaseUnavailableError,
     OfAccounts,
+    check_database_schema,
 )
-from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.database.tables import metadata
 
 postgres_schema.give_conditions(metadata)

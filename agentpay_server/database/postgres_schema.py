@@ -1,4 +1,4 @@
-"""The PostgreSQL schema of a server: creating it, and refusing an unsuitable one.
+"""The PostgreSQL schema of a server: its name, creating it, and refusing an unsuitable one.
 
 A connection has only this schema on its search path, so that no statement reaches other tables. Locks are per
 schema too, so that servers with different schemas can share a database.

@@ -1,21 +1,25 @@
 """Authorization: the only path by which money leaves an account.
 
-Transfers, approved transfers, payments behind HTTP 402 and session openings all use it. `preflight.py` reads
-the chain first. Then one unit of work locks the account, claims the idempotency key, applies the policy, and
-either refuses or reserves and signs. `settlement.py` drives the signed transaction.
+Transfers, approved transfers, payments behind HTTP 402 and session openings all use it. The chain is read
+first (`Preflight`): the balance, the recipient, a blockhash. Then one unit of work locks the account and
+opens the `Gate`, at which a function of the feature decides, from top to bottom: it claims the key,
+applies the policy, and either refuses or reserves and signs. Amounts put in flight since the chain was read
+count as already spent. `settlement.py` drives the signed transaction.
 """
 
 import asyncio
-from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Generic, TypeVar
 
 import attrs
 from attrs import field, frozen
 
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
-from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, TokenAccount
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import AccountRecord
@@ -23,16 +27,16 @@ from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
-from agentpay_server.engine.policy import Means, Refusal, Spend, stored_policy
-from agentpay_server.engine.preflight import Contended, Preflight, read_preflight
-from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.policy import Means, Recipient, Refusal, Spend, stored_policy
+from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger import idempotency, spending, transactions
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.platform.errors import chain_unavailable, not_found, signing_suspended
+from agentpay_server.platform.errors import Problem, chain_unavailable, not_found, quote, signing_suspended
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 
@@ -45,12 +49,14 @@ class Parties:
 
     Attributes:
         source: the paying account.
+        to: the recipient, as the caller named it.
         recipient: the recipient's account, if this service holds it.
         others: further token accounts to pay, each with its account if this service holds it.
         is_broadcast_by_us: whether this service sends the transaction.
     """
 
     source: AccountRecord
+    to: str
     recipient: AccountRecord | None
     others: Mapping[str, AccountRecord | None] = field(factory=dict)
     is_broadcast_by_us: bool = True
@@ -65,8 +71,102 @@ def own_parties(connection: Connection, principal: Principal, account_id: str, t
     if is_identifier(account_id, ACCOUNT):
         source, recipient = account_store.parties(connection, account_id, to)
         if source is not None and source.operator_id == principal.operator_id:
-            return Parties(source=source, recipient=recipient)
+            return Parties(source=source, to=to, recipient=recipient)
     raise not_found("account", account_id)
+
+
+# --- What the chain shows
+
+
+@frozen(kw_only=True)
+class Preflight:
+    """The on-chain data for a decision.
+
+    Attributes:
+        before: the paying account's row just before it was read.
+        balance_micro: micro-USDC that the source's token account holds.
+        blockhash: a recent one, to sign with.
+        others: further recipients.
+        newest_signature: the source's newest transaction; None if this service broadcasts.
+    """
+
+    before: AccountRecord
+    balance_micro: int
+    recipient: Recipient
+    blockhash: Blockhash
+    others: tuple[Recipient, ...] = ()
+    newest_signature: str | None = None
+
+
+async def read_preflight(chain: Chain, parties: Parties) -> Preflight:
+    """Read from the chain the data for a decision about a spend.
+
+    Raises:
+        Problem: `invalid_recipient`.
+        ChainUnreachableError: the chain could not be read.
+    """
+    source, to, recipient, others = parties.source, parties.to, parties.recipient, parties.others
+    address = to if recipient is None else recipient.usdc_token_account
+    if to.startswith(identifiers.ACCOUNT) and recipient is None:
+        raise invalid_recipient(to, "is not an account of this service")
+    if recipient is None and not identifiers.is_public_key(address):
+        raise invalid_recipient(to, "is neither an account_id nor an on-chain address")
+    if source.usdc_token_account in (address, *others):
+        raise invalid_recipient(to, "is the source account itself")
+    newest = None if parties.is_broadcast_by_us else await chain.newest_signature(source.usdc_token_account)
+    held, target, *more = await chain.token_accounts([source.usdc_token_account, address, *others])
+    return Preflight(
+        before=source,
+        balance_micro=spendable_micro(held),
+        recipient=_recipient(to, target, recipient),
+        others=tuple(
+            _recipient(token_account, found, account)
+            for (token_account, account), found in zip(others.items(), more, strict=True)
+        ),
+        newest_signature=newest,
+        blockhash=await chain.latest_blockhash(),
+    )
+
+
+def _recipient(to: str, found: TokenAccount | None, account: AccountRecord | None) -> Recipient:
+    if found is None:
+        raise invalid_recipient(to, "is not an existing USDC token account")
+    if found.is_frozen:
+        raise invalid_recipient(to, "is a frozen token account")
+    return Recipient(
+        account_id=None if account is None else account.account_id,
+        token_account=found.address,
+        owner=found.owner,
+    )
+
+
+def spendable_micro(held: TokenAccount | None) -> int:
+    """Return the micro-USDC that can leave a token account: 0 while it is frozen."""
+    return 0 if held is None or held.is_frozen else held.amount_micro
+
+
+def invalid_recipient(to: str, reason: str) -> Problem:
+    """Return the error for a recipient that cannot be paid."""
+    return Problem(
+        ErrorCode.INVALID_RECIPIENT,
+        f"to {quote(to)!r} {reason}.",
+    )
+
+
+def uncertain_micro(before: AccountRecord, now: AccountRecord) -> int:
+    """Return the micro-USDC that may or may not have left a balance that was read on chain.
+
+    Every amount in flight when the balance was read, or accepted since, may or may not be missing from it.
+    Counting all of them can refuse too much, but never allow too much.
+
+    Args:
+        before: the account's row just before the balance was read.
+        now: its current row.
+    """
+    return before.in_flight + now.in_flight_total - before.in_flight_total
+
+
+# --- Deciding
 
 
 @frozen(kw_only=True)
@@ -81,23 +181,98 @@ class Decided(Generic[R]):
     tx: StoredTransaction | None = None
 
 
+class Contended(Exception):  # noqa: N818 - a signal, not an error
+    """The balance may or may not include amounts in flight: it must be read again.
+
+    Args:
+        is_payments_only: whether only payments are in flight, which their sellers may never broadcast.
+    """
+
+    def __init__(self, *, is_payments_only: bool = False) -> None:
+        super().__init__()
+        self.is_payments_only = is_payments_only
+
+
 @frozen(kw_only=True)
-class SpendUnit(Unit):
-    """The unit of work that decides about a spend.
+class Gate(Unit):
+    """The unit of work that decides about a spend: what every kind of spend has to pass.
 
     Attributes:
         source: the paying account's current row, locked.
-        by_operator: whether an operator key requests the spend or has approved it.
+        policy: its policy.
+        by_operator: whether an operator key requests the spend or has approved it, so that its fees count as
+            the operator's.
+        read: what the chain shows; None while the account is paused, since it is refused anyway.
+        is_last_try: whether no time is left to read the balance again.
+        promise: promises lamports of the treasury; None where nothing is signed.
     """
 
     source: AccountRecord
-    preflight: Preflight
+    policy: Policy
     by_operator: bool
+    read: Preflight | None
+    is_last_try: bool
+    promise: Callable[[Cost], None] | None = None
+
+    @property
+    def preflight(self) -> Preflight:
+        """What the chain shows. Ask `paused` before."""
+        assert self.read is not None  # noqa: S101 - None only for a paused account
+        return self.read
 
     @property
     def spent_us(self) -> int:
         """The time at which the spend counts. It never decreases within an account."""
         return max(self.now_us, self.source.last_spend_us)
+
+    def paused(self) -> Refusal | None:
+        """Return the refusal for a paused account, which comes before all other rules."""
+        return rules.paused_refusal(self.policy)
+
+    def refusal(self, spend: Spend, key: LimitedKey | None) -> Refusal | None:
+        """Return why the policy, the key's total or the balance refuses a spend, or None.
+
+        Escalation is judged separately.
+
+        Args:
+            spend: the spend.
+            key: the key that requested it, if its total is limited.
+
+        Raises:
+            Contended: the balance must be read again.
+        """
+        source, read, connection = self.source, self.preflight, self.connection
+        uncertain = uncertain_micro(read.before, source)
+        refusal = spending_refusal(
+            connection,
+            source,
+            spend,
+            key=key,
+            spent_us=self.spent_us,
+            available_micro=read.balance_micro - uncertain,
+        )
+        is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
+        if is_short and uncertain and not self.is_last_try:
+            payments = transactions.payments_of(connection, source.account_id)
+            raise Contended(is_payments_only=uncertain == sum(tx.hold for tx in payments))
+        return refusal
+
+    def needs_approval(self, amount_micro: int) -> bool:
+        """Return whether an operator must approve an amount, unless one has."""
+        return rules.needs_approval(self.policy, amount_micro)
+
+    def pay(self, cost: Cost) -> None:
+        """Take the most lamports that a spend costs from the account's budget, and promise them.
+
+        Raises:
+            Problem: `fee_budget_exceeded`, `chain_unavailable`.
+            FundsChangedError: the treasury's balance must be read again.
+        """
+        fees.require_room(
+            self.context, self.connection, self.source, cost, self.now_us, by_operator=self.by_operator
+        )
+        if self.promise is not None:
+            self.promise(cost)
 
     def hold(self, tx: StoredTransaction, amount_micro: int) -> StoredTransaction:
         """Store a signed transaction and count its amount as spent and in flight."""
@@ -125,90 +300,39 @@ class SpendUnit(Unit):
         return held
 
 
-class Intent(ABC, Generic[R]):
-    """A requested spend: the feature's part of its authorization. `R` is the feature's record."""
+@frozen(kw_only=True)
+class Order(Generic[R]):
+    """A requested spend.
 
-    operation: ClassVar[Operation]
+    Attributes:
+        operation: its purpose, for failpoints.
+        parties: who pays whom.
+        decide: the feature's decision; None if stored data has changed and the request must start over.
+        by_operator: see `Gate`.
+        key: the idempotency key that `decide` claims, if any.
+    """
 
-    is_approved: bool = False
-    """Whether an operator has approved it; if so, it is not escalated."""
-
-    _principal: Principal
-
-    @property
-    def by_operator(self) -> bool:
-        """Whether an operator key requests or has approved it, so that its fees count as the operator's."""
-        return self.is_approved or not self._principal.is_agent
-
-    @property
-    @abstractmethod
-    def account_id(self) -> str:
-        """The paying account."""
-
-    @property
-    @abstractmethod
-    def to(self) -> str:
-        """The recipient, as the caller named it."""
-
-    @abstractmethod
-    def limited_key(self, connection: Connection) -> LimitedKey | None:
-        """Return the key that requested the spend, if its total is limited."""
-
-    @abstractmethod
-    def spend(self, preflight: Preflight) -> Spend:
-        """Return the spend that the policy judges."""
-
-    @abstractmethod
-    def cost(self, preflight: Preflight) -> Cost:
-        """Return the most lamports that it takes from the treasury."""
-
-    @abstractmethod
-    def claim(self, connection: Connection, now_us: int) -> bool:
-        """Claim the idempotency key at a time, or check that the spend is still undecided.
-
-        Returns:
-            False if the stored data has changed since it was read: the request must start over.
-        """
-
-    def objection(self, unit: SpendUnit) -> Refusal | None:  # noqa: ARG002
-        """Return a refusal by a rule of the feature, which comes before the policy's rules."""
-        return None
-
-    @abstractmethod
-    def submitted(self, unit: SpendUnit) -> Decided[R]:
-        """Sign the spend, reserve its amount and store it."""
-
-    @abstractmethod
-    def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[R]:
-        """Store the spend as pending approval, or raise a Problem if it cannot wait for an operator."""
-
-    @abstractmethod
-    def refused(self, unit: Unit, refusal: Refusal) -> Decided[R]:
-        """Store the refusal, or raise it as a Problem if refusals are not stored."""
-
-    def is_key_taken(self, connection: Connection) -> bool:  # noqa: ARG002
-        """Return whether another request holds the idempotency key."""
-        return False
+    operation: Operation
+    parties: Parties
+    decide: Callable[[Gate], Decided[R] | None]
+    by_operator: bool
+    key: RequestedKey | None = None
 
 
 class Authorizer:
     """Authorizes spends.
 
     Args:
-        reconcile: compares the debits and channels of a token account with the books, once per start, and
-            posts its reported deposits.
+        guards: `before_signature` runs before the chain is read: it compares the account with the chain once
+            per start, and posts its reported deposits.
     """
 
     def __init__(
-        self,
-        context: Context,
-        settlement: Settlement,
-        reconcile: Callable[[str], Awaitable[None]],
-        funding: TreasuryFunding,
+        self, context: Context, settlement: Settlement, guards: Guards, funding: TreasuryFunding
     ) -> None:
         self._context = context
         self._settlement = settlement
-        self._reconcile = reconcile
+        self._guards = guards
         self._funding = funding
 
     def deadline(self) -> float:
@@ -222,11 +346,11 @@ class Authorizer:
             Problem: `chain_unavailable`.
         """
         try:
-            await self._reconcile(source.usdc_token_account)
+            await self._guards.before_signature(source.usdc_token_account)
         except ChainUnreachableError:
             raise chain_unavailable() from None
 
-    async def preflight(self, to: str, parties: Parties) -> Preflight | None:
+    async def preflight(self, parties: Parties) -> Preflight | None:
         """Read the on-chain data for a decision; None while the account is paused.
 
         Raises:
@@ -239,105 +363,81 @@ class Authorizer:
             raise signing_suspended(source.account_id)
         try:
             # The low-balance alarm relies on the books, too.
-            await self._reconcile(source.usdc_token_account)
-            return await read_preflight(
-                self._context.chain,
-                to,
-                source=source,
-                recipient=parties.recipient,
-                others=parties.others,
-                is_broadcast_by_us=parties.is_broadcast_by_us,
-            )
+            await self._guards.before_signature(source.usdc_token_account)
+            return await read_preflight(self._context.chain, parties)
         except ChainUnreachableError:
             raise chain_unavailable() from None
 
-    async def authorize(self, intent: Intent[R], parties: Parties, deadline: float) -> Decided[R] | None:
+    async def authorize(self, order: Order[R], deadline: float) -> Decided[R] | None:
         """Decide about a spend in one unit of work.
+
+        Args:
+            order: the spend.
+            deadline: when to stop waiting for a balance that is in doubt, in the event loop's time.
 
         Returns:
             The decision, or None if the request must start over.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`, `fee_budget_exceeded`, `service_unavailable`
-                while the clocks differ, or an error of the intent. Nothing was stored.
+                while the clocks differ, or an error of the decision. Nothing was stored.
         """
+        database, account_id = self._context.database, order.parties.source.account_id
         is_last_try = asyncio.get_running_loop().time() >= deadline
-        preflight = await self.preflight(intent.to, parties)
-        funds = None if preflight is None else await self._funding.read()
-        failpoint(intent.operation, Step.BEGUN)
-        try:
-            return await self._decided(intent, preflight, funds, is_last_try=is_last_try)
-        except FundsChangedError:
-            return None
-        except Contended as contended:
-            if self._context.tasks.closing.done():
-                raise chain_unavailable() from None
-            is_any_ended = await self._settlement.finish_in_flight(parties.source.account_id, deadline)
-            if is_any_ended or not contended.is_payments_only:
+        read = await self.preflight(order.parties)
+        funds = None if read is None else await self._funding.read()
+        failpoint(order.operation, Step.BEGUN)
+        unit = OfAccounts(self._decided, frozenset((account_id,)))
+        while True:
+            try:
+                return await database.run(unit, order, read, funds, is_last_try=is_last_try)
+            except FundsChangedError:
                 return None
-        # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
-        try:
-            return await self._decided(intent, preflight, funds, is_last_try=True)
-        except FundsChangedError:
-            return None
-
-    async def _decided(
-        self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_try: bool
-    ) -> Decided[R] | None:
-        database, account_ids = self._context.database, frozenset((intent.account_id,))
-        unit = OfAccounts(self._decide, account_ids)
-        try:
-            return await database.run(unit, intent, preflight, funds, is_last_try=is_last_try)
-        except ConstraintError:
-            # Another request took the key first. Any other violated constraint is a bug.
-            if await database.read(intent.is_key_taken):
+            except ConstraintError:
+                # Another request took the key first. Any other violated constraint is a bug.
+                if order.key is None or not await database.read(self._is_taken, order.key):
+                    raise
                 return None
-            raise
+            except Contended as contended:
+                if self._context.tasks.closing.done():
+                    raise chain_unavailable() from None
+                is_any_ended = await self._settlement.finish_in_flight(account_id, deadline)
+                if is_any_ended or not contended.is_payments_only:
+                    return None
+                # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
+                is_last_try = True
 
-    def _decide(
+    def _decided(
         self,
         connection: Connection,
-        intent: Intent[R],
-        preflight: Preflight | None,
+        order: Order[R],
+        read: Preflight | None,
         funds: Funds | None,
         *,
         is_last_try: bool,
     ) -> Decided[R] | None:
         # The account's policy changes and spends take this lock, so they happen one after another.
-        source = account_store.ACCOUNTS.existing(connection, intent.account_id, lock=True)
+        account_id = order.parties.source.account_id
+        source = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         now_us = self._context.clock.now_us()
         self._context.clock_check.require(now_us)
-        if must_read_again(source, preflight) or not intent.claim(connection, now_us):
+        if must_read_again(source, read):
             return None
-        policy = stored_policy(source.policy)
-        refusal = rules.paused_refusal(policy)
-        if refusal is not None:
-            return intent.refused(Unit(connection, self._context, now_us), refusal)
-        # None only for a paused account, refused above.
-        assert preflight is not None and funds is not None  # noqa: PT018, S101
-        unit = SpendUnit(
+        gate = Gate(
             connection,
             self._context,
             now_us,
             source=source,
-            preflight=preflight,
-            by_operator=intent.by_operator,
-        )
-        spend = intent.spend(preflight)
-        refusal = intent.objection(unit) or refusal_of(
-            unit,
-            spend,
-            key=intent.limited_key(connection),
+            policy=stored_policy(source.policy),
+            by_operator=order.by_operator,
+            read=read,
             is_last_try=is_last_try,
+            promise=None if funds is None else partial(self._funding.promise, connection, funds),
         )
-        if refusal is not None:
-            return intent.refused(unit, refusal)
-        if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
-            return intent.escalated(unit, policy)
-        cost = intent.cost(preflight)
-        fees.require_room(self._context, connection, source, cost, now_us, by_operator=unit.by_operator)
-        self._funding.promise(connection, funds, cost)
-        return intent.submitted(unit)
+        return order.decide(gate)
+
+    def _is_taken(self, connection: Connection, key: RequestedKey) -> bool:
+        return idempotency.find(connection, key, self._context.clock.now_us()).is_held
 
 
 def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:
@@ -353,28 +453,6 @@ def must_read_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     if source.suspended_us is not None:
         raise signing_suspended(source.account_id)
     return False
-
-
-def refusal_of(unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, is_last_try: bool) -> Refusal | None:
-    """Return why the policy, the key's total or the balance refuses a spend, or None.
-
-    Escalation is judged separately.
-
-    Args:
-        unit: the unit of work.
-        spend: the spend.
-        key: the key that requested it, if its total is limited.
-        is_last_try: whether no time is left to read the balance again.
-
-    Raises:
-        Contended: the balance must be read again.
-    """
-    source, preflight = unit.source, unit.preflight
-    available_micro = preflight.available_micro(source)
-    refusal = spending_refusal(
-        unit.connection, source, spend, key=key, spent_us=unit.spent_us, available_micro=available_micro
-    )
-    return preflight.confirmed(unit.connection, refusal, source, is_last_try=is_last_try)
 
 
 def spending_refusal(

@@ -37,7 +37,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
+from agentpay_server.platform.scheduler import Backoff
 
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0

@@ -28,7 +28,6 @@ from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, sessions
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.engine.treasury import LAMPORTS, sol_text
 from agentpay_server.ledger import spending
 from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.context import Context
@@ -37,6 +36,8 @@ from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
+
+LAMPORTS: Final = 1_000_000_000
 
 _COUNTED: Final = {
     Kind.TRANSFER,
@@ -196,8 +197,8 @@ def require_room(
     raise Problem(
         ErrorCode.FEE_BUDGET_EXCEEDED,
         f"The fee budget of {account.account_id} for {'operator' if by_operator else 'agent'} keys is "
-        f"{_sol(budget)} SOL in 24 hours: {_sol(lost)} SOL brought no payment, unfinished work reserves "
-        f"{_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL.",
+        f"{sol(budget)} SOL in 24 hours: {sol(lost)} SOL brought no payment, unfinished work reserves "
+        f"{sol(in_use)} SOL, and this needs {sol(cost.fees)} SOL.",
         retry_after_seconds=max(math.ceil(wait_us / SECOND_US), 1),
     )
 
@@ -216,5 +217,7 @@ def _wait_us(
     return burned_us + WINDOW_US - now_us
 
 
-def _sol(lamports: int) -> str:
-    return sol_text(Decimal(lamports) / LAMPORTS)
+def sol(lamports: int) -> str:
+    """Return lamports as SOL for people, without an exponent or trailing zeros."""
+    text = f"{Decimal(lamports) / LAMPORTS:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

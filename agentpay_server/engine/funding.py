@@ -1,7 +1,9 @@
-"""Whether the treasury can pay for new work: asked before anything is signed (interface F5).
+"""The treasury's SOL: the balance, an early warning, and whether it can pay for new work (interface F5).
 
-New work leaves a reserve of 0.02 SOL, which only closes, settlements and re-signings may spend. So a treasury
-that runs empty never strands the money in an escrow.
+The treasury pays every fee, and lends the rent of every account and escrow. Without SOL, no transaction
+lands, and signed ones expire. So it is asked before anything is signed. New work leaves a reserve of
+0.02 SOL, which only closes, settlements and re-signings may spend: a treasury that runs empty never strands
+the money in an escrow.
 
 The balance is remembered for some seconds, and what was promised since is subtracted. If it is far above the
 reserve, each process subtracts its own promises. Otherwise the unit of work that signs adds its lamports to
@@ -9,6 +11,7 @@ one row, which all servers over one database share: together they never promise 
 """
 
 import asyncio
+import logging
 from decimal import Decimal
 from typing import Final
 
@@ -16,17 +19,26 @@ from attrs import evolve, frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError
+from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import CounterRecord, chain_transactions, counters
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.treasury import LAMPORTS, RESERVE_LAMPORTS, Treasury, sol_text
+from agentpay_server.engine.fees import LAMPORTS, Cost, sol
 from agentpay_server.ledger.accounts import COUNTERS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.scheduler import Every
 from agentpay_server.platform.tasks import SingleFlight
+
+RESERVE_LAMPORTS: Final = 20_000_000
+"""What new work leaves, so that open sessions can be settled."""
+
+LOOK_EVERY_SECONDS: Final = 60.0
+_TRANSFER_SIGNATURES: Final = 2
 
 PLENTY_LAMPORTS: Final = 2 * LAMPORTS
 """Far above the reserve: more than all servers together can promise before they read the balance again."""
@@ -45,6 +57,73 @@ _COMMITMENTS: Final = select(
     .where(chain_transactions.c.state == literal_column(f"'{State.PENDING}'"))
     .scalar_subquery(),
 )
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+@frozen(kw_only=True)
+class TreasuryFunds:
+    """`can_pay`: the treasury can pay for a new transfer, which leaves the reserve."""
+
+    sol: Decimal
+    can_pay: bool
+
+
+class Treasury:
+    """Reads the balance once a minute in real time, and warns if it is low.
+
+    `chain` is without the sandbox's faults.
+    """
+
+    def __init__(self, context: Context, chain: Chain) -> None:
+        self._chain = chain
+        self._clock = context.clock
+        self.address: str = context.signer.address(TREASURY)
+        self._low_sol = context.settings.treasury_low_sol
+        self._is_low = False
+        self._every = Every(LOOK_EVERY_SECONDS)
+
+    async def next_due_us(self) -> int | None:
+        """Return None on a manual clock before the next read: advancing it has no effect."""
+        return self._every.due_us(self._clock)
+
+    async def run_due(self) -> bool:
+        """If the chain does not respond, the next run retries."""
+        if not self._every.is_due:
+            return False
+        self._every.restart()
+        try:
+            await self.read()
+        except ChainUnreachableError:
+            return False
+        return True
+
+    async def lamports(self) -> int:
+        """Return the balance in lamports."""
+        found = await self._chain.account_size(self.address)
+        return 0 if found is None else found[0]
+
+    async def read(self) -> TreasuryFunds:
+        """Return the balance, and log a warning if it has fallen below the threshold."""
+        lamports, blockhash = await asyncio.gather(self.lamports(), self._chain.latest_blockhash())
+        sol = Decimal(lamports) / LAMPORTS
+        is_low = sol < self._low_sol
+        if is_low and not self._is_low:
+            log(
+                logger,
+                logging.WARNING,
+                "treasury.low",
+                address=self.address,
+                sol=f"{sol:f}",
+                threshold_sol=f"{self._low_sol:f}",
+            )
+        self._is_low = is_low
+        return TreasuryFunds(sol=sol, can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash))
+
+
+def transfer_fee(blockhash: Blockhash) -> int:
+    """Return the maximum cost, in lamports."""
+    return fee_lamports(_TRANSFER_SIGNATURES, blockhash.compute_budget)
 
 
 class FundsChangedError(Exception):
@@ -167,8 +246,8 @@ class TreasuryFunding:
     def _short(self, funds: Funds, cost: Cost) -> Problem:
         return Problem(
             ErrorCode.CHAIN_UNAVAILABLE,
-            f"The treasury {self._treasury.address} has {_sol(max(funds.lamports, 0))} SOL left above its "
-            f"reserve of {_sol(RESERVE_LAMPORTS)} SOL, and this needs {_sol(cost.lamports)} SOL. Nothing was "
+            f"The treasury {self._treasury.address} has {sol(max(funds.lamports, 0))} SOL left above its "
+            f"reserve of {sol(RESERVE_LAMPORTS)} SOL, and this needs {sol(cost.lamports)} SOL. Nothing was "
             "signed; send SOL to the treasury, then retry.",
             says_what_to_do=True,
             retry_after_seconds=RETRY_AFTER_SECONDS,
@@ -183,7 +262,3 @@ def _commitments(connection: Connection) -> tuple[int | None, int]:
 def _begin(connection: Connection) -> None:
     if _commitments(connection)[0] is None:
         COUNTERS.insert(connection, CounterRecord(_PROMISED, 0))
-
-
-def _sol(lamports: int) -> str:
-    return sol_text(Decimal(lamports) / LAMPORTS)

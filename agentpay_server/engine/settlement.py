@@ -1,10 +1,12 @@
 """The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` determines the outcome of a transaction, and `outcomes.py` posts it. Callers wait as long as
+`broadcast.py` determines the outcome of a transaction, and `movement.py` posts it. Callers wait as long as
 they choose; the driver continues without them.
 
 Each transaction is leased to one process, in real time. Two processes over one database do not drive each
-other's transactions while leases are renewed; if both drive one for a moment, this does no harm.
+other's transactions while leases are renewed; if both drive one for a moment, this does no harm. A process
+drives the transactions that it accepts; `RecoverySchedule` takes those of one that died, or of a driver that
+failed.
 """
 
 import asyncio
@@ -12,6 +14,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar, cast
+
+from attrs import frozen
 
 from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError
 from agentpay_server.database.connection import Connection
@@ -25,17 +29,16 @@ from agentpay_server.engine.broadcast import (
     Outcome,
     may_vanish,
 )
-from agentpay_server.engine.handlers import LEASE_US, Handler
-from agentpay_server.engine.outcomes import Ended, Outcomes, Written
+from agentpay_server.engine.movement import LEASE_US, Ended, Movement, Outcomes, Written
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.platform.clock import real_now_us
+from agentpay_server.ledger.transactions import COSIGNED, Kind, StoredTransaction
+from agentpay_server.platform.clock import Clock, real_now_us
 from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
-from agentpay_server.platform.tasks import SingleFlight
+from agentpay_server.platform.scheduler import Backoff, Every
+from agentpay_server.platform.tasks import SingleFlight, all_ended
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,39 +50,50 @@ _LOOKS_AT_ONCE: Final = 8
 """How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
 accepted only by a server that has run for as long as a transaction may land."""
 
+LOOK_EVERY_SECONDS: Final = 10.0
+"""How often transactions without a driver are looked for: a lease is renewed twice before it expires."""
+
+_MANUAL_WAIT_SECONDS: Final = 5.0
+"""How long an advance of the clock waits for an unresponsive chain; the drivers continue."""
+
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-async def _check_nothing(_: str) -> None:
+async def no_check(_: str) -> None:
     """Check nothing."""
 
 
-class Settlement:
-    """Drives every pending transaction to its outcome, with one task per subject in this process.
+@frozen(kw_only=True)
+class Guards:
+    """What is checked before a signature, and before a loss is posted: the books may be behind the chain.
 
-    Args:
-        context: the context.
-        handlers: those of all kinds of transactions.
-        before_sign: compares a token account with the books before a replacement is signed. It raises
-            `ChainUnreachableError` while the account must not sign.
-        before_loss: posts a subject's expired transactions that have landed after all, before its newest one
-            is posted as lost or failed: such a landing changes how that is posted.
+    Attributes:
+        before_signature: compares a token account's debits with the books; raises `ChainUnreachableError`
+            while nothing may be signed for it.
+        before_loss: posts a subject's expired transactions that have landed after all. Such a landing changes
+            how its newest one is posted.
     """
 
+    before_signature: Callable[[str], Awaitable[None]] = no_check
+    before_loss: Callable[[str], Awaitable[None]] = no_check
+
+
+NO_GUARDS: Final = Guards()
+
+
+class Settlement:
+    """Drives every pending transaction to its outcome, with one task per subject in this process."""
+
     def __init__(
-        self,
-        context: Context,
-        handlers: Iterable[type[Handler[Any]]],
-        *,
-        before_sign: Callable[[str], Awaitable[None]] = _check_nothing,
-        before_loss: Callable[[str], Awaitable[None]] = _check_nothing,
+        self, context: Context, movements: Iterable[Movement[Any]], guards: Guards = NO_GUARDS
     ) -> None:
         self._context = context
         self._chain = context.chain
         self._database = context.database
         self._tasks = context.tasks
-        self._handlers = {handler.kind: handler(context) for handler in handlers}
-        self.outcomes: Outcomes = Outcomes(context, self._handlers)
+        self._guards = guards
+        self.outcomes: Outcomes = Outcomes(context, movements)
+        self._movements = self.outcomes.movements
         self._drivers: SingleFlight[tuple[Kind, str], Ended[Any]] = SingleFlight(context.tasks, self._report)
         self._driven_signatures: set[str] = set()
         # The checks of accounts' payments.
@@ -87,12 +101,6 @@ class Settlement:
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
-        self._before_sign = before_sign
-        self._before_loss = before_loss
-
-    def handler(self, kind: Kind) -> Handler[Any]:
-        """Return the handler of a kind of transaction."""
-        return self._handlers[kind]
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
@@ -104,7 +112,7 @@ class Settlement:
         return {subject_id for _, subject_id in self._drivers}
 
     def is_driven(self, signature: str) -> bool:
-        """Return whether this process drives a transaction, so that its handler posts all its effects."""
+        """Return whether this process drives a transaction, so that its outcome posts all its effects."""
         return signature in self._driven_signatures
 
     # --- Waiting and driving --------------------------------------------------------------------------------
@@ -195,12 +203,12 @@ class Settlement:
         Returns:
             Its subject if it has ended; None if its outcome is unknown.
         """
-        handler = self._handlers[tx.kind]
+        movement = self._movements[tx.kind]
         try:
-            end, _ = await self.broadcaster.poll(tx.signed, partial(handler.find, self._chain, tx))
-            if end is None or _may_vanish(handler, end):
+            end, _ = await self.broadcaster.poll(tx.signed, partial(movement.find, self._chain, tx))
+            if end is None or _may_vanish(movement, end):
                 return None
-            subject = await self._database.read(handler.load, tx.subject_id)
+            subject = await self._database.read(movement.load, tx.subject_id)
             failpoint(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
             following = await (
                 self._replaced(tx, subject) if isinstance(end, Expired) else self._posted(tx, subject, end)
@@ -213,7 +221,7 @@ class Settlement:
     async def may_be_sent(self, tx: StoredTransaction) -> bool:
         """Return whether the chain has a transaction that others broadcast, or does not say."""
         try:
-            return await self._handlers[tx.kind].find(self._chain, tx, proof_height=None) is not None
+            return await self._movements[tx.kind].find(self._chain, tx, proof_height=None) is not None
         except ChainUnreachableError:
             return True
 
@@ -285,23 +293,23 @@ class Settlement:
         self, tx: StoredTransaction, subject: S, deadline: float
     ) -> Ended[S] | StoredTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
-        handler = self._handlers[tx.kind]
+        movement = self._movements[tx.kind]
         is_sent, end = await self.broadcaster.first_poll(tx.signed, tx.operation, deadline)
-        if isinstance(end, Landed | ChainFailure) and not _may_vanish(handler, end):
+        if isinstance(end, Landed | ChainFailure) and not _may_vanish(movement, end):
             return await self._posted(tx, subject, end)
-        if is_sent and handler.announces:
+        if is_sent and movement.announced is not None:
             await self._announce(tx, subject)
         return tx
 
     async def _drive_to_end(self, tx: StoredTransaction, subject: S | None) -> Ended[S]:
         """Drive a stored transaction and its replacements until there is an outcome."""
-        handler = self._handlers[tx.kind]
+        movement = self._movements[tx.kind]
         backoff, is_new = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True), False
         while True:
             self._driven_signatures.add(tx.signature)
             try:
                 if subject is None:
-                    subject = cast("S", await self._database.read(handler.load, tx.subject_id))
+                    subject = cast("S", await self._database.read(movement.load, tx.subject_id))
                 following = await self._drive_once(tx, subject, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
                 subject = None
@@ -323,13 +331,13 @@ class Settlement:
         self, tx: StoredTransaction, subject: S, *, is_new: bool
     ) -> Ended[S] | StoredTransaction:
         """Drive one transaction and return the next step; the same transaction means to check it again."""
-        handler = self._handlers[tx.kind]
+        movement = self._movements[tx.kind]
         outcome = await self.broadcaster.outcome(
             tx.signed,
-            partial(self._announce, tx, subject) if handler.announces else None,
+            None if movement.announced is None else partial(self._announce, tx, subject),
             operation=tx.operation,
             is_new=is_new,
-            irreversibly=handler.must_be_irreversible,
+            irreversibly=movement.must_be_irreversible,
         )
         try:
             if isinstance(outcome, Expired):
@@ -350,7 +358,7 @@ class Settlement:
         """Post an outcome, and return the next step."""
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
-            await self._before_loss(tx.subject_id)
+            await self._guards.before_loss(tx.subject_id)
         noted = self._context.wakeup.noted
         unit = self._of_accounts(self.outcomes.end, tx, subject)
         written = await self._database.run(unit, tx, subject, end)
@@ -363,36 +371,36 @@ class Settlement:
         self, unit: Callable[Concatenate[Connection, P], R], tx: StoredTransaction, subject: object
     ) -> OfAccounts[P, R]:
         """Return a unit of work that writes what becomes of a transaction."""
-        handler = self._handlers[tx.kind]
+        movement = self._movements[tx.kind]
         return OfAccounts(
             unit,
-            frozenset(handler.accounts(tx, subject)),
+            frozenset(movement.accounts(tx, subject)),
             frozenset((tx.subject_id,)),
             store.LOCK_PENDING,
-            adds=not handler.needs_accounts,
+            adds=not movement.needs_accounts,
         )
 
     async def _replaced(self, tx: StoredTransaction, subject: S) -> Ended[S] | StoredTransaction:
         """Sign a replacement for an expired transaction, or post that it will have none."""
-        handler = self._handlers[tx.kind]
-        await self._before_loss(tx.subject_id)
+        movement = self._movements[tx.kind]
+        await self._guards.before_loss(tx.subject_id)
         current = await self._database.read(self.outcomes.current, tx)
         if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | StoredTransaction", current)
         await self._check_balance(tx)
-        if not (handler.is_broadcast_by_us and handler.is_replaced):
+        if movement.resign is None:
             noted = self._context.wakeup.noted
             written = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(tx, written, noted)
             failpoint(tx.operation, Step.POSTED)
             return written.following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
-        await self._before_sign(source.usdc_token_account)
+        await self._guards.before_signature(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.
             raise ChainUnreachableError("the chain offered a blockhash that has expired")
-        prepared = await handler.prepare(subject)
+        prepared = await movement.prepare(self._context, subject)
         noted = self._context.wakeup.noted
         written = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
         await self._after_commit(tx, written, noted)
@@ -411,7 +419,7 @@ class Settlement:
             return
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         expected = source.balance
-        if self._handlers[tx.kind].is_broadcast_by_us:
+        if tx.kind not in COSIGNED:
             # Others of a busy account have always just landed. Payments can wait for a quiet moment.
             expected -= source.in_flight - tx.hold
         if await self._chain.holds(source.usdc_token_account, expected):
@@ -432,12 +440,12 @@ class Settlement:
 
     async def _after_commit(self, tx: StoredTransaction, written: Written[S], noted: int) -> None:
         """Run the actions that follow a commit, such as logging; `noted` is `Wakeup.noted` before it."""
-        if self._handlers[tx.kind].changes_due_times:
+        if self._movements[tx.kind].changes_due_times:
             self._context.wakeup.set()
         else:
             self._context.wakeup.set_since(noted)
         if written.ending is not None:
-            self._handlers[written.ending.tx.kind].report(written.ending)
+            self._movements[written.ending.tx.kind].report(written.ending)
         for hook in written.after_commit:
             await hook()
 
@@ -446,5 +454,44 @@ def _subject(tx: StoredTransaction) -> tuple[Kind, str]:
     return tx.kind, tx.subject_id
 
 
-def _may_vanish(handler: Handler[Any], end: Outcome) -> bool:
-    return handler.must_be_irreversible and may_vanish(end)
+def _may_vanish(movement: Movement[Any], end: Outcome) -> bool:
+    return movement.must_be_irreversible and may_vanish(end)
+
+
+class RecoverySchedule:
+    """Resumes transactions without a driver: at the start, then periodically, in real time as leases are."""
+
+    def __init__(self, settlement: Settlement, *, clock: Clock) -> None:
+        self._settlement = settlement
+        self._clock = clock
+        self._every = Every(LOOK_EVERY_SECONDS)
+        # Drivers that the next advance of a manual clock waits for.
+        self._awaited: set[asyncio.Task[Any]] = set()
+
+    async def resume(self) -> None:
+        """Resume all transactions of an earlier process, without waiting for their outcome."""
+        while drivers := await self._recover():
+            if self._clock.is_manual:
+                self._awaited.update(drivers)
+
+    async def next_due_us(self) -> int | None:
+        """Return when to recover next. On a manual clock: now if there is work, otherwise never."""
+        if self._clock.is_manual:
+            return (
+                self._clock.now_us() if self._awaited or await self._settlement.is_any_abandoned() else None
+            )
+        return self._every.due_us(self._clock)
+
+    async def run_due(self) -> bool:
+        """Resume one batch of transactions; on a manual clock, wait for their outcome."""
+        drivers = await self._recover()
+        if self._clock.is_manual:
+            drivers = [*drivers, *self._awaited]
+            self._awaited.clear()
+            await all_ended(drivers, within_seconds=_MANUAL_WAIT_SECONDS)
+        elif not drivers:
+            self._every.restart()
+        return bool(drivers)
+
+    async def _recover(self) -> "list[asyncio.Task[Any]]":
+        return await self._settlement.recover()

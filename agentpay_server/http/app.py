@@ -61,7 +61,7 @@ from agentpay_server.platform.metrics import Metrics
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
-from agentpay_server.sandbox.request_faults import RequestFault
+from agentpay_server.sandbox.faults import RequestFault
 
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""

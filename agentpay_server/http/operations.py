@@ -15,7 +15,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.engine.treasury import TreasuryFunds
+from agentpay_server.engine.funding import TreasuryFunds
 from agentpay_server.feature import Answer, Header
 from agentpay_server.ledger import health as store
 from agentpay_server.platform.errors import Problem

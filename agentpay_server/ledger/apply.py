@@ -1,7 +1,7 @@
 """What an outcome changes, as data, and how it is written in the caller's unit of work.
 
-Handlers and decisions return an `Outcome`: amounts, history, rows, events and audit entries. All units write
-in one order: the transaction that has ended (`engine/outcomes.py`), accounts by identifier, the subject,
+Movements and decisions return an `Outcome`: amounts, history, rows, events and audit entries. All units write
+in one order: the transaction that has ended (`engine/movement.py`), accounts by identifier, the subject,
 everything else. So two units never wait for each other. Each account is one statement, which also locks it.
 """
 
@@ -18,7 +18,7 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, EntryRecord
-from agentpay_server.ledger import accounts, audit, entries, transactions
+from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.audit import Record
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outbox import NewEvent, Outbox
@@ -253,7 +253,7 @@ def _write_history(
         for entry in posting.entries
     ]
     if rows:
-        entries.insert_entries(unit.connection, *rows)
+        accounts.insert_entries(unit.connection, *rows)
 
 
 def _entry(

@@ -17,7 +17,7 @@ from agentpay.contract import codec, json_text
 from agentpay.contract.console import AuditEntry, ListAudit
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Rows
@@ -39,8 +39,8 @@ _ABOUT: Final = or_(
 PAGES: Final = ENTRIES.pages(
     "operator_id",
     filters={
-        "since_us": time_bounds.after(audit),
-        "until_us": time_bounds.up_to(audit),
+        "since_us": pages.since(audit),
+        "until_us": pages.until(audit),
         "about": (_ABOUT,),
     },
 )
@@ -166,7 +166,7 @@ class AuditTrail:
             before,
             query.limit + 1,
             about=about,
-            **time_bounds.period(query.since, query.until),
+            **pages.period(query.since, query.until),
         )
         return listing.page(
             rows,

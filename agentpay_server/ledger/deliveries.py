@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay.contract.deliveries import ATTEMPT_TIMEOUT_SECONDS, RETRY_DELAYS_SECONDS
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import UNCACHED_PLAN, Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import (
@@ -242,8 +242,8 @@ _FILTERS: Final[Mapping[str, Sequence[Any]]] = {
             )
         ),
     ),
-    "since_us": time_bounds.after(deliveries),
-    "until_us": time_bounds.up_to(deliveries),
+    "since_us": pages.since(deliveries),
+    "until_us": pages.until(deliveries),
 }
 PAGES: Final = DELIVERIES.pages(
     "operator_id",
@@ -261,7 +261,7 @@ _REPLAYABLE: Final = (
     .where(
         deliveries.c.operator_id == bindparam("operator_id"),
         webhooks.c.deleted_us.is_(None),
-        *time_bounds.after(deliveries),
+        *pages.since(deliveries),
         not_(
             exists().where(
                 _later.c.operator_id == deliveries.c.operator_id,

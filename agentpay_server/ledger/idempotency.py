@@ -17,9 +17,9 @@ A claim is stored in the unit of work that stores its purchase, after the accoun
 stores nothing claims nothing.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from enum import Enum
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, cast
 
 import attrs
 from attrs import evolve, frozen
@@ -38,7 +38,7 @@ from agentpay_server.database.tables import (
     sessions,
     transfers,
 )
-from agentpay_server.platform.clock import DAY_US, Clock
+from agentpay_server.platform.clock import DAY_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 
@@ -240,8 +240,6 @@ _OF_ACCOUNT: Final = _of_account()
 _OF_OPERATOR: Final = _of_operator()
 
 
-T = TypeVar("T")
-
 KEY_LIFETIME_US: Final = DAY_US
 """How long a key is held after the end of a transfer, or of another purchase that paid nothing."""
 
@@ -359,29 +357,3 @@ def differences(first: object, now: object) -> list[str]:
     differing = [name for name in names if getattr(first, name) != getattr(now, name)]
     # What a caller cannot name, such as the digest of a challenge, makes it another kind of request.
     return [_PARAMETERS[name] for name in differing] if set(differing) <= set(_PARAMETERS) else []
-
-
-V = TypeVar("V")
-
-
-async def perform(
-    clock: Clock,
-    *,
-    read: Callable[[int], Awaitable[V]],
-    act: Callable[[V], Awaitable[T | None]],
-) -> T:
-    """Process a request under its idempotency key, unless an earlier request has done so.
-
-    Args:
-        clock: the clock.
-        read: reads the stored data for the request and judges it, given the current time.
-        act: processes the request, and returns its result; None if stored data has changed since it was read,
-            and the request must start over.
-
-    Raises:
-        Problem: what the callables raise.
-    """
-    while True:
-        result = await act(await read(clock.now_us()))
-        if result is not None:
-            return result

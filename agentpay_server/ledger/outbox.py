@@ -3,6 +3,8 @@
 So a webhook receives every event that is committed after its registration, and none from before.
 """
 
+import json
+from collections.abc import Collection
 from typing import Final
 
 from attrs import frozen
@@ -13,16 +15,68 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.tables import DeliveryRecord, EventRecord, events
-from agentpay_server.ledger import accounts, deliveries, webhooks
+from agentpay_server.database.tables import DeliveryRecord, EventRecord, WebhookRecord, events, webhooks
+from agentpay_server.ledger import accounts, deliveries
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import DeliveryStatus
 from agentpay_server.ledger.finding import OPERATOR, SESSION_IDS, TRANSFER_IDS, Q
-from agentpay_server.ledger.webhooks import Subscription
 from agentpay_server.platform.clock import from_us
+
+# Registered webhooks, and what they subscribe to (interface W3, EV4).
+
+
+@frozen(kw_only=True)
+class Subscription:
+    """The subscription of a webhook.
+
+    Without `account_ids`, all accounts of the operator. `low_balance_micro` is in micro-USDC; None means
+    never.
+    """
+
+    webhook_id: str
+    events: Collection[str]
+    account_ids: Collection[str]
+    low_balance_micro: int | None
+
+    def wants(self, event_type: str, account_id: str) -> bool:
+        return event_type in self.events and (not self.account_ids or account_id in self.account_ids)
+
+    def wants_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
+        """Only the crossing counts: while the balance stays below, no further event is sent."""
+        threshold = self.low_balance_micro
+        return (
+            threshold is not None
+            and after_micro < threshold <= before_micro
+            and self.wants("balance.low_threshold", account_id)
+        )
+
+
+WEBHOOKS: Final = Rows(WebhookRecord, "webhook_id")
+IS_LIVE_WEBHOOK: Final = webhooks.c.deleted_us.is_(None)
+WEBHOOK_PAGES: Final = WEBHOOKS.pages("operator_id", IS_LIVE_WEBHOOK)
+_OF_OPERATOR: Final = (
+    select(webhooks)
+    .where(webhooks.c.operator_id == bindparam("operator_id"), IS_LIVE_WEBHOOK)
+    .order_by(webhooks.c.seq)
+)
+
+
+def subscription_of(webhook: WebhookRecord) -> Subscription:
+    return Subscription(
+        webhook_id=webhook.webhook_id,
+        events=json.loads(webhook.events),
+        account_ids=json.loads(webhook.account_ids),
+        low_balance_micro=webhook.low_balance_threshold,
+    )
+
+
+def webhooks_of_operator(connection: Connection, operator_id: str) -> list[WebhookRecord]:
+    """Oldest first."""
+    return WEBHOOKS.all(connection, _OF_OPERATOR, operator_id=operator_id)
+
 
 EVENTS: Final = Rows(EventRecord, "event_id")
 _of_found = events.alias("of_found")
@@ -41,8 +95,8 @@ PAGES: Final = EVENTS.pages(
     "operator_id",
     equal=("type", "account_id", "transfer_id", "session_id"),
     filters={
-        "since_us": time_bounds.after(events),
-        "until_us": time_bounds.up_to(events),
+        "since_us": pages.since(events),
+        "until_us": pages.until(events),
         "q": (_IS_OF_FOUND,),
     },
     few="q",
@@ -110,8 +164,8 @@ class Outbox:
         self._account_id = account_id
         self._now_us = now_us
         self._created_at = format_timestamp(from_us(now_us))
-        rows = webhooks.of_operator(connection, operator_id)
-        self._subscriptions = [webhooks.subscription_of(row) for row in rows]
+        rows = webhooks_of_operator(connection, operator_id)
+        self._subscriptions = [subscription_of(row) for row in rows]
         self._events: list[EventRecord] = []
         self._deliveries: list[DeliveryRecord] = []
 

@@ -268,7 +268,7 @@ def payments_after(connection: Connection, seq: int, count: int) -> list[StoredT
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Return whether a transaction's handler posts its credit to an account, so that it is no deposit."""
+    """Return whether a transaction's outcome posts its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 

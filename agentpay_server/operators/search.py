@@ -1,7 +1,22 @@
 """Finds an operator's objects by text, and reports spend by hour or day (interface CO23, CO24)."""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import (
+    BigInteger,
+    BindParameter,
+    Column,
+    Select,
+    Table,
+    bindparam,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from agentpay.contract import codec
 from agentpay.contract.events import Event
@@ -15,14 +30,214 @@ from agentpay.contract.search import (
     SpendReport,
 )
 from agentpay.contract.usdc import from_micro
-from agentpay_server.accounts import feature as accounts
+from agentpay_server.accounts import feature as accounts_feature
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import (
+    EntryRecord,
+    accounts,
+    entries,
+    events,
+    payments,
+    sessions,
+    transfers,
+)
 from agentpay_server.feature import Core
-from agentpay_server.ledger.accounts import own_account
-from agentpay_server.operators import search_store as store
+from agentpay_server.ledger import finding
+from agentpay_server.ledger.accounts import ENTRIES, own_account
+from agentpay_server.ledger.finding import OPERATOR, Q
 from agentpay_server.platform.clock import SECOND_US, end_of_millisecond_us, from_us
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import feature as sessions
-from agentpay_server.transfers import feature as transfers
+from agentpay_server.sessions import feature as sessions_feature
+from agentpay_server.transfers import feature as transfers_feature
+
+# Everything is looked for by an index, or among all accounts. Only parts of memos and origins have no index,
+# and are looked for in the newest rows. Sums read the events of the time that they cover.
+
+NEWEST: Final = 10_000
+"""How many of the newest rows are searched for parts of memos and origins."""
+
+_PATTERN: Final[BindParameter[str]] = bindparam("pattern")
+
+
+@frozen
+class _Statement:
+    """A statement, and the names of its parameters and constants."""
+
+    select: Select[Any]
+    names: frozenset[str]
+
+
+def _first(statement: Select[Any], table: Table) -> _Statement:
+    """Return the statement for the newest rows."""
+    limited = statement.order_by(table.c.seq.desc()).limit(bindparam("count"))
+    return _Statement(limited, frozenset(limited.compile().params))
+
+
+def _each(found: Select[Any], table: Table, conditions: Mapping[str, Any]) -> tuple[_Statement, ...]:
+    return tuple(_first(statement, table) for statement in finding.each(found, table, conditions))
+
+
+def _like(column: Column[Any]) -> Any:  # noqa: ANN401 - a condition
+    return column.ilike(_PATTERN, escape="\\")
+
+
+def _newest(table: Table) -> Any:  # noqa: ANN401 - an alias of its newest rows
+    rows = select(table).where(table.c.operator_id == OPERATOR).order_by(table.c.seq.desc())
+    return rows.limit(NEWEST).subquery()
+
+
+_transfers, _payments = map(_newest, (transfers, payments))
+_ACCOUNTS: Final = (
+    _first(
+        select(accounts.c.account_id).where(
+            accounts.c.operator_id == OPERATOR,
+            or_(
+                _like(accounts.c.name),
+                _like(accounts.c.handle),
+                accounts.c.account_id == Q,
+                accounts.c.chain_address == Q,
+                accounts.c.usdc_token_account == Q,
+            ),
+        ),
+        accounts,
+    ),
+)
+_PARTS: Final = (
+    _first(select(_transfers.c.transfer_id).where(_like(_transfers.c.memo)), _transfers),
+    _first(select(_payments.c.transfer_id).where(_like(_payments.c.origin)), _payments),
+)
+_TRANSFERS: Final = (*_each(select(transfers.c.transfer_id), transfers, finding.TRANSFERS), *_PARTS)
+_SESSIONS: Final = _each(select(sessions.c.session_id).where(finding.IS_SESSION), sessions, finding.SESSIONS)
+_DEPOSITS: Final = _each(select(entries).where(finding.IS_DEPOSIT), entries, finding.DEPOSITS)
+_EVENTS: Final = _each(
+    select(events.c.body),
+    events,
+    {name: events.c[name] == Q for name in ("event_id", "transfer_id", "session_id", "type")},
+)
+_OLDEST_OF_NEWEST: Final = (
+    select(transfers.c.created_us)
+    .where(transfers.c.operator_id == OPERATOR)
+    .order_by(transfers.c.seq.desc())
+    .offset(NEWEST)
+    .limit(1)
+)
+
+
+@frozen(kw_only=True)
+class Found:
+    """What a text finds: identifiers, deposits, and bodies of events.
+
+    Attributes:
+        parts_since_us: until when parts of memos and origins were not looked for; None if in all.
+    """
+
+    accounts: list[str]
+    transfers: list[str]
+    sessions: list[str]
+    deposits: list[EntryRecord]
+    events: list[str]
+    parts_since_us: int | None
+
+
+def find(connection: Connection, operator_id: str, q: str, count: int) -> Found:
+    """Return `count` of each kind, newest first for each way to find it."""
+    escaped = q.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+    values = {**finding.values(q), "pattern": f"%{escaped}%", "operator_id": operator_id, "count": count}
+
+    def first(statements: tuple[_Statement, ...]) -> list[Any]:
+        found: dict[Any, Any] = {}
+        for statement in statements:
+            if len(found) < count:
+                given = {name: values[name] for name in values.keys() & statement.names}
+                found |= {row[0]: row for row in connection.execute(statement.select, given)}
+        return list(found.values())[:count]
+
+    oldest = connection.execute(_OLDEST_OF_NEWEST, {"operator_id": operator_id}).scalar_one_or_none()
+    return Found(
+        accounts=[row[0] for row in first(_ACCOUNTS)],
+        transfers=[row[0] for row in first(_TRANSFERS)],
+        sessions=[row[0] for row in first(_SESSIONS)],
+        deposits=[ENTRIES.record(row) for row in first(_DEPOSITS)],
+        events=[row[0] for row in first(_EVENTS)],
+        parts_since_us=oldest,
+    )
+
+
+_BUCKET: Final[BindParameter[int]] = bindparam("bucket_us", type_=BigInteger)
+
+
+def period_of(moment_us: Any, bucket_us: Any) -> Any:  # noqa: ANN401 - a number, or a column
+    """Return the number of the period since 1970 that a moment belongs to.
+
+    A period has what is after its start, up to and including its end, each to the millisecond that is shown.
+    """
+    return (moment_us - 1_000) // bucket_us
+
+
+_PERIOD: Final = period_of(events.c.created_us, _BUCKET).label("period")
+
+
+def _by_period(total: Any, kind: str) -> Any:  # noqa: ANN401 - an aggregate, and its statement
+    statement = select(_PERIOD, total).where(
+        events.c.operator_id == OPERATOR,
+        events.c.created_us > bindparam("since_us", type_=BigInteger),
+        events.c.created_us <= bindparam("until_us", type_=BigInteger),
+        events.c.type == literal_column(f"'{kind}'"),
+    )
+    return statement.group_by(literal_column("1"))
+
+
+_SPENT: Final = {
+    "transfers": _by_period(func.sum(transfers.c.amount), "transfer.settled").join(
+        transfers, transfers.c.transfer_id == events.c.transfer_id
+    ),
+    "sessions": _by_period(func.sum(sessions.c.running_total), "session.settled").join(
+        sessions, sessions.c.session_id == events.c.session_id
+    ),
+}
+_REJECTED: Final = {"rejected": _by_period(func.count(), "transfer.rejected")}
+
+
+def _of_account(statements: Mapping[str, Select[Any]]) -> dict[str, Select[Any]]:
+    of = events.c.account_id == bindparam("account_id")
+    return {name: statement.where(of) for name, statement in statements.items()}
+
+
+_SPENT_BY_ONE: Final = _of_account(_SPENT)
+_REJECTED_OF_ONE: Final = _of_account(_REJECTED)
+
+
+def spend(
+    connection: Connection,
+    operator_id: str,
+    account_id: str | None,
+    *,
+    since_us: int,
+    until_us: int,
+    bucket_us: int,
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return settled micro-USDC and the number of rejections, by the number of the period since 1970."""
+    values: dict[str, object] = {
+        "operator_id": operator_id,
+        "since_us": since_us,
+        "until_us": until_us,
+        "bucket_us": bucket_us,
+    }
+    if account_id is not None:
+        values["account_id"] = account_id
+    spent, rejected = (_SPENT, _REJECTED) if account_id is None else (_SPENT_BY_ONE, _REJECTED_OF_ONE)
+    return _added(connection, spent, values), _added(connection, rejected, values)
+
+
+def _added(
+    connection: Connection, statements: Mapping[str, Select[Any]], values: Mapping[str, object]
+) -> dict[int, int]:
+    sums: dict[int, int] = {}
+    for statement in statements.values():
+        for period, total in connection.execute(statement, values):
+            sums[int(period)] = sums.get(int(period), 0) + int(total)
+    return sums
+
 
 _HOUR_US: Final = 3600 * SECOND_US
 _MILLISECOND_END_US: Final = 999
@@ -33,14 +248,14 @@ _DEFAULT_PERIODS: Final = {SpendPeriod.HOUR: 24, SpendPeriod.DAY: 30}
 class SearchDesk:
     def __init__(self, core: Core) -> None:
         self._context = core.context
-        self._accounts = core.of(accounts.FEATURE).accounts
-        self._history = core.of(accounts.FEATURE).history
-        self._transfers = core.of(transfers.FEATURE).transfers
-        self._sessions = core.of(sessions.FEATURE).sessions
+        self._accounts = core.of(accounts_feature.FEATURE).accounts
+        self._history = core.of(accounts_feature.FEATURE).history
+        self._transfers = core.of(transfers_feature.FEATURE).transfers
+        self._sessions = core.of(sessions_feature.FEATURE).sessions
 
     async def search(self, principal: Principal, query: Search) -> SearchResult:
         """Return up to `limit` objects of each kind."""
-        found = await self._context.database.read(store.find, principal.operator_id, query.q, query.limit)
+        found = await self._context.database.read(find, principal.operator_id, query.q, query.limit)
         parts_since_us = found.parts_since_us
         return SearchResult(
             accounts=await self._accounts.some_details(principal, found.accounts) if found.accounts else (),
@@ -62,15 +277,15 @@ class SearchDesk:
             await database.read(own_account, principal, query.account_id)
         bucket_us = _PERIOD_US[query.by]
         until_us = now_us if query.until is None else end_of_millisecond_us(query.until)
-        last = store.period_of(until_us, bucket_us)
+        last = period_of(until_us, bucket_us)
         if query.since is None:
             first = last - _DEFAULT_PERIODS[query.by]
             since_us = first * bucket_us + _MILLISECOND_END_US
         else:
             since_us = end_of_millisecond_us(query.since)
-            first = max(store.period_of(since_us + 1, bucket_us), last - SPEND_PERIODS_MAX + 1)
+            first = max(period_of(since_us + 1, bucket_us), last - SPEND_PERIODS_MAX + 1)
         spent, rejected = await database.read(
-            partial(store.spend, since_us=since_us, until_us=until_us, bucket_us=bucket_us),
+            partial(spend, since_us=since_us, until_us=until_us, bucket_us=bucket_us),
             principal.operator_id,
             query.account_id,
         )

@@ -2,7 +2,7 @@
 
 Codes and keys come from the operating system's randomness, never from a seed: links are opened on ports. They
 expire on the server's clock. A browser that advances this clock keeps its key for the time that it had left;
-`lasting_keys.py` does the same when it restores a snapshot.
+a restored snapshot does the same (`keys.py`).
 """
 
 import secrets
@@ -17,7 +17,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
-from agentpay_server.operators.operators import insert_key
+from agentpay_server.operators.store import insert_key
 from agentpay_server.platform.clock import HOUR_US, SECOND_US, from_us
 from agentpay_server.platform.credentials import digest_of_code, new_code, new_key
 from agentpay_server.platform.errors import Problem

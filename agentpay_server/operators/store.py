@@ -1,12 +1,19 @@
-"""SQL statements for operators and their API keys."""
+"""Operators and their API keys: SQL statements, and creating an operator with its first key.
+
+A server creates it, or a command directly in its database.
+"""
 
 from typing import Final
 
+from attrs import field, frozen
 from sqlalchemy import BindParameter, bindparam, delete, literal_column, select, update
 
+from agentpay.contract import identifiers
 from agentpay.contract.identity import KeyKind
+from agentpay_server.contract.sandbox import CREATE_OPERATOR
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
+from agentpay_server.database.runner import Database
 from agentpay_server.database.tables import (
     KeyRecord,
     OperatorRecord,
@@ -15,8 +22,12 @@ from agentpay_server.database.tables import (
     operators,
     sign_in_codes,
 )
+from agentpay_server.ledger import audit
 from agentpay_server.ledger.keys import is_alive
-from agentpay_server.platform.credentials import LENT
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.credentials import LENT, digest_of, new_key
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.randomness import Identifiers, Randomness, SystemRandomness
 
 OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")
@@ -147,3 +158,92 @@ def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
     """Return the code's operator; None if it has expired or was used."""
     taken = CODES.remove(connection, digest, _IS_CODE_VALID, given={"now_us": now_us})
     return None if taken is None else taken.operator_id
+
+
+# --- New operators
+
+
+@frozen(kw_only=True)
+class NewOperator:
+    """The key is shown only here."""
+
+    operator_id: str
+    key_id: str
+    key: str = field(repr=False)
+
+    @classmethod
+    def of(cls, ids: Identifiers, randomness: Randomness, *, key: str | None = None) -> "NewOperator":
+        """Generate an operator that is not stored yet; `key` is used instead of a new key."""
+        key = new_key(KeyKind.OPERATOR, randomness.randbytes(32)) if key is None else key
+        return cls(operator_id=ids.new(identifiers.OPERATOR), key_id=ids.new(identifiers.KEY), key=key)
+
+
+async def create_operator(database: Database, name: str) -> NewOperator:
+    """Create an operator in a migrated database, which a running server may use."""
+    clock, randomness = SystemClock(), SystemRandomness()
+    new = NewOperator.of(Identifiers(clock, randomness), randomness)
+    return await database.run(insert_operator, new, name, clock.now_us())
+
+
+def insert_operator(
+    connection: Connection,
+    new: NewOperator,
+    name: str,
+    now_us: int,
+    *,
+    requested_by: Principal | None = None,
+) -> NewOperator:
+    """`name` labels operator and key. None as `requested_by` audits the new operator as its creator."""
+    OPERATORS.insert(
+        connection, OperatorRecord(seq=0, operator_id=new.operator_id, name=name, created_us=now_us)
+    )
+    insert_key(
+        connection,
+        new.key,
+        key_id=new.key_id,
+        operator_id=new.operator_id,
+        name=name,
+        kind=KeyKind.OPERATOR,
+        now_us=now_us,
+    )
+    audit.record(
+        connection,
+        requested_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
+        action=audit.OPERATOR_CREATED if requested_by is None else CREATE_OPERATOR.name,
+        subject=new.operator_id,
+        now_us=now_us,
+        after={"name": name},
+    )
+    return new
+
+
+def insert_key(
+    connection: Connection,
+    key: str,
+    *,
+    key_id: str,
+    operator_id: str,
+    name: str | None,
+    kind: str,
+    account_id: str | None = None,
+    now_us: int,
+    expires_us: int | None = None,
+    max_total: int | None = None,
+) -> None:
+    """`account_id` is None for an operator key."""
+    digest = digest_of(key)
+    assert digest is not None  # noqa: S101 - callers pass a valid key
+    record = KeyRecord(
+        seq=0,
+        key_id=key_id,
+        operator_id=operator_id,
+        account_id=account_id,
+        name=name,
+        digest=digest,
+        kind=kind,
+        created_us=now_us,
+        revoked_us=None,
+        expires_us=expires_us,
+        max_total=max_total,
+    )
+    KEYS.insert(connection, record)

@@ -5,7 +5,7 @@ broadcasts the transaction.
 """
 
 from collections.abc import Collection
-from typing import ClassVar, Final
+from typing import Any, Final
 
 import attrs
 from attrs import frozen
@@ -14,23 +14,20 @@ from solders.signature import Signature
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PaymentRow, PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Decided, SpendUnit
+from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
+from agentpay_server.engine.authorization import Decided, Gate, Preflight, invalid_recipient
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import pending_transaction
-from agentpay_server.engine.policy import Refusal, Spend
-from agentpay_server.engine.preflight import Preflight, invalid_recipient
+from agentpay_server.engine.movement import pending_transaction
+from agentpay_server.engine.policy import Recipient, Refusal
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, keys
-from agentpay_server.ledger.apply import Unit, apply
+from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
@@ -50,12 +47,20 @@ from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.transfers.creation import NewSpend
-from agentpay_server.transfers.intents import Decision, TransferIntent
+from agentpay_server.transfers.deciding import (
+    NewSpend,
+    escalated,
+    refused,
+    rejected,
+    require_funds,
+    require_room_to_wait,
+    store_new,
+    submitted,
+    waiting,
+)
 from agentpay_server.transfers.rules import Split, TransferTerms, check_transition
 
 _ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
@@ -134,9 +139,9 @@ class Purchase:
         return self.offer.terms.digest(origin=self.origin, memo=self.memo)
 
     @property
-    def purpose(self) -> str:
-        """What the payment is for: `require_memo` accepts the origin instead of a memo."""
-        return self.memo or self.origin
+    def category(self) -> str | None:
+        """The category that the policy judges."""
+        return category_of(self.offer, self.pin)
 
     @property
     def terms(self) -> TransferTerms:
@@ -146,9 +151,31 @@ class Purchase:
             to=self.token_account,
             amount_micro=self.offer.terms.amount_micro,
             memo=self.memo,
-            category=category_of(self.offer, self.pin),
+            category=self.category,
             payment_digest=self.digest,
             splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
+        )
+
+    def is_pin_as_seen(self, connection: Connection) -> bool:
+        """Return whether the operator's pin of the origin is as it was read."""
+        return pin_is_as_seen(connection, self.operator_id, self.origin, self.pin)
+
+    def row(self, transfer_id: str) -> PaymentRow:
+        """Return the payment's own row, not signed yet."""
+        terms = self.offer.terms
+        return PaymentRow(
+            transfer_id=transfer_id,
+            operator_id=self.operator_id,
+            account_id=self.account_id,
+            protocol=terms.protocol.value,
+            origin=self.origin,
+            url=self.url,
+            recipient=terms.recipient,
+            fee_payer=terms.fee_payer,
+            raw=None,
+            blockhash=None,
+            nonce=None,
+            expires_us=None,
         )
 
 
@@ -172,246 +199,230 @@ def purchase_objection(
     return pin_refusal(pin, terms, recipients)
 
 
-class PaymentIntent(TransferIntent):
-    """The common part of new and approved payments."""
+def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[TransferRecord] | None:
+    """Decide about a new payment; None if its key was claimed, or the seller's pin changed, meanwhile.
 
-    operation = Operation.PAYMENT
-
-    _purchase: Purchase
-    _signature: PaymentRow | None = None
-
-    def _is_pin_as_seen(self, connection: Connection) -> bool:
-        purchase = self._purchase
-        return pin_is_as_seen(connection, purchase.operator_id, purchase.origin, purchase.pin)
-
-    def spend(self, preflight: Preflight) -> Spend:
-        """Return the spend that the policy judges."""
-        purchase, recipients = self._purchase, (preflight.recipient, *preflight.others)
-        return spend_on(purchase.offer, recipients, pin=purchase.pin, memo=purchase.purpose)
-
-    def cost(self, preflight: Preflight) -> Cost:
-        """Return the fee if the treasury pays it, or that of a forced close, else nothing."""
-        if self._purchase.offer.channel is not None:
-            return Cost(fees=closing_fee(preflight.blockhash))
-        return Cost(fees=FEE_LAMPORTS if self._purchase.offer.terms.fee_payer is None else 0)
-
-    def objection(self, unit: SpendUnit) -> Refusal | None:
-        """Return a refusal by the pin of the seller's origin.
-
-        Raises:
-            Problem: `invalid_recipient`.
-        """
-        terms = self._purchase.offer.terms
-        recipients = [leg.recipient for leg in terms.legs]
-        return purchase_objection(self._purchase.pin, terms, recipients, unit.preflight)
-
-    def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
-        """Sign the payment, store it and reserve its amount."""
-        decided = super().submitted(unit)
-        # The seller may broadcast as soon as the caller has the bytes, so `transfer.initiated` comes now.
-        initiated = outcomes.initiated(decided.record, decided.record.tx_signature)
-        apply(unit, outcomes.reported(decided.record, initiated))
-        return decided
-
-    def _hold(self, unit: SpendUnit, tx: StoredTransaction) -> StoredTransaction:
-        if self._purchase.offer.channel is None:
-            return super()._hold(unit, tx)
-        return unit.hold_cap(tx, self._terms.amount_micro)
-
-    def _signed(self, unit: SpendUnit) -> StoredTransaction:
-        if self._purchase.offer.channel is not None:
-            return self._signed_channel(unit)
-        connection, source, preflight = unit.connection, unit.source, unit.preflight
-        terms, context = self._purchase.offer.terms, self._context
-        nonce = store.next_nonce(connection, source.account_id, preflight.blockhash.value)
-        try:
-            prepared = build_payment(
-                context.signer,
-                preflight.blockhash,
-                terms,
-                payer_key=spending_key(source.key_index),
-                usdc_mint=context.chain.usdc_mint,
-                own_addresses=_own_addresses(connection, context, self._purchase.offer),
-                nonce=nonce,
-                nonce_memo=self._transfer_id,
-            )
-        except _UNBUILDABLE as error:
-            # Checked before, but the nonce adds to the compute units.
-            raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
-        # If the service pays the fee, its own signature is the first and names the transaction on chain.
-        name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
-        self._signature = self._record(
-            raw=prepared.raw,
-            blockhash=preflight.blockhash.value,
-            nonce=nonce,
-            expires_us=unit.now_us + round(context.chain.usual_life_seconds * SECOND_US),
-        )
-        found_by = Cosigned(
-            token_account=source.usdc_token_account,
-            signature=prepared.signature,
-            message_hash=prepared.message_hash,
-            after=preflight.newest_signature,
-        )
-        tx = pending_transaction(
-            SignedTransaction(
-                signature=prepared.signature,
-                raw=prepared.raw,
-                last_valid_block_height=prepared.last_valid_block_height,
-                fee_lamports=prepared.fee_lamports,
-            ),
-            kind=Kind.PAYMENT,
-            subject_id=self._transfer_id,
-            account_id=source.account_id,
-            detail=detail_of(found_by),
-            now_us=unit.now_us,
-        )
-        return attrs.evolve(tx, chain_signature=name, announced_us=unit.now_us, leased_until_us=0)
-
-    def _signed_channel(self, unit: SpendUnit) -> StoredTransaction:
-        purchase, principal = self._purchase, self._principal
-        offer, landing = purchase.offer, purchase.landing
-        assert offer.channel is not None and landing is not None  # noqa: PT018, S101 - read before
-        deposit = ChannelDeposit(
-            subject_id=self._transfer_id,
-            operator_id=purchase.operator_id,
-            account_id=purchase.account_id,
-            key_id=principal.key_id,
-            protocol=offer.terms.protocol.value,
-            origin=purchase.origin,
-            url=purchase.url,
-            category=self._terms.category,
-            deposit_micro=offer.terms.amount_micro,
-            offer=offer,
-            position=purchase.position,
-            token_account=purchase.token_account,
-            landing=landing,
-            terms_digest=offer.channel.digest(offer.terms, origin=purchase.origin),
-            # The row of the payment has the caller's.
-            idempotency_key=self._transfer_id,
-            expires_us=x402_upto.expires_at(offer.channel, unit.now_us // SECOND_US) * SECOND_US,
-            memo=offer.terms.legs[0].memo or self._transfer_id,
-        )
-        channel, tx = sign_channel(unit, deposit)
-        self._signature = self._record(
-            raw=channel.record.raw,
-            blockhash=landing.blockhash,
-            nonce=store.next_nonce(unit.connection, purchase.account_id, landing.blockhash),
-            expires_us=channel.record.expires_us,
-        )
-        return tx
-
-    def _record(
-        self,
-        *,
-        raw: bytes | None = None,
-        blockhash: str | None = None,
-        nonce: int | None = None,
-        expires_us: int | None = None,
-    ) -> PaymentRow:
-        purchase, terms = self._purchase, self._purchase.offer.terms
-        return PaymentRow(
-            transfer_id=self._transfer_id,
-            operator_id=purchase.operator_id,
-            account_id=purchase.account_id,
-            protocol=terms.protocol.value,
-            origin=purchase.origin,
-            url=purchase.url,
-            recipient=terms.recipient,
-            fee_payer=terms.fee_payer,
-            raw=raw,
-            blockhash=blockhash,
-            nonce=nonce,
-            expires_us=expires_us,
-        )
-
-
-class NewPayment(PaymentIntent, NewSpend):
-    """A new payment; see `NewSpend`."""
-
-    action: ClassVar[str] = AUTHORIZE_PAYMENT.name
-    kind = PurchaseKind.PAYMENT
-
-    def __init__(
-        self,
-        context: Context,
-        principal: Principal,
-        purchase: Purchase,
-        requested: RequestedKey,
-        held: Held,
-    ) -> None:
-        self._purchase = purchase
-        super().__init__(context, principal, purchase.terms, requested, held)
-
-    def claim(self, connection: Connection, now_us: int) -> bool:
-        """Check that the pin and the key's claims are as they were."""
-        return self._is_pin_as_seen(connection) and super().claim(connection, now_us)
-
-    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
-        if decision.recipient is not None:
-            # If this service holds the recipient, the deposit watcher posts the arrival.
-            external = attrs.evolve(decision.recipient, account_id=None)
-            decision = attrs.evolve(decision, recipient=external)
-        stored = super()._store(connection, decision, now_us)
-        store.PAYMENTS.insert(connection, self._signature or self._record())
-        return stored
-
-
-class ApprovedPayment(PaymentIntent):
-    """A payment that an operator has approved, when the caller requests it again.
-
-    `purchase` is from a fresh challenge; `approved` is the payment as currently stored.
+    Raises:
+        ConstraintError: another request has taken its key.
     """
+    if not (purchase.is_pin_as_seen(gate.connection) and new.is_as_seen(gate)):
+        return None
+    unsigned = purchase.row(new.transfer_id)
+    refusal = refusal_of(gate, purchase, keys.of_principal(new.principal))
+    if refusal is not None:
+        return refused(gate, _stored(gate, new, rejected(gate, refusal), unsigned), refusal)
+    if gate.needs_approval(new.terms.amount_micro):
+        require_room_to_wait(gate, new.principal)
+        return escalated(gate, _stored(gate, new, waiting(gate, _external(gate)), unsigned))
+    tx, row = sign(gate, purchase, new.transfer_id, new.principal)
+    return initiated(gate, _stored(gate, new, submitted(_external(gate), tx), row), tx)
 
-    is_approved = True
 
-    def __init__(
-        self, context: Context, principal: Principal, purchase: Purchase, approved: TransferRecord
-    ) -> None:
-        super().__init__(context, transfer_id=approved.transfer_id, terms=purchase.terms)
-        self._principal = principal
-        self._purchase = purchase
-        self._approved = approved
+def approved_payment(
+    gate: Gate, principal: Principal, approved: TransferRecord, purchase: Purchase
+) -> Decided[TransferRecord] | None:
+    """Decide about a payment that an operator has approved, when the caller requests it again.
 
-    def limited_key(self, connection: Connection) -> LimitedKey | None:
-        """Return the key that first requested the payment, if its total is limited."""
-        return keys.of_waiting(connection, self._approved)
+    It is judged again, but not escalated again.
 
-    def claim(self, connection: Connection, now_us: int) -> bool:  # noqa: ARG002
-        """Check that the payment is still approved and unsigned, and that the pin is as it was read."""
-        waiting = transfer_store.approved(connection, self._transfer_id)
-        return waiting == self._approved and self._is_pin_as_seen(connection)
+    Args:
+        gate: the gate.
+        principal: the caller.
+        approved: the payment as it was read.
+        purchase: the purchase by a fresh challenge.
 
-    def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
-        """Store the payment as rejected, unless only funds are missing."""
-        if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # No policy rule is violated: the payment stays approved.
-            raise Problem(
-                refusal.code,
-                refusal.message,
-                transfer_id=self._transfer_id,
-                status=TransferStatus.APPROVED,
-            )
-        return super().refused(unit, refusal)
+    Returns:
+        The decision; None if the payment or the seller's pin has changed meanwhile.
+    """
+    current = transfer_store.approved(gate.connection, approved.transfer_id)
+    if current != approved or not purchase.is_pin_as_seen(gate.connection):
+        return None
+    refusal = refusal_of(gate, purchase, keys.of_waiting(gate.connection, approved))
+    if refusal is not None:
+        require_funds(refusal, approved)
+        rejection = rejected(gate, refusal)
+        return refused(gate, _changed(gate, principal, approved, purchase, rejection), refusal)
+    tx, row = sign(gate, purchase, approved.transfer_id, principal)
+    decision = submitted(_external(gate), tx)
+    return initiated(gate, _changed(gate, principal, approved, purchase, decision, row=row), tx)
 
-    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
-        check_transition(self._approved.status, decision.status)
-        # The row is locked since it was read as approved.
-        decided = transfer_store.TRANSFERS.changed(
-            connection,
-            self._approved,
-            transfer_store.IS_WAITING,
-            category=self._terms.category,
-            **decision.columns(now_us),
+
+def refusal_of(gate: Gate, purchase: Purchase, key: LimitedKey | None) -> Refusal | None:
+    """Return why a purchase is refused, or None: paused, the seller's pin, the policy, the balance.
+
+    Raises:
+        Problem: `invalid_recipient`.
+    """
+    refusal = gate.paused()
+    if refusal is not None:
+        return refusal
+    terms, preflight = purchase.offer.terms, gate.preflight
+    recipients = [leg.recipient for leg in terms.legs]
+    spend = spend_on(
+        purchase.offer,
+        (preflight.recipient, *preflight.others),
+        pin=purchase.pin,
+        # `require_memo` accepts the origin instead of a memo.
+        memo=purchase.memo or purchase.origin,
+    )
+    return purchase_objection(purchase.pin, terms, recipients, preflight) or gate.refusal(spend, key)
+
+
+def _external(gate: Gate) -> Recipient:
+    """Return the recipient. If this service holds it, the deposit watcher posts the arrival."""
+    return attrs.evolve(gate.preflight.recipient, account_id=None)
+
+
+# --- What a decision stores
+
+
+def _stored(gate: Gate, new: NewSpend, decision: dict[str, Any], row: PaymentRow) -> TransferRecord:
+    transfer = store_new(gate, new, decision)
+    store.PAYMENTS.insert(gate.connection, row)
+    return transfer
+
+
+def _changed(
+    gate: Gate,
+    principal: Principal,
+    approved: TransferRecord,
+    purchase: Purchase,
+    decision: dict[str, Any],
+    *,
+    row: PaymentRow | None = None,
+) -> TransferRecord:
+    check_transition(approved.status, decision["status"])
+    # The row is locked since it was read as approved.
+    decided = transfer_store.TRANSFERS.changed(
+        gate.connection,
+        approved,
+        transfer_store.IS_WAITING,
+        category=purchase.category,
+        **decision,
+    )
+    if row is not None:
+        store.sign(gate.connection, row)
+    audit.record(
+        gate.connection,
+        principal,
+        action=AUTHORIZE_PAYMENT.name,
+        subject=approved.transfer_id,
+        now_us=gate.now_us,
+        before={"status": approved.status},
+        after=outcomes.audited(decided),
+    )
+    return decided
+
+
+def initiated(gate: Gate, transfer: TransferRecord, tx: StoredTransaction) -> Decided[TransferRecord]:
+    """Report a payment that was stored as signed: the seller may broadcast it once the caller has it."""
+    event = outcomes.initiated(transfer, transfer.tx_signature)
+    apply(gate, outcomes.reported(transfer, event))
+    return Decided(record=transfer, tx=tx)
+
+
+# --- Signing
+
+
+def sign(
+    gate: Gate, purchase: Purchase, transfer_id: str, principal: Principal
+) -> tuple[StoredTransaction, PaymentRow]:
+    """Sign a payment and reserve its amount; return its stored transaction, and its row to store.
+
+    Raises:
+        Problem: `fee_budget_exceeded`, `chain_unavailable`, `nothing_payable`.
+    """
+    offer, amount_micro = purchase.offer, purchase.offer.terms.amount_micro
+    if offer.channel is not None:
+        # The fee of a forced close.
+        gate.pay(Cost(fees=closing_fee(gate.preflight.blockhash)))
+        tx, row = _sign_channel(gate, purchase, offer.channel, transfer_id, principal)
+        return gate.hold_cap(tx, amount_micro), row
+    gate.pay(Cost(fees=FEE_LAMPORTS if offer.terms.fee_payer is None else 0))
+    tx, row = _sign_single(gate, purchase, transfer_id)
+    return gate.hold(tx, amount_micro), row
+
+
+def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransaction, PaymentRow]:
+    connection, source, preflight, context = gate.connection, gate.source, gate.preflight, gate.context
+    terms, blockhash = purchase.offer.terms, preflight.blockhash
+    nonce = store.next_nonce(connection, source.account_id, blockhash.value)
+    try:
+        prepared = build_payment(
+            context.signer,
+            blockhash,
+            terms,
+            payer_key=spending_key(source.key_index),
+            usdc_mint=context.chain.usdc_mint,
+            own_addresses=_own_addresses(connection, context, purchase.offer),
+            nonce=nonce,
+            nonce_memo=transfer_id,
         )
-        if self._signature is not None:
-            store.sign(connection, self._signature)
-        audit.record(
-            connection,
-            self._principal,
-            action=AUTHORIZE_PAYMENT.name,
-            subject=self._transfer_id,
-            now_us=now_us,
-            before={"status": self._approved.status},
-            after=outcomes.audited(decided),
-        )
-        return decided
+    except _UNBUILDABLE as error:
+        # Checked before, but the nonce adds to the compute units.
+        raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
+    # If the service pays the fee, its own signature is the first and names the transaction on chain.
+    name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
+    found_by = Cosigned(
+        token_account=source.usdc_token_account,
+        signature=prepared.signature,
+        message_hash=prepared.message_hash,
+        after=preflight.newest_signature,
+    )
+    tx = pending_transaction(
+        SignedTransaction(
+            signature=prepared.signature,
+            raw=prepared.raw,
+            last_valid_block_height=prepared.last_valid_block_height,
+            fee_lamports=prepared.fee_lamports,
+        ),
+        kind=Kind.PAYMENT,
+        subject_id=transfer_id,
+        account_id=source.account_id,
+        detail=detail_of(found_by),
+        now_us=gate.now_us,
+    )
+    row = attrs.evolve(
+        purchase.row(transfer_id),
+        raw=prepared.raw,
+        blockhash=blockhash.value,
+        nonce=nonce,
+        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+    )
+    return attrs.evolve(tx, chain_signature=name, announced_us=gate.now_us, leased_until_us=0), row
+
+
+def _sign_channel(
+    gate: Gate, purchase: Purchase, terms: ChannelTerms, transfer_id: str, principal: Principal
+) -> tuple[StoredTransaction, PaymentRow]:
+    offer, landing = purchase.offer, purchase.landing
+    assert landing is not None  # noqa: S101 - read before
+    deposit = ChannelDeposit(
+        subject_id=transfer_id,
+        operator_id=purchase.operator_id,
+        account_id=purchase.account_id,
+        key_id=principal.key_id,
+        protocol=offer.terms.protocol.value,
+        origin=purchase.origin,
+        url=purchase.url,
+        category=purchase.category,
+        deposit_micro=offer.terms.amount_micro,
+        offer=offer,
+        position=purchase.position,
+        token_account=purchase.token_account,
+        landing=landing,
+        terms_digest=terms.digest(offer.terms, origin=purchase.origin),
+        # The row of the payment has the caller's.
+        idempotency_key=transfer_id,
+        expires_us=x402_upto.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
+        memo=offer.terms.legs[0].memo or transfer_id,
+    )
+    channel, tx = sign_channel(gate, deposit)
+    row = attrs.evolve(
+        purchase.row(transfer_id),
+        raw=channel.record.raw,
+        blockhash=landing.blockhash,
+        nonce=store.next_nonce(gate.connection, purchase.account_id, landing.blockhash),
+        expires_us=channel.record.expires_us,
+    )
+    return tx, row

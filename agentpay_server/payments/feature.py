@@ -9,7 +9,7 @@ from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.purchases import Purchases
 from agentpay_server.payments.service import Payments
-from agentpay_server.payments.settling import PaymentHandler
+from agentpay_server.payments.settling import PAYMENT
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.transfers.service import Execution
 
@@ -43,7 +43,7 @@ async def _recover(services: PaymentServices) -> None:
 FEATURE: Final[Feature[PaymentServices]] = Feature(
     name="payments",
     build=PaymentServices,
-    movements=(PaymentHandler,),
+    movements=(PAYMENT,),
     work=lambda s: [(Phase.PAYMENTS, s.watch)],
     recover=_recover,
     on_executed=lambda s, transaction: s.watch.executed([str(each) for each in transaction.signatures]),

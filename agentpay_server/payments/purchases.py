@@ -7,21 +7,23 @@ The service signs one transaction for a key, and returns it to every request on 
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AuthorizePayment, Payment, SessionStep
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.database.tables import PaymentRow, TransferRecord
-from agentpay_server.engine.authorization import Parties
+from agentpay_server.database.tables import PaymentRow, PurchaseKind, TransferRecord
+from agentpay_server.engine.authorization import Order, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import RequestedKey, Verdict, perform
+from agentpay_server.ledger.idempotency import RequestedKey, Verdict
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
-from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.authorizing import Purchase, approved_payment, new_payment
 from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.payments.challenges import x402, x402_upto
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped, UnreadableChallengeError
@@ -36,6 +38,7 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.deciding import NewSpend
 from agentpay_server.transfers.service import Execution
 
 _POLL_SECONDS: Final = 1.0
@@ -69,29 +72,29 @@ class Purchases:
         """Pay a 402, unless an earlier request under the key has paid it; see `Payments.authorize`."""
         offers = _offers(request)
         deadline = self._execution.deadline()
-
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-
-        async def read(now_us: int) -> PaymentView:
+        while True:
+            now_us = self._context.clock.now_us()
             select = SelectOffer(self._context, principal, request, key, offers, now_us=now_us)
-            return await select.selected()
-
-        async def act(view: PaymentView) -> Payment | SessionStep | None:
+            view = await select.selected()
             transfer = view.transfer
             if view.session is None and transfer is not None and view.judged is Verdict.REPLAY:
                 return await self._replayed(transfer, view.offer)
+            paid: Payment | SessionStep | None
             try:
                 if view.session is not None:
-                    return await self._sessions.pay(principal, request, view.session, deadline)
-                return await self._decided(self._intent(principal, request, key, view), view, deadline)
+                    paid = await self._sessions.pay(principal, request, view.session, deadline)
+                else:
+                    order = self._order(principal, request, key, view)
+                    paid = await self._decided(order, view.offer, deadline)
             except Problem as problem:
                 if problem.code is not ErrorCode.INVALID_RECIPIENT:
                     raise
                 # Since it was selected. The caller has named no recipient.
                 reason = "its recipient can no longer be paid"
                 raise nothing_payable({view.position: reason}) from None
-
-        return await perform(self._context.clock, read=read, act=act)
+            if paid is not None:
+                return paid
 
     async def poll_one(self, payment: PaymentRow) -> None:
         """Post the outcome of a submitted payment if the chain shows one."""
@@ -153,12 +156,10 @@ class Purchases:
             )
         return approved
 
-    def _intent(
+    def _order(
         self, principal: Principal, request: AuthorizePayment, key: RequestedKey, view: PaymentView
-    ) -> NewPayment | ApprovedPayment:
-        approved = None
-        if view.transfer is not None and view.judged is Verdict.RESUME:
-            approved = self._approved(view.transfer)
+    ) -> Order[TransferRecord]:
+        first, *others = view.token_accounts
         purchase = Purchase(
             operator_id=principal.operator_id,
             account_id=request.account_id,
@@ -167,26 +168,44 @@ class Purchases:
             memo=request.memo or None,
             offer=view.offer,
             pin=view.pin,
-            token_account=next(iter(view.token_accounts)),
+            token_account=first,
             position=view.position,
             landing=view.landing,
         )
-        if approved is not None:
-            return ApprovedPayment(self._context, principal, purchase, approved)
-        return NewPayment(self._context, principal, purchase, key, view.held)
-
-    async def _decided(
-        self, intent: NewPayment | ApprovedPayment, view: PaymentView, deadline: float
-    ) -> Payment | None:
-        """Authorize a payment; None if the request must start over."""
-        first, *others = view.token_accounts
         parties = Parties(
             source=view.source,
+            to=first,
             recipient=view.token_accounts[first],
             others={each: view.token_accounts[each] for each in others},
             is_broadcast_by_us=False,
         )
-        decided = await self._execution.decided(intent, parties, deadline)
+        if view.transfer is not None and view.judged is Verdict.RESUME:
+            approved = self._approved(view.transfer)
+            return Order(
+                operation=Operation.PAYMENT,
+                parties=parties,
+                decide=partial(approved_payment, principal=principal, approved=approved, purchase=purchase),
+                by_operator=True,
+            )
+        new = NewSpend(
+            transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
+            principal=principal,
+            terms=purchase.terms,
+            key=key,
+            held=view.held,
+            kind=PurchaseKind.PAYMENT,
+        )
+        return Order(
+            operation=Operation.PAYMENT,
+            parties=parties,
+            decide=partial(new_payment, new=new, purchase=purchase),
+            by_operator=not principal.is_agent,
+            key=key,
+        )
+
+    async def _decided(self, order: Order[TransferRecord], offer: Offer, deadline: float) -> Payment | None:
+        """Authorize a payment; None if the request must start over."""
+        decided = await self._execution.decided(order, deadline)
         if decided is None:
             return None
         transfer = decided.record
@@ -198,7 +217,7 @@ class Purchases:
             self._watch.expect()
         payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
         if is_signed:
-            return await self._presented(transfer, payment, view.offer, is_replay=False)
+            return await self._presented(transfer, payment, offer, is_replay=False)
         return to_response(transfer, payment)
 
 

@@ -1,4 +1,4 @@
-"""The handler of payments' transactions: settled, refused by the chain, or expired."""
+"""The transactions of payments: how they are found on chain, and what their outcomes change."""
 
 import json
 from typing import Any, Final
@@ -9,11 +9,10 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import Chain, Cosigned, FailureReason, SignatureStatus
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.broadcast import first_landing_height
-from agentpay_server.engine.handlers import Ending, Resigning
+from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.transfers.outcomes import TransferHandler, failed
+from agentpay_server.transfers.outcomes import TRANSFER, failed
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
@@ -28,34 +27,6 @@ _REASONS: Final = {
 }
 
 
-class PaymentHandler(TransferHandler):
-    """Says what the outcomes of payments change, which the service signs and the seller broadcasts."""
-
-    kind = Kind.PAYMENT
-    is_broadcast_by_us = False
-    announces = False
-    # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
-    must_be_irreversible = True
-
-    async def find(
-        self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
-    ) -> SignatureStatus | None:
-        """Look the transaction up by its signature if that is known, else by its signed message."""
-        return await cosigned_status(chain, tx, proof_height=proof_height)
-
-    def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a payment that the chain refused."""
-        return failed(ending, failure_of(ending))
-
-    def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Refusal:
-        """Never called: the seller holds the signed bytes, so a payment has no replacement."""
-        raise NotImplementedError
-
-    def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a payment that has expired."""
-        return failed(ending, EXPIRED)
-
-
 def failure_of(ending: Ending[Any]) -> Refusal:
     """Return why the chain refused the transaction of a payment."""
     assert ending.failure is not None  # noqa: S101 - it has failed
@@ -67,7 +38,7 @@ def failure_of(ending: Ending[Any]) -> Refusal:
 async def cosigned_status(
     chain: Chain, tx: StoredTransaction, *, proof_height: int | None
 ) -> SignatureStatus | None:
-    """Look up a transaction that a seller broadcasts; see `Handler.find`."""
+    """Look up a transaction that a seller broadcasts: by its signature if known, else by its message."""
     if tx.chain_signature is None:
         return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
     status = await chain.signature_status(tx.chain_signature)
@@ -94,3 +65,17 @@ def cosigned_of(tx: StoredTransaction) -> Cosigned:
         after=found_by["after"],
         first_height=first_landing_height(tx.last_valid_block_height),
     )
+
+
+PAYMENT: Final[Movement[TransferRecord]] = evolve(
+    TRANSFER,
+    kind=Kind.PAYMENT,
+    find=cosigned_status,
+    failed=lambda ending: failed(ending, failure_of(ending)),
+    expired=lambda ending: failed(ending, EXPIRED),
+    announced=None,
+    # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
+    resign=None,
+    must_be_irreversible=True,
+)
+"""The transaction of a payment, which the service signs and the seller broadcasts."""

@@ -17,7 +17,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.payments import store
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 
 _BATCH: Final = 32
 _SIGNATURES: Final = 2

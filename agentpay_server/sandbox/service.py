@@ -41,10 +41,10 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import Landed
-from agentpay_server.engine.handlers import watched_transaction
+from agentpay_server.engine.movement import watched_transaction
 from agentpay_server.feature import Core
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, entries
+from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import Unit, apply
@@ -116,7 +116,7 @@ class Sandbox:
                 amount_micro=amount_micro,
                 counterparty=None,
             )
-            is_known = entries.is_deposit_posted(connection, account.account_id, signed.signature)
+            is_known = account_store.is_deposit_posted(connection, account.account_id, signed.signature)
             record = audit.Record(
                 actor=principal,
                 action=FUND.name,

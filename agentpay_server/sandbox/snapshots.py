@@ -22,7 +22,7 @@ from agentpay.contract.fields import format_timestamp
 from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context
-from agentpay_server.operators import lasting_keys
+from agentpay_server.operators import keys
 from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem, not_found
@@ -143,10 +143,10 @@ class Snapshots:
             )
         # In memory nothing below waits.
         database, at_us = self._context.database, self._context.clock.now_us()
-        issued = await database.read(lasting_keys.issued)
+        issued = await database.read(keys.issued)
         for restore in restorers:
             restore()
-        await database.run(lasting_keys.keep, issued, at_us=at_us, now_us=self._context.clock.now_us())
+        await database.run(keys.keep, issued, at_us=at_us, now_us=self._context.clock.now_us())
         self.restores += 1
         self._restarted()
 

@@ -20,9 +20,9 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from agentpay_server.engine.handlers import (
+from agentpay_server.engine.movement import (
     Ending,
-    Handler,
+    Movement,
     Replacement,
     Resigning,
     pending_transaction,
@@ -37,8 +37,8 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
-from agentpay_server.platform.pace import Backoff
 from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.sessions import outcomes, store, unknown_payouts
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,
@@ -254,82 +254,91 @@ class Closing:
         return signed, tx, True
 
 
-class SessionSettleHandler(Handler[SessionRecord]):
-    """Says what the outcomes of the transaction that settles a session change."""
+def _accounts(tx: StoredTransaction, subject: SessionRecord) -> tuple[str, ...]:
+    """Return both sides."""
+    payee = subject.recipient_account_id
+    return (tx.account_id,) if payee is None else (tx.account_id, payee)
 
-    kind = Kind.SESSION_SETTLE
 
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
-        """Return the session."""
-        return store.SESSIONS.existing(connection, subject_id, lock=lock)
+def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a session that is settled on chain."""
+    check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
+    change = store.SESSIONS.to_change(
+        ending.subject,
+        store.IS_CLOSING,
+        status=SessionStatus.SETTLED.value,
+        settlement_tx_signature=ending.tx.signature,
+        settled_us=ending.now_us,
+        closes_us=None,
+    )
+    return outcomes.settled(change, ending.tx, ending.now_us)
 
-    def accounts(self, tx: StoredTransaction, subject: SessionRecord) -> tuple[str, ...]:
-        """Return both sides."""
-        payee = subject.recipient_account_id
-        return (tx.account_id,) if payee is None else (tx.account_id, payee)
 
-    def newest_signature(self, subject: SessionRecord) -> str | None:
-        """Return the signature of the session's newest settlement."""
-        return subject.settlement_tx_signature
+def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a settlement that the chain rejected: it is to be settled later."""
+    session, failure = ending.subject, ending.failure
+    assert failure is not None  # noqa: S101 - it has failed
+    # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
+    # opening and closing its account would make the treasury pay a fee each time.
+    may_have_alternative = failure.reason in _CHANGED_SINCE and session.settlements == 1
+    if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
+        sign_us = takeover_us(ending.context, ending.now_us)
+        return outcomes.outcome_of(_unsigned(session, sign_us=sign_us))
+    return outcomes.outcome_of(_postponed(session, REFUSED_BY_CHAIN, ending.now_us))
 
-    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a session that is settled on chain."""
-        check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-        change = store.SESSIONS.to_change(
-            ending.subject,
-            store.IS_CLOSING,
-            status=SessionStatus.SETTLED.value,
-            settlement_tx_signature=ending.tx.signature,
-            settled_us=ending.now_us,
-            closes_us=None,
-        )
-        return outcomes.settled(change, ending.tx, ending.now_us)
 
-    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a settlement that the chain rejected: it is to be settled later."""
-        session, failure = ending.subject, ending.failure
-        assert failure is not None  # noqa: S101 - it has failed
-        # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
-        # opening and closing its account would make the treasury pay a fee each time.
-        may_have_alternative = failure.reason in _CHANGED_SINCE and session.settlements == 1
-        if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
-            sign_us = takeover_us(self._context, ending.now_us)
-            return outcomes.outcome_of(_unsigned(session, sign_us=sign_us))
-        return outcomes.outcome_of(_postponed(session, REFUSED_BY_CHAIN, ending.now_us))
+async def _prepare(context: Context, subject: SessionRecord) -> PayoutState:
+    """Read the escrow and the accounts to pay."""
+    account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
+    try:
+        return await read_payout(context, subject, account)
+    except EscrowMissingError:
+        # In a restored database, a replacement that it does not know may have paid out the escrow.
+        with suppress(ChainUnreachableError):
+            await unknown_payouts.compare(context, subject)
+        raise
 
-    async def prepare(self, subject: SessionRecord) -> PayoutState:
-        """Read the escrow and the accounts to pay."""
-        context = self._context
-        account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
-        try:
-            return await read_payout(context, subject, account)
-        except EscrowMissingError:
-            # In a restored database, a replacement that it does not know may have paid out the escrow.
-            with suppress(ChainUnreachableError):
-                await unknown_payouts.compare(context, subject)
-            raise
 
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
-        """Sign a replacement, whatever the current policy is."""
-        unit = resigning.unit
-        session = store.SESSIONS.existing(unit.connection, resigning.subject.session_id, lock=True)
-        return sign(unit, session, resigning.source, resigning.prepared, resigning.blockhash)
+def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
+    """Sign a replacement, whatever the current policy is."""
+    unit = resigning.unit
+    session = store.SESSIONS.existing(unit.connection, resigning.subject.session_id, lock=True)
+    return sign(unit, session, resigning.source, resigning.prepared, resigning.blockhash)
 
-    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Postpone the settlement of a session that cannot be settled now."""
-        return outcomes.outcome_of(_postponed(ending.subject, ending.reason, ending.now_us))
 
-    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a settlement that landed after it was considered expired.
+def _expired(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Postpone the settlement of a session that cannot be settled now."""
+    return outcomes.outcome_of(_postponed(ending.subject, ending.reason, ending.now_us))
 
-        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
-        """
-        is_closing = ending.subject.status == SessionStatus.CLOSING
-        return self.settled(ending) if is_closing else outcomes.outcome_of(ending.subject)
 
-    def report(self, ending: Ending[SessionRecord]) -> None:
-        """Log the session."""
-        report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
+def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a settlement that landed after it was considered expired.
+
+    An escrow cannot be settled twice: of two settlements one lands, and the other fails.
+    """
+    is_closing = ending.subject.status == SessionStatus.CLOSING
+    return _landed(ending) if is_closing else outcomes.outcome_of(ending.subject)
+
+
+def _report(ending: Ending[SessionRecord]) -> None:
+    """Log the session."""
+    report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
+
+
+SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
+    kind=Kind.SESSION_SETTLE,
+    load=store.SESSIONS.existing,
+    newest=lambda session: session.settlement_tx_signature,
+    landed=_landed,
+    failed=_failed,
+    expired=_expired,
+    late=_late,
+    resign=_resign,
+    prepare=_prepare,
+    accounts=_accounts,
+    report=_report,
+)
+"""The transaction that settles a session."""
 
 
 def takeover_us(context: Context, now_us: int) -> int:

@@ -3,8 +3,8 @@
 from typing import Any, Final
 
 from agentpay_server.feature import Core, Feature, Phase, Route
-from agentpay_server.sessions.closing import Closing, SessionSettleHandler
-from agentpay_server.sessions.opening import SessionOpenHandler
+from agentpay_server.sessions.closing import SESSION_SETTLE, Closing
+from agentpay_server.sessions.opening import SESSION_OPEN
 from agentpay_server.sessions.schedule import SessionSchedule
 from agentpay_server.sessions.service import Sessions
 
@@ -28,7 +28,7 @@ async def _recover(services: SessionServices) -> None:
 FEATURE: Final[Feature[SessionServices]] = Feature(
     name="sessions",
     build=SessionServices,
-    movements=(SessionOpenHandler, SessionSettleHandler),
+    movements=(SESSION_OPEN, SESSION_SETTLE),
     work=lambda s: [(Phase.LATER, s.schedule)],
     recover=_recover,
     routes={

@@ -1,41 +1,36 @@
-"""Opening a session: its part of the authorization, and the handler of its transaction.
+"""Opening a session: the decision about it, and its transaction.
 
 `engine/authorization.py` checks the policy, reserves the whole cap in the balance and in the daily limit, and
 stores the signed bytes in one commit. A refusal stores nothing. Nothing here sends or waits.
 """
 
-from typing import Final, NoReturn
+from typing import Final
 
 import attrs
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
-from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
-from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
+from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import (
+from agentpay_server.engine.movement import (
     Ending,
-    Handler,
+    Movement,
     Replacement,
     Resigning,
     pending_transaction,
 )
 from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
-from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Outcome, Posting, Unit
+from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
-from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.responses import limits_of, refused, report
@@ -59,261 +54,237 @@ _FAILED: Final = Refusal(
 )
 
 
-class NewSession(Intent[SessionRecord]):
-    """A requested session. Storing it raises ConflictError if another request has taken its key.
+def new_session(
+    gate: Gate,
+    *,
+    principal: Principal,
+    request: OpenSession,
+    key: RequestedKey,
+    held: Held,
+    rent_exempt_lamports: int,
+) -> Decided[SessionRecord] | None:
+    """Decide about a requested session: the policy judges the whole cap. A refusal stores nothing.
 
-    `held` are the key's claims when the request was judged.
+    Args:
+        gate: the gate.
+        principal: who opens it. Opening a session with an operator key approves its cap.
+        request: the session.
+        key: its idempotency key.
+        held: the key's claims when the request was judged.
+        rent_exempt_lamports: the rent of its escrow.
+
+    Returns:
+        The decision; None if the key was claimed meanwhile.
+
+    Raises:
+        ConstraintError: another request has taken the key.
+        Problem: a refusal, `too_many_sessions`.
     """
-
-    operation = Operation.SESSION_OPEN
-
-    def __init__(
-        self,
-        context: Context,
-        principal: Principal,
-        request: OpenSession,
-        held: Held,
-        *,
-        rent_exempt_lamports: int,
-    ) -> None:
-        self._context = context
-        self._principal = principal
-        self._request = request
-        self._requested_key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-        self._held = held
-        self._rent_exempt_lamports = rent_exempt_lamports
-        self._terms = terms_of(request)
-        # Opening a session with an operator key approves its cap.
-        self.is_approved: bool = not principal.is_agent
-
-    @property
-    def account_id(self) -> str:
-        """The paying account."""
-        return self._request.account_id
-
-    @property
-    def to(self) -> str:
-        """The recipient, as the caller named it."""
-        return self._request.to
-
-    def spend(self, preflight: Preflight) -> Spend:
-        """Return the spend that the policy judges: the whole cap."""
-        return Spend(
-            amount_micro=self._terms.cap_micro,
-            to=self._terms.to,
-            recipient=preflight.recipient,
-            memo=None,
-            category=self._terms.category,
-            purpose=Purpose.SESSION,
-        )
-
-    def cost(self, preflight: Preflight) -> Cost:
-        """Return the lamports that opening and closing the session take from the treasury, at most."""
-        blockhash = preflight.blockhash
-        return Cost(
-            fees=escrow.opening_fee(blockhash) + escrow.settlement_fee(blockhash),
-            rent=self._rent_exempt_lamports,
-        )
-
-    def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
-        """Return the key of the request, if its total is limited."""
-        return keys.of_principal(self._principal)
-
-    def claim(self, connection: Connection, now_us: int) -> bool:
-        """Check that the key's claims are as they were."""
-        return idempotency.is_as_seen(connection, self._requested_key, self._held, now_us)
-
-    def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request holds the idempotency key."""
-        now_us = self._context.clock.now_us()
-        return idempotency.find(connection, self._requested_key, now_us).is_held
-
-    def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
-        """Raise the refusal: nothing is stored."""
+    context, connection, now_us = gate.context, gate.connection, gate.now_us
+    if not idempotency.is_as_seen(connection, key, held, now_us):
+        return None
+    terms, refusal = terms_of(request), gate.paused()
+    if refusal is not None:
         raise refused(refusal, None)
-
-    def escalated(self, unit: SpendUnit, policy: Policy) -> NoReturn:  # noqa: ARG002
-        """Refuse the session: it cannot wait for an operator."""
-        raise refused(escalation_refusal(policy, self._terms.cap_micro), None)
-
-    def submitted(self, unit: SpendUnit) -> Decided[SessionRecord]:
-        """Sign the funding of the escrow, store the session and reserve its cap.
-
-        Raises:
-            Problem: `too_many_sessions`.
-        """
-        connection, source, preflight, now_us = unit.connection, unit.source, unit.preflight, unit.now_us
-        # The account is locked, so no other session of it can be opened before this one is stored.
-        unsettled = store.unsettled(connection, source.account_id)
-        too_many = session_limit_refusal(unsettled, self._context.settings.max_open_sessions)
-        if too_many is not None:
-            raise refused(too_many, None)
-        context, request, terms = self._context, self._request, self._terms
-        session_id = context.identifiers.new(identifiers.SESSION)
-        signed = _signed(
-            context,
-            source,
-            preflight.blockhash,
-            session_id=session_id,
-            cap_micro=terms.cap_micro,
-            rent_exempt_lamports=self._rent_exempt_lamports,
+    source, preflight = gate.source, gate.preflight
+    spend = Spend(
+        amount_micro=terms.cap_micro,
+        to=terms.to,
+        recipient=preflight.recipient,
+        memo=None,
+        category=terms.category,
+        purpose=Purpose.SESSION,
+    )
+    refusal = gate.refusal(spend, keys.of_principal(principal))
+    if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
+        # It cannot wait for an operator.
+        refusal = escalation_refusal(gate.policy, terms.cap_micro)
+    if refusal is not None:
+        raise refused(refusal, None)
+    gate.pay(
+        Cost(
+            fees=escrow.opening_fee(preflight.blockhash) + escrow.settlement_fee(preflight.blockhash),
+            rent=rent_exempt_lamports,
         )
-        check_transition(None, SessionStatus.OPENING)
-        record = SessionRecord(
-            seq=0,
-            session_id=session_id,
-            operator_id=self._principal.operator_id,
-            account_id=request.account_id,
-            key_id=self._principal.key_id,
-            to=request.to,
-            recipient_account_id=preflight.recipient.account_id,
-            recipient_token_account=preflight.recipient.token_account,
-            category=request.category,
-            cap=terms.cap_micro,
-            running_total=0,
-            idempotency_key=request.idempotency_key,
-            key_expires_us=None,
-            status=SessionStatus.OPENING.value,
+    )
+    # The account is locked, so no other session of it can be opened before this one is stored.
+    unsettled = store.unsettled(connection, source.account_id)
+    too_many = session_limit_refusal(unsettled, context.settings.max_open_sessions)
+    if too_many is not None:
+        raise refused(too_many, None)
+    session_id = context.identifiers.new(identifiers.SESSION)
+    signed = _signed(
+        context,
+        source,
+        preflight.blockhash,
+        session_id=session_id,
+        cap_micro=terms.cap_micro,
+        rent_exempt_lamports=rent_exempt_lamports,
+    )
+    check_transition(None, SessionStatus.OPENING)
+    record = SessionRecord(
+        seq=0,
+        session_id=session_id,
+        operator_id=principal.operator_id,
+        account_id=request.account_id,
+        key_id=principal.key_id,
+        to=request.to,
+        recipient_account_id=preflight.recipient.account_id,
+        recipient_token_account=preflight.recipient.token_account,
+        category=request.category,
+        cap=terms.cap_micro,
+        running_total=0,
+        idempotency_key=request.idempotency_key,
+        key_expires_us=None,
+        status=SessionStatus.OPENING.value,
+        error=None,
+        message=None,
+        escrow_token_account=escrow.escrow_address(
+            context.signer, account_index=source.key_index, session_id=session_id
+        ),
+        tx_signature=signed.signature,
+        settlement_tx_signature=None,
+        settlements=0,
+        postponements=0,
+        opened_us=None,
+        settled_us=None,
+        closes_us=None,
+        created_us=now_us,
+        recipient_owner=preflight.recipient.owner,
+        closed_by=None,
+        stuck_reason=None,
+        payee_created_us=None,
+        opening_fee=signed.fee_lamports,
+        closing_fee=escrow.settlement_fee(preflight.blockhash),
+        by_operator=gate.by_operator,
+    )
+    store.SESSIONS.insert(connection, record)
+    idempotency.put(connection, key, held, PurchaseKind.SESSION, session_id)
+    tx = pending_transaction(
+        signed,
+        kind=Kind.SESSION_OPEN,
+        subject_id=session_id,
+        account_id=source.account_id,
+        rent=rent_exempt_lamports,
+        now_us=now_us,
+    )
+    tx = gate.hold_cap(tx, terms.cap_micro)
+    audit.record(
+        connection,
+        principal,
+        action=OPEN_SESSION.name,
+        subject=session_id,
+        now_us=now_us,
+        after=outcomes.audited(record),
+    )
+    return Decided(record=record, tx=tx)
+
+
+def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a session whose escrow is funded."""
+    check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
+    limits, now_us = limits_of(ending.context), ending.now_us
+    tx_signature = ending.tx.name or ending.tx.signature
+    change = store.SESSIONS.to_change(
+        ending.subject,
+        store.IS_OPENING,
+        status=SessionStatus.OPEN.value,
+        tx_signature=tx_signature,
+        opened_us=now_us,
+        closes_us=closes_us(limits, opened_us=now_us, charged_us=None),
+    )
+    return outcomes.funded(change, tx_signature)
+
+
+def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a session whose funding the chain rejected."""
+    assert ending.failure is not None  # noqa: S101 - it has failed
+    is_short = ending.failure.reason is FailureReason.INSUFFICIENT_FUNDS
+    return failed(ending, _SHORT if is_short else _FAILED)
+
+
+async def _prepare(context: Context, _: SessionRecord) -> int:
+    """Return the rent exemption of an escrow in lamports."""
+    return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
+
+
+def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Refusal:
+    """Sign a replacement, unless the account is now paused.
+
+    It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
+    again.
+    """
+    session, source = resigning.subject, resigning.source
+    refusal = rules.paused_refusal(stored_policy(source.policy))
+    if refusal is not None:
+        return refusal
+    signed = _signed(
+        resigning.unit.context,
+        source,
+        resigning.blockhash,
+        session_id=session.session_id,
+        cap_micro=session.cap,
+        rent_exempt_lamports=resigning.prepared,
+    )
+    change = store.SESSIONS.to_change(
+        session, store.IS_OPENING, tx_signature=signed.signature, opening_fee=signed.fee_lamports
+    )
+    return Replacement(signed=signed, change=change, rent=resigning.prepared)
+
+
+def _expired(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a failed session: its account was paused before a replacement was signed."""
+    message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
+    return failed(ending, attrs.evolve(ending.reason, message=message))
+
+
+def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Return the outcome of a funding that landed after it was considered expired.
+
+    An existing escrow cannot be created again: of two openings one lands, and the other fails. So usually
+    nothing has moved twice, and the session continues with the one that landed.
+    """
+    tx, session, now_us = ending.tx, ending.subject, ending.now_us
+    if session.status == SessionStatus.OPENING:
+        return _landed(ending)
+    if session.status == SessionStatus.FAILED:
+        check_transition(session.status, SessionStatus.OPEN)
+        # Callers no longer expect the session: it closes automatically, and the cap is returned.
+        reopened = store.SESSIONS.to_change(
+            session,
+            store.IS_FAILED,
+            status=SessionStatus.OPEN.value,
             error=None,
             message=None,
-            escrow_token_account=escrow.escrow_address(
-                context.signer, account_index=source.key_index, session_id=session_id
-            ),
-            tx_signature=signed.signature,
-            settlement_tx_signature=None,
-            settlements=0,
-            postponements=0,
-            opened_us=None,
-            settled_us=None,
-            closes_us=None,
-            created_us=now_us,
-            recipient_owner=preflight.recipient.owner,
-            closed_by=None,
-            stuck_reason=None,
-            payee_created_us=None,
-            opening_fee=signed.fee_lamports,
-            closing_fee=escrow.settlement_fee(preflight.blockhash),
-            by_operator=unit.by_operator,
-        )
-        store.SESSIONS.insert(connection, record)
-        idempotency.put(connection, self._requested_key, self._held, PurchaseKind.SESSION, session_id)
-        tx = pending_transaction(
-            signed,
-            kind=Kind.SESSION_OPEN,
-            subject_id=session_id,
-            account_id=source.account_id,
-            rent=self._rent_exempt_lamports,
-            now_us=now_us,
-        )
-        held = unit.hold_cap(tx, terms.cap_micro)
-        audit.record(
-            connection,
-            self._principal,
-            action=OPEN_SESSION.name,
-            subject=session_id,
-            now_us=now_us,
-            after=outcomes.audited(record),
-        )
-        return Decided(record=record, tx=held)
-
-
-class SessionOpenHandler(Handler[SessionRecord]):
-    """Says what the outcomes of the transaction that funds a session's escrow change."""
-
-    kind = Kind.SESSION_OPEN
-
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
-        """Return the session."""
-        return store.SESSIONS.existing(connection, subject_id, lock=lock)
-
-    def newest_signature(self, subject: SessionRecord) -> str | None:
-        """Return the signature of the session's newest funding."""
-        return subject.tx_signature
-
-    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a session whose escrow is funded."""
-        check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
-        limits, now_us = limits_of(self._context), ending.now_us
-        tx_signature = ending.tx.name or ending.tx.signature
-        change = store.SESSIONS.to_change(
-            ending.subject,
-            store.IS_OPENING,
-            status=SessionStatus.OPEN.value,
-            tx_signature=tx_signature,
+            tx_signature=tx.name or tx.signature,
             opened_us=now_us,
-            closes_us=closes_us(limits, opened_us=now_us, charged_us=None),
+            closes_us=now_us,
+            key_expires_us=None,
         )
-        return outcomes.funded(change, tx_signature)
+        return outcomes.funded(reopened, tx.name or tx.signature, is_held=False)
+    if session.status == SessionStatus.SETTLED:
+        return outcomes.lost(session, tx)
+    return outcomes.outcome_of(session)
 
-    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a session whose funding the chain rejected."""
-        assert ending.failure is not None  # noqa: S101 - it has failed
-        is_short = ending.failure.reason is FailureReason.INSUFFICIENT_FUNDS
-        return failed(ending, _SHORT if is_short else _FAILED)
 
-    async def prepare(self, subject: SessionRecord) -> int:  # noqa: ARG002
-        """Return the rent exemption of an escrow in lamports."""
-        return await self._context.chain.rent_exemption(escrow.ESCROW_BYTES)
+def _report(ending: Ending[SessionRecord]) -> None:
+    """Log the session."""
+    report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Replacement | Refusal:
-        """Sign a replacement, unless the account is now paused.
 
-        It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
-        again.
-        """
-        session, source = resigning.subject, resigning.source
-        refusal = rules.paused_refusal(stored_policy(source.policy))
-        if refusal is not None:
-            return refusal
-        signed = _signed(
-            self._context,
-            source,
-            resigning.blockhash,
-            session_id=session.session_id,
-            cap_micro=session.cap,
-            rent_exempt_lamports=resigning.prepared,
-        )
-        change = store.SESSIONS.to_change(
-            session, store.IS_OPENING, tx_signature=signed.signature, opening_fee=signed.fee_lamports
-        )
-        return Replacement(signed=signed, change=change, rent=resigning.prepared)
-
-    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a failed session: its account was paused before a replacement was signed."""
-        message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
-        return failed(ending, attrs.evolve(ending.reason, message=message))
-
-    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of a funding that landed after it was considered expired.
-
-        An existing escrow cannot be created again: of two openings one lands, and the other fails. So usually
-        nothing has moved twice, and the session continues with the one that landed.
-        """
-        tx, session, now_us = ending.tx, ending.subject, ending.now_us
-        if session.status == SessionStatus.OPENING:
-            return self.settled(ending)
-        if session.status == SessionStatus.FAILED:
-            check_transition(session.status, SessionStatus.OPEN)
-            # Callers no longer expect the session: it closes automatically, and the cap is returned.
-            reopened = store.SESSIONS.to_change(
-                session,
-                store.IS_FAILED,
-                status=SessionStatus.OPEN.value,
-                error=None,
-                message=None,
-                tx_signature=tx.name or tx.signature,
-                opened_us=now_us,
-                closes_us=now_us,
-                key_expires_us=None,
-            )
-            return outcomes.funded(reopened, tx.name or tx.signature, is_held=False)
-        if session.status == SessionStatus.SETTLED:
-            return outcomes.lost(session, tx)
-        return outcomes.outcome_of(session)
-
-    def report(self, ending: Ending[SessionRecord]) -> None:
-        """Log the session."""
-        report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
+SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
+    kind=Kind.SESSION_OPEN,
+    load=store.SESSIONS.existing,
+    newest=lambda session: session.tx_signature,
+    landed=_landed,
+    failed=_failed,
+    expired=_expired,
+    late=_late,
+    resign=_resign,
+    prepare=_prepare,
+    report=_report,
+)
+"""The transaction that funds a session's escrow."""
 
 
 def failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRecord]:

@@ -23,17 +23,23 @@ from agentpay.contract.sessions import (
 from agentpay.contract.usdc import format_number
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import PurchaseKind, SessionRecord
-from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
-from agentpay_server.engine.preflight import invalid_recipient
+from agentpay_server.engine.authorization import (
+    Authorizer,
+    Decided,
+    Order,
+    Parties,
+    invalid_recipient,
+    own_parties,
+)
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge, perform
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -43,7 +49,7 @@ from agentpay_server.sessions.access import own_session
 from agentpay_server.sessions.channels import Channels
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.sessions.opening import NewSession, key_holder_of, terms_of
+from agentpay_server.sessions.opening import key_holder_of, new_session, terms_of
 from agentpay_server.sessions.responses import limits_of, refused, stopped, to_response, unresolved
 from agentpay_server.sessions.rules import closing_refusal
 
@@ -166,25 +172,22 @@ class Sessions:
             account_id=principal.account_id or query.account_id,
             status=query.status,
             idempotency_key=query.idempotency_key,
-            **time_bounds.period(query.since, query.until),
+            **pages.period(query.since, query.until),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=to_response)
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
-
-        async def act(view: _SessionView) -> Session | None:
-            held_by = view.session
-            if held_by is not None and view.judged is Verdict.REPLAY:
-                session = held_by
-            elif held_by is not None and view.judged is Verdict.RESUME:
-                session = held_by
+        while True:
+            view = await self._view(principal, request)
+            session = view.session
+            if session is not None and view.judged is Verdict.RESUME:
                 opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
                 session = opened or await self._current(session)
-            else:
+            elif session is None or view.judged is not Verdict.REPLAY:
                 decided = await self._decided(principal, request, view, deadline)
                 if decided is None:
-                    return None
+                    continue
                 session = await self._driven(decided, deadline)
             if session.status == SessionStatus.OPENING:
                 raise unresolved(session)
@@ -192,15 +195,12 @@ class Sessions:
                 raise stopped(session)
             return to_response(session)
 
-        read = partial(self._view, principal, request)
-        return await perform(self._context.clock, read=read, act=act)
-
-    async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _SessionView:
+    async def _view(self, principal: Principal, request: OpenSession) -> _SessionView:
         # Separate reads, as for a transfer.
         read = self._database.read
         parties = await read(own_parties, principal, request.account_id, request.to)
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-        held = await read(idempotency.find, key, now_us)
+        held = await read(idempotency.find, key, self._context.clock.now_us())
         session, session_id = None, held.subject_of(PurchaseKind.SESSION)
         if session_id is not None:
             session = await read(store.SESSIONS.existing, session_id)
@@ -242,8 +242,22 @@ class Sessions:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
             except ChainUnreachableError:
                 raise chain_unavailable() from None
-        intent = NewSession(self._context, principal, request, view.held, rent_exempt_lamports=rent)
-        return await self._authorizer.authorize(intent, view.parties, deadline)
+        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
+        order = Order(
+            operation=Operation.SESSION_OPEN,
+            parties=view.parties,
+            decide=partial(
+                new_session,
+                principal=principal,
+                request=request,
+                key=key,
+                held=view.held,
+                rent_exempt_lamports=rent,
+            ),
+            by_operator=not principal.is_agent,
+            key=key,
+        )
+        return await self._authorizer.authorize(order, deadline)
 
     async def _close(self, principal: Principal, session_id: str) -> Session:
         session = await self._database.read(own_session, principal, session_id)

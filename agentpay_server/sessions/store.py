@@ -6,7 +6,7 @@ from attrs import frozen
 from sqlalchemy import and_, bindparam, func, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
@@ -38,7 +38,7 @@ PAGES: Final = SESSIONS.pages(
     "operator_id",
     IS_LISTED,
     equal=("account_id", "status", "idempotency_key"),
-    filters={"since_us": time_bounds.after(sessions), "until_us": time_bounds.up_to(sessions)},
+    filters={"since_us": pages.since(sessions), "until_us": pages.until(sessions)},
 )
 
 IS_OPENING: Final = sessions.c.status == literal_column(f"'{SessionStatus.OPENING}'")

@@ -1,1 +1,1 @@
-"""For tests and demonstrations: the embedded server, a node, a facilitator, a seller, scenes, situations."""
+"""For tests and demonstrations: the embedded server, a node, a facilitator, a seller, scenes."""

@@ -13,6 +13,7 @@ counts toward the total of its key.
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import attrs
@@ -32,21 +33,28 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.engine.authorization import Decided, Parties, SpendUnit
-from agentpay_server.engine.policy import Refusal
+from agentpay_server.engine.authorization import Decided, Gate, Order, Parties
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, keys
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
-from agentpay_server.ledger.keys import LimitedKey
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
-from agentpay_server.transfers.creation import terms_of_record
-from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
+from agentpay_server.transfers.deciding import (
+    cost_of_transfer,
+    refused,
+    rejected,
+    require_funds,
+    signed,
+    spend_of,
+    submitted,
+    terms_of_record,
+    waiting,
+)
 from agentpay_server.transfers.outcomes import audited, rejection
 from agentpay_server.transfers.responses import final_response, report, split_responses, to_response
 from agentpay_server.transfers.rules import check_transition, is_approvable
@@ -56,59 +64,45 @@ _BATCH: Final = 100
 _NOT_APPROVED: Final = "No operator has approved this transfer"
 
 
-class ApprovedTransfer(TransferIntent):
-    """A transfer that an operator approves: judged by the policy in force, but not escalated again."""
+def approved_transfer(
+    gate: Gate, principal: Principal, pending: TransferRecord
+) -> Decided[TransferRecord] | None:
+    """Decide about a transfer that an operator approves; None if it is no longer pending.
 
-    operation = Operation.APPROVE
-    is_approved = True
+    It is judged by the policy in force, but not escalated again.
+    """
+    waits = store.waiting(gate.connection, pending.transfer_id)
+    if waits is None or not _is_approvable(waits, gate.now_us):
+        return None
+    terms, is_payment = terms_of_record(pending), pending.payment_digest is not None
+    if is_payment:
+        # A payment's terms say what it is for, so require_memo accepts it without a memo.
+        terms = attrs.evolve(terms, memo=terms.memo or pending.to)
+    refusal = gate.paused() or gate.refusal(
+        spend_of(terms, gate.preflight), keys.of_waiting(gate.connection, pending)
+    )
+    if refusal is not None:
+        require_funds(refusal, pending)
+        return refused(gate, _approved(gate, principal, pending, rejected(gate, refusal)), refusal)
+    gate.pay(cost_of_transfer(gate.preflight))
+    recipient = gate.preflight.recipient
+    if is_payment:
+        # The payer is not waiting now: a transaction for the old challenge would expire unused. It is signed
+        # at the payer's next request.
+        external = attrs.evolve(recipient, account_id=None)
+        decision = waiting(gate, external, TransferStatus.APPROVED)
+        return Decided(record=_approved(gate, principal, pending, decision))
+    tx = gate.hold(signed(gate, pending.transfer_id, terms), terms.amount_micro)
+    return Decided(record=_approved(gate, principal, pending, submitted(recipient, tx)), tx=tx)
 
-    def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
-        terms = terms_of_record(pending)
-        if pending.payment_digest is not None:
-            # A payment's terms say what it is for, so require_memo accepts it without a memo.
-            terms = attrs.evolve(terms, memo=terms.memo or pending.to)
-        super().__init__(context, transfer_id=pending.transfer_id, terms=terms)
-        self._principal = principal
-        self._pending = pending
 
-    def limited_key(self, connection: Connection) -> LimitedKey | None:
-        """Return the key that requested the transfer, if its total is limited."""
-        return keys.of_waiting(connection, self._pending)
-
-    def claim(self, connection: Connection, now_us: int) -> bool:
-        """Check that the transfer is still pending."""
-        waiting = store.waiting(connection, self._transfer_id)
-        return waiting is not None and _is_approvable(waiting, now_us)
-
-    def refused(self, unit: Unit, refusal: Refusal) -> Decided[TransferRecord]:
-        """Store the transfer as rejected, unless only funds are missing."""
-        if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # No policy rule is violated: the transfer stays pending, and can be approved again.
-            raise Problem(
-                refusal.code,
-                refusal.message,
-                transfer_id=self._transfer_id,
-                status=TransferStatus.PENDING_APPROVAL,
-            )
-        return super().refused(unit, refusal)
-
-    def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
-        """Submit a transfer. Mark a payment as approved: it is signed at the payer's next request."""
-        if self._pending.payment_digest is None:
-            return super().submitted(unit)
-        # The payer is not waiting now: a transaction for the old challenge would expire unused.
-        recipient = attrs.evolve(unit.preflight.recipient, account_id=None)
-        decision = Decision(status=TransferStatus.APPROVED, recipient=recipient)
-        return Decided(record=self._store(unit.connection, decision, unit.now_us))
-
-    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
-        pending = self._pending
-        columns = decision.columns(now_us)
-        if decision.status == TransferStatus.APPROVED:
-            columns["approval_expires_us"] = approval_deadline_us(self._context, now_us)
-        decided = _decision(pending, **columns).write(connection)
-        _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
-        return decided
+def _approved(
+    gate: Gate, principal: Principal, pending: TransferRecord, decision: dict[str, Any]
+) -> TransferRecord:
+    """Store the decision about a transfer that an operator approves."""
+    decided = _decision(pending, **decision).write(gate.connection)
+    _audit(gate.connection, principal, APPROVE_TRANSFER.name, decided, gate.now_us)
+    return decided
 
 
 class Approvals:
@@ -145,8 +139,9 @@ class Approvals:
             pending, parties = await self._database.read(_view, principal, transfer_id)
             if not _is_approvable(pending, self._now_us()):
                 raise _not_pending(await self._expired(pending))
-            approval = ApprovedTransfer(self._context, principal, pending)
-            decided = await self._execution.decided(approval, parties, deadline)
+            decide = partial(approved_transfer, principal=principal, pending=pending)
+            order = Order(operation=Operation.APPROVE, parties=parties, decide=decide, by_operator=True)
+            decided = await self._execution.decided(order, deadline)
             if decided is None:
                 continue
             transfer = await self._execution.driven(decided, deadline)
@@ -301,7 +296,7 @@ def _view(connection: Connection, principal: Principal, transfer_id: str) -> tup
     transfer = own_transfer(connection, principal, transfer_id)
     source, recipient = account_store.parties(connection, transfer.account_id, transfer.to)
     assert source is not None  # noqa: S101 - accounts are never deleted
-    return transfer, Parties(source=source, recipient=recipient)
+    return transfer, Parties(source=source, to=transfer.to, recipient=recipient)
 
 
 def _not_pending(transfer: TransferRecord) -> Problem:

@@ -7,24 +7,15 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, PredictedOutcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.database.connection import Connection
-from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
-from agentpay_server.engine.authorization import (
-    Authorizer,
-    SpendUnit,
-    must_read_again,
-    own_parties,
-    refusal_of,
-)
+from agentpay_server.engine.authorization import Authorizer, Gate, Preflight, must_read_again, own_parties
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import keys, spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
 from agentpay_server.platform.principals import Principal
-from agentpay_server.transfers.creation import require_room_to_wait
-from agentpay_server.transfers.intents import cost_of_transfer, spend_of
+from agentpay_server.transfers.deciding import cost_of_transfer, require_room_to_wait, spend_of
 from agentpay_server.transfers.rules import TransferTerms
 
 
@@ -52,7 +43,7 @@ class Checks:
         )
         while True:
             parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
-            preflight = await self._authorizer.preflight(terms.to, parties)
+            preflight = await self._authorizer.preflight(parties)
             checked = await self._context.database.read(self._checked, principal, terms, preflight)
             if checked is not None:
                 return checked
@@ -63,34 +54,28 @@ class Checks:
         source = own_account(connection, principal, terms.account_id)
         if must_read_again(source, preflight):
             return None
-        policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
-        key = keys.of_principal(principal)
-        refusal = rules.paused_refusal(policy)
-        if refusal is None:
-            assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
-            unit = SpendUnit(
-                connection,
-                self._context,
-                now_us,
-                source=source,
-                preflight=preflight,
-                by_operator=not principal.is_agent,
-            )
-            refusal = refusal_of(unit, spend_of(terms, preflight), key=key, is_last_try=True)
+        policy, key = stored_policy(source.policy), keys.of_principal(principal)
+        gate = Gate(
+            connection,
+            self._context,
+            self._context.clock.now_us(),
+            source=source,
+            policy=policy,
+            by_operator=not principal.is_agent,
+            read=preflight,
+            is_last_try=True,
+        )
+        refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
-        elif rules.needs_approval(policy, terms.amount_micro):
-            require_room_to_wait(connection, principal)
+        elif gate.needs_approval(terms.amount_micro):
+            require_room_to_wait(gate, principal)
             decision, message = PredictedOutcome.ESCALATE, _escalated(policy, terms)
         else:
-            assert preflight is not None  # noqa: S101 - as above
-            cost = cost_of_transfer(preflight)
-            fees.require_room(
-                self._context, connection, source, cost, now_us, by_operator=not principal.is_agent
-            )
+            gate.pay(cost_of_transfer(gate.preflight))
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
+        spent = spending.against_daily_limit(connection, source, gate.spent_us)
         left, of_key = (
             remaining(limit_micro=limit, spent_micro=spent),
             keys.remaining_micro(connection, key),

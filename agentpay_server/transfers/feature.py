@@ -6,7 +6,7 @@ from agentpay.contract.transfers import Transfer
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
 from agentpay_server.transfers.approvals import Approvals
 from agentpay_server.transfers.checking import Checks
-from agentpay_server.transfers.outcomes import TransferHandler
+from agentpay_server.transfers.outcomes import TRANSFER
 from agentpay_server.transfers.service import Execution, Transfers
 
 
@@ -25,7 +25,7 @@ def _transfer(transfer: Transfer) -> Reply:
 FEATURE: Final[Feature[TransferServices]] = Feature(
     name="transfers",
     build=TransferServices,
-    movements=(TransferHandler,),
+    movements=(TRANSFER,),
     work=lambda s: [(Phase.LATER, s.approvals)],
     routes={
         "transfers.create": Route(_transfer, lambda s, c: s.transfers.create(c.principal, c.body)),

@@ -15,11 +15,10 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
-from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, TransferRecord
 from agentpay_server.engine import policy as rules
-from agentpay_server.engine.handlers import Ending, Handler, Replacement, Resigning
+from agentpay_server.engine.movement import Ending, Movement, Replacement, Resigning
 from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
@@ -54,99 +53,104 @@ _FAILURES: Final = {
 }
 
 
-class TransferHandler(Handler[TransferRecord]):
-    """Says what the outcomes of a transfer's transaction change (interface T13, T14)."""
+def _accounts(tx: StoredTransaction, transfer: TransferRecord) -> tuple[str, ...]:
+    """Return both sides."""
+    recipient = transfer.recipient_account_id
+    return (tx.account_id,) if recipient is None else (tx.account_id, recipient)
 
-    kind = Kind.TRANSFER
-    announces = True
-    changes_due_times = False
 
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> TransferRecord:
-        """Return the transfer."""
-        return store.TRANSFERS.existing(connection, subject_id, lock=lock)
+def _announced(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+    return reported(ending.subject, initiated(ending.subject, ending.tx.signature))
 
-    def accounts(self, tx: StoredTransaction, subject: TransferRecord) -> tuple[str, ...]:
-        """Return both sides."""
-        recipient = subject.recipient_account_id
-        return (tx.account_id,) if recipient is None else (tx.account_id, recipient)
 
-    def newest_signature(self, subject: TransferRecord) -> str | None:
-        """Return the signature of the transfer's newest transaction."""
-        return subject.tx_signature
+def _landed(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+    tx, transfer = ending.tx, ending.subject
+    events = [settled(transfer, tx.name, ending.now_us)]
+    if tx.announced_us is None:
+        events.insert(0, initiated(transfer, tx.name))
+    is_received = transfer.recipient_account_id in ending.received_by
+    return Outcome(
+        operator_id=transfer.operator_id,
+        account_id=transfer.account_id,
+        subject=ended(transfer, TransferStatus.SETTLED, tx_signature=tx.name, now_us=ending.now_us),
+        postings=tuple(movement(transfer, tx.name, is_received=is_received)),
+        events=tuple(events),
+    )
 
-    def announced(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Report `transfer.initiated`."""
-        return reported(ending.subject, initiated(ending.subject, ending.tx.signature))
 
-    def settled(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a transfer that is final on chain."""
-        tx, transfer = ending.tx, ending.subject
-        events = [settled(transfer, tx.name, ending.now_us)]
-        if tx.announced_us is None:
-            events.insert(0, initiated(transfer, tx.name))
-        is_received = transfer.recipient_account_id in ending.received_by
-        return Outcome(
-            operator_id=transfer.operator_id,
-            account_id=transfer.account_id,
-            subject=ended(transfer, TransferStatus.SETTLED, tx_signature=tx.name, now_us=ending.now_us),
-            postings=tuple(movement(transfer, tx.name, is_received=is_received)),
-            events=tuple(events),
-        )
+def _failed(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+    assert ending.failure is not None  # noqa: S101 - it has failed
+    return failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
 
-    def failed(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a transfer that the chain rejected."""
-        assert ending.failure is not None  # noqa: S101 - it has failed
-        return failed(ending, _FAILURES.get(ending.failure.reason, _OTHER))
 
-    def sign_replacement(self, resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
-        """Sign a replacement, unless the account is now paused."""
-        transfer, source = resigning.subject, resigning.source
-        refusal = rules.paused_refusal(stored_policy(source.policy))
-        if refusal is not None:
-            return refusal
-        if transfer.recipient_token_account is None:
-            raise ValueError(f"{transfer.transfer_id} has no recipient token account")
-        signed = signed_transfer(
-            self._context,
-            source,
-            resigning.blockhash,
-            transfer_id=transfer.transfer_id,
-            recipient=transfer.recipient_token_account,
-            amount_micro=transfer.amount,
-            memo=transfer.memo,
-        )
-        change = store.TRANSFERS.to_change(transfer, store.IS_SUBMITTED, tx_signature=signed.signature)
-        return Replacement(signed=signed, change=change)
+def _resign(resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
+    """Sign a replacement, unless the account is now paused."""
+    transfer, source = resigning.subject, resigning.source
+    refusal = rules.paused_refusal(stored_policy(source.policy))
+    if refusal is not None:
+        return refusal
+    if transfer.recipient_token_account is None:
+        raise ValueError(f"{transfer.transfer_id} has no recipient token account")
+    signed = signed_transfer(
+        resigning.unit.context,
+        source,
+        resigning.blockhash,
+        transfer_id=transfer.transfer_id,
+        recipient=transfer.recipient_token_account,
+        amount_micro=transfer.amount,
+        memo=transfer.memo,
+    )
+    change = store.TRANSFERS.to_change(transfer, store.IS_SUBMITTED, tx_signature=signed.signature)
+    return Replacement(signed=signed, change=change)
 
-    def dropped(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a failed transfer: its account was paused before a replacement was signed."""
-        message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
-        return failed(ending, attrs.evolve(ending.reason, message=message))
 
-    def landed_late(self, ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
-        """Return the outcome of a transaction that landed after it was considered expired.
+def _expired(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+    """Return the outcome of a failed transfer: its account was paused before a replacement was signed."""
+    message = f"{ending.reason.message} The transaction had expired without landing; nothing was moved."
+    return failed(ending, attrs.evolve(ending.reason, message=message))
 
-        The money has moved, whatever the transfer's status: it is posted and counted. A transfer that is in
-        progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
-        """
-        tx, transfer = ending.tx, ending.subject
-        if transfer.status == TransferStatus.SUBMITTED:
-            return self.settled(ending)
-        # Its events are written, and its hold was released, or belonged to another transaction.
-        ending = attrs.evolve(ending, tx=attrs.evolve(tx, announced_us=tx.announced_us or ending.now_us))
-        outcome = self.settled(ending)
-        if transfer.status == TransferStatus.SETTLED:
-            outcome = attrs.evolve(outcome, subject=transfer, events=())
-        hold = Posting(account_id=tx.account_id, hold=transfer.amount)
-        if tx.released_us is None:
-            return outcome.also(attrs.evolve(hold, spent=transfer.amount))
-        # It counts again, at its original time.
-        again = TRANSACTIONS.to_change(tx, released_us=None)
-        return attrs.evolve(outcome.also(hold), changes=(again,))
 
-    def report(self, ending: Ending[TransferRecord]) -> None:
-        """Count and log the transfer."""
-        report(self._context, ending.subject, spent_us=ending.tx.spent_us)
+def _late(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
+    """Return the outcome of a transaction that landed after it was considered expired.
+
+    The money has moved, whatever the transfer's status: it is posted and counted. A transfer that is in
+    progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
+    """
+    tx, transfer = ending.tx, ending.subject
+    if transfer.status == TransferStatus.SUBMITTED:
+        return _landed(ending)
+    # Its events are written, and its hold was released, or belonged to another transaction.
+    ending = attrs.evolve(ending, tx=attrs.evolve(tx, announced_us=tx.announced_us or ending.now_us))
+    outcome = _landed(ending)
+    if transfer.status == TransferStatus.SETTLED:
+        outcome = attrs.evolve(outcome, subject=transfer, events=())
+    hold = Posting(account_id=tx.account_id, hold=transfer.amount)
+    if tx.released_us is None:
+        return outcome.also(attrs.evolve(hold, spent=transfer.amount))
+    # It counts again, at its original time.
+    again = TRANSACTIONS.to_change(tx, released_us=None)
+    return attrs.evolve(outcome.also(hold), changes=(again,))
+
+
+def _report(ending: Ending[TransferRecord]) -> None:
+    report(ending.context, ending.subject, spent_us=ending.tx.spent_us)
+
+
+TRANSFER: Final[Movement[TransferRecord]] = Movement(
+    kind=Kind.TRANSFER,
+    load=store.TRANSFERS.existing,
+    newest=lambda transfer: transfer.tx_signature,
+    landed=_landed,
+    failed=_failed,
+    expired=_expired,
+    late=_late,
+    announced=_announced,
+    resign=_resign,
+    accounts=_accounts,
+    report=_report,
+    changes_due_times=False,
+)
+"""The transaction of a transfer (interface T13, T14)."""
 
 
 def failed(ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[TransferRecord]:

@@ -2,7 +2,7 @@
 
 Checks run in the order of interface R17: `from`, idempotency, paused, recipient, the rest of the policy,
 balance. This module checks the idempotency key, has the transfer authorized and driven, and responds.
-`intents.py` stores the decision, `outcomes.py` says what the end of its transaction changes.
+`deciding.py` stores the decision, `outcomes.py` says what the end of its transaction changes.
 """
 
 import asyncio
@@ -20,17 +20,17 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
+from agentpay_server.engine.authorization import Authorizer, Decided, Order, Parties, own_parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge, perform
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import not_found
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
-from agentpay_server.transfers.creation import NewTransfer, key_holder_of, terms_of
-from agentpay_server.transfers.intents import TransferIntent
+from agentpay_server.transfers.deciding import NewSpend, key_holder_of, new_transfer, terms_of
 from agentpay_server.transfers.responses import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
 
@@ -94,31 +94,36 @@ class Transfers:
 
     async def _create(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> Transfer:
         deadline = self._execution.deadline()
-
-        async def act(view: _TransferView) -> Transfer | None:
+        while True:
+            view = await self._view(principal, key, terms)
             held_by = view.transfer
             if held_by is not None and view.judged is Verdict.REPLAY:
                 return final_response(held_by, self._chain, is_replay=True)
             if held_by is not None and view.judged is Verdict.RESUME:
-                transfer = await self._execution.resumed(held_by, deadline)
-            else:
-                intent = NewTransfer(self._context, principal, terms, key, view.held)
-                decided = await self._execution.decided(intent, view.parties, deadline)
-                if decided is None:
-                    return None
-                transfer = await self._execution.driven(decided, deadline)
-            return final_response(transfer, self._chain)
+                return final_response(await self._execution.resumed(held_by, deadline), self._chain)
+            new = NewSpend(
+                transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
+                principal=principal,
+                terms=terms,
+                key=key,
+                held=view.held,
+            )
+            order = Order(
+                operation=Operation.TRANSFER,
+                parties=view.parties,
+                decide=partial(new_transfer, new=new),
+                by_operator=not principal.is_agent,
+                key=key,
+            )
+            decided = await self._execution.decided(order, deadline)
+            if decided is not None:
+                return final_response(await self._execution.driven(decided, deadline), self._chain)
 
-        read = partial(self._view, principal, key, terms)
-        return await perform(self._context.clock, read=read, act=act)
-
-    async def _view(
-        self, principal: Principal, key: RequestedKey, terms: TransferTerms, now_us: int
-    ) -> _TransferView:
+    async def _view(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> _TransferView:
         # Separate reads, because a transaction around both would double the round trips. The decision checks
         # under a lock what may change between them.
         parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
-        held = await self._database.read(idempotency.find, key, now_us)
+        held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
         transfer, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
         if transfer_id is not None:
             transfer = await self._database.read(store.TRANSFERS.existing, transfer_id)
@@ -172,18 +177,9 @@ class Execution:
         """Return the deadline for finality of a request that starts now, in the event loop's time."""
         return self._authorizer.deadline()
 
-    async def decided(
-        self, intent: TransferIntent, parties: Parties, deadline: float
-    ) -> Decided[TransferRecord] | None:
-        """Decide about a transfer, and log a decision that is final.
-
-        Returns:
-            The transfer, or None if the request must start over.
-
-        Raises:
-            Problem: see `Authorizer.authorize`.
-        """
-        decided = await self._authorizer.authorize(intent, parties, deadline)
+    async def decided(self, order: Order[TransferRecord], deadline: float) -> Decided[TransferRecord] | None:
+        """Decide about a transfer, and log a decision that is final; see `Authorizer.authorize`."""
+        decided = await self._authorizer.authorize(order, deadline)
         if decided is not None and (decided.tx is None or decided.tx.kind is not Kind.TRANSFER):
             # A signed transfer has no due time: this process drives it.
             self._context.wakeup.set()

@@ -23,14 +23,13 @@ from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay_server.database import time_bounds
+from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AttemptRecord, DeliveryRecord, EventRecord
 from agentpay_server.ledger import audit, finding
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger import outbox as event_store
-from agentpay_server.ledger import webhooks as webhook_store
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import DeliveryStatus
 from agentpay_server.ledger.outbox import new_delivery
@@ -211,8 +210,8 @@ class Deliveries:
         if request.webhook_id is None:
             webhooks = [
                 webhook.webhook_id
-                for webhook in webhook_store.of_operator(connection, principal.operator_id)
-                if webhook_store.subscription_of(webhook).wants(event.type, event.account_id)
+                for webhook in event_store.webhooks_of_operator(connection, principal.operator_id)
+                if event_store.subscription_of(webhook).wants(event.type, event.account_id)
             ]
         else:
             webhooks = [_named_webhook(connection, principal, request.webhook_id)]
@@ -256,7 +255,7 @@ class Deliveries:
     def _seen(self, connection: Connection, row: DeliveryRecord) -> _Delivered:
         waits = self._context.clock.is_manual and row.due_us is not None
         if waits and not row.attempts:
-            webhook = webhook_store.WEBHOOKS.get(connection, row.webhook_id)
+            webhook = event_store.WEBHOOKS.get(connection, row.webhook_id)
             waits = webhook is not None and self._is_held(webhook.url)
         return (
             row,
@@ -268,13 +267,13 @@ class Deliveries:
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, Any]:
     values: dict[str, Any] = {name: getattr(query, name) for name in names}
-    return values | time_bounds.period(query.since, query.until)
+    return values | pages.period(query.since, query.until)
 
 
 def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
-        record = webhook_store.WEBHOOKS.get(connection, webhook_id, webhook_store.IS_LIVE)
+        record = event_store.WEBHOOKS.get(connection, webhook_id, event_store.IS_LIVE_WEBHOOK)
     if record is None or record.operator_id != principal.operator_id:
         raise invalid(FieldError(field="webhook_id", message="is not one of your webhooks"))
     return webhook_id

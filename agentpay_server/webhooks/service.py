@@ -31,7 +31,7 @@ from agentpay_server.database.tables import WebhookRecord
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import deliveries as delivery_store
-from agentpay_server.ledger import webhooks as store
+from agentpay_server.ledger import outbox as store
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.credentials import new_secret
@@ -207,7 +207,7 @@ class Webhooks:
     def _with_health(
         self, connection: Connection, operator_id: str, before: int, count: int
     ) -> Sequence[tuple[WebhookRecord, WebhookHealth]]:
-        rows = store.PAGES(connection, operator_id, before, count)
+        rows = store.WEBHOOK_PAGES(connection, operator_id, before, count)
         return [(row, self._health(connection, row)) for row in rows]
 
     def _health(self, connection: Connection, row: WebhookRecord) -> WebhookHealth:
@@ -255,7 +255,7 @@ class Webhooks:
         record = own_webhook(connection, principal, webhook_id)
         now_us = self._context.clock.now_us()
         deleted = store.WEBHOOKS.change(
-            connection, record, store.IS_LIVE, deleted_us=now_us, next_secret=None
+            connection, record, store.IS_LIVE_WEBHOOK, deleted_us=now_us, next_secret=None
         )
         if deleted is None:
             raise not_found("webhook", webhook_id)
@@ -339,7 +339,7 @@ def own_webhook(
     """
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
-        record = store.WEBHOOKS.get(connection, webhook_id, store.IS_LIVE, lock=lock)
+        record = store.WEBHOOKS.get(connection, webhook_id, store.IS_LIVE_WEBHOOK, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
         raise not_found("webhook", webhook_id)
     return record

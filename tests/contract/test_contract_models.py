@@ -33,6 +33,7 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay.contract.usdc import UsdcNumber
 from agentpay.contract.webhooks import CreateWebhook, NewWebhook
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -293,6 +294,13 @@ def test_a_closed_set_is_the_same_for_type_checkers_and_for_the_server(model, va
 
     assert literal is getattr(choices, enum.__name__)
     assert get_args(literal) == tuple(member.value for member in enum)
+
+
+def test_people_are_shown_every_field_of_a_policy_by_its_kind():
+    kinds = {UsdcNumber | None: "amount", tuple[str, ...] | None: "list", bool: "flag"}
+    fields = {field.name: kinds[field.type] for field in attrs.fields(Policy)}
+
+    assert {rule.name: rule.kind for rule in choices.POLICY_RULES} == fields
 
 
 def test_every_literal_type_equals_its_enum():
@@ -594,6 +602,8 @@ def test_no_other_file_lists_the_rules_of_a_policy():
     }
     assert listing == {
         "agentpay/contract/policies.py",
+        # What commands and the console show.
+        "agentpay/contract/choices.py",
         "agentpay_server/engine/policy.py",
         # The methods that people read; the budget, in its own order and for models.
         "agentpay/_async/policies.py",

@@ -21,7 +21,7 @@ from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.database import tables
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import deliveries as store
 from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.platform.clock import SystemClock, manual_clock, to_us
@@ -238,7 +238,7 @@ async def test_a_new_process_voids_earlier_leases():
         headers = killed.services.built["webhooks"].sender._headers(
             claimed[1], claimed[1].body.encode(), 1, 0
         )
-        await killed.poster.post(claimed[1].url, headers, claimed[1].body.encode())
+        await killed.services.built["webhooks"].poster.post(claimed[1].url, headers, claimed[1].body.encode())
 
     async with runtime_on(database, receiver) as restarted:
         await restarted.services.schedule.advance(0)

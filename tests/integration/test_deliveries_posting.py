@@ -23,8 +23,7 @@ from receivers import Receiver, answer, closed_port, drop, hang, without_end
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.webhooks import http as posting
-from agentpay_server.webhooks.http import HttpPoster
-from agentpay_server.webhooks.look_ups import LookUps
+from agentpay_server.webhooks.http import HttpPoster, LookUps
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 

@@ -203,11 +203,11 @@ def test_modules_import_only_their_own_extras() -> None:
         ("agentpay_server.assembly.storage", "import uvloop"),
         (
             "agentpay_server.assembly.chain_opening",
-            "from agentpay_server.chain.rpc.connecting import connect",
+            "from agentpay_server.chain.rpc.chain import connect",
         ),
         ("agentpay_server.assembly.chain_opening", "def f():\n    import solana"),
         ("agentpay_server.testkit.embedded.world", "import websockets"),
-        ("agentpay_server.database.memory", "import alembic"),
+        ("agentpay_server.database.sqlite", "import alembic"),
         ("agentpay_server.http.operations", "import prometheus_client"),
         ("agentpay_server.http.operations", "from agentpay_server.http import exposition"),
         ("agentpay_server.testkit.paywall.paywall", "import click"),

@@ -16,7 +16,7 @@ import pytest
 from receivers import Receiver
 
 from agentpay_server import AgentPayServer
-from agentpay_server.webhooks.look_ups import OF_ONE_OPERATOR_AT_ONCE, LookUps
+from agentpay_server.webhooks.http import LOOK_UPS_OF_ONE_OPERATOR, LookUps
 
 SLOW = ".slow.test"
 
@@ -64,12 +64,12 @@ async def look_up(look_ups: LookUps, host: str, operator_id: str) -> list[str]:
 async def test_slow_lookups_of_one_operator_do_not_delay_others(resolver: Resolver) -> None:
     look_ups = LookUps(resolver)
     slow = [asyncio.create_task(look_up(look_ups, f"n{n}{SLOW}", "op_a")) for n in range(40)]
-    await asyncio.to_thread(resolver.wait_for, OF_ONE_OPERATOR_AT_ONCE)
+    await asyncio.to_thread(resolver.wait_for, LOOK_UPS_OF_ONE_OPERATOR)
 
     assert await look_up(look_ups, "quick.test", "op_b") == ["127.0.0.1"]
 
     assert Counter(host.endswith(SLOW) for host in resolver.asked) == {
-        True: OF_ONE_OPERATOR_AT_ONCE,
+        True: LOOK_UPS_OF_ONE_OPERATOR,
         False: 1,
     }
     resolver.release()
@@ -82,9 +82,9 @@ async def test_an_abandoned_look_up_keeps_its_slot_until_it_ends(
 ) -> None:
     look_ups = LookUps(resolver)
     given_up = [
-        asyncio.create_task(look_up(look_ups, f"n{n}{SLOW}", "op_a")) for n in range(OF_ONE_OPERATOR_AT_ONCE)
+        asyncio.create_task(look_up(look_ups, f"n{n}{SLOW}", "op_a")) for n in range(LOOK_UPS_OF_ONE_OPERATOR)
     ]
-    await asyncio.to_thread(resolver.wait_for, OF_ONE_OPERATOR_AT_ONCE)
+    await asyncio.to_thread(resolver.wait_for, LOOK_UPS_OF_ONE_OPERATOR)
     for task in given_up:
         task.cancel()
         with suppress(asyncio.CancelledError):
@@ -104,7 +104,7 @@ async def test_a_resolver_s_exception_reaches_the_caller_and_frees_the_slot() ->
         raise {"gone": socket.gaierror(-2, "x"), "odd": ZeroDivisionError()}[host]
 
     look_ups = LookUps(fail)
-    for _ in range(2 * OF_ONE_OPERATOR_AT_ONCE):
+    for _ in range(2 * LOOK_UPS_OF_ONE_OPERATOR):
         with pytest.raises(socket.gaierror):
             await look_up(look_ups, "gone", "op_a")
         with pytest.raises(ZeroDivisionError):
@@ -144,6 +144,6 @@ def test_a_slow_name_server_does_not_starve_other_operators(
 
         assert server._running.call(chain(), timeout=30)
         assert httpx.get(f"{server.listen()}/readyz", timeout=30).status_code == 200
-        assert sum(host.endswith(SLOW) for host in resolver.asked) == OF_ONE_OPERATOR_AT_ONCE
+        assert sum(host.endswith(SLOW) for host in resolver.asked) == LOOK_UPS_OF_ONE_OPERATOR
         # Before the server closes, so that nothing is left that would be waited for.
         resolver.release()

@@ -7,12 +7,15 @@ import json
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import httpx
 import httpx2
 import pytest
+from anyio import from_thread, to_thread
 from sellers import EXACT
 from server_world import START
 
@@ -157,23 +160,11 @@ def is_retried(outcome: Any) -> bool:
     return isinstance(outcome, httpx.TransportError) or outcome in (500, 502, 503)
 
 
-def retried(http: httpx.Client) -> Any:
+def retried(post: Callable[..., httpx.Response]) -> Any:
     outcome: Any = None
     for _ in range(TRIES):
         try:
-            outcome = http.post("/forecast", json={"city": "Oslo"}).status_code
-        except (httpx.TransportError, errors.AgentPayError) as error:
-            outcome = error
-        if not is_retried(outcome):
-            break
-    return outcome
-
-
-async def aretried(http: httpx.AsyncClient) -> Any:
-    outcome: Any = None
-    for _ in range(TRIES):
-        try:
-            outcome = (await http.post("/forecast", json={"city": "Oslo"})).status_code
+            outcome = post("/forecast", json={"city": "Oslo"}).status_code
         except (httpx.TransportError, errors.AgentPayError) as error:
             outcome = error
         if not is_retried(outcome):
@@ -193,7 +184,9 @@ def test_retries_of_the_layer_above_pay_once(
             auth = PaymentAuth(client, account_id=bot, session_cap="1")
             transport = paywall.async_transport()
             async with httpx.AsyncClient(auth=auth, transport=transport, base_url=paywall.base_url) as http:
-                return await aretried(http)
+                return await to_thread.run_sync(
+                    retried, lambda *url, **body: from_thread.run(partial(http.post, *url, **body))
+                )
 
     with Paywall(server) as paywall:
         sold(paywall)
@@ -201,7 +194,7 @@ def test_retries_of_the_layer_above_pay_once(
             outcome = asyncio.run(buy(paywall))
         else:
             with buyer(server, paywall, bot, session_cap="1") as http:
-                outcome = retried(http)
+                outcome = retried(http.post)
         operator = server.client()
         paid = [each.amount_usdc for each in operator.payments.list(account_id=bot)]
         paid += [each.running_total_usdc for each in operator.sessions.list(account_id=bot)]

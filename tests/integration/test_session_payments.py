@@ -23,7 +23,6 @@ from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.channels import session_payments
-from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.vouchers import PayByVoucher
 
 pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
@@ -307,13 +306,13 @@ def test_an_opening_that_its_seller_has_sent_is_waited_for_until_it_is_final(
     seller, step, polls, monkeypatch
 ) -> None:
     opening = step(seller.ask_session(), "call-1")
-    find = ChannelOpenHandler.find
+    find = EmbeddedChain.find_cosigned
 
-    async def seen(self, chain, tx, *, proof_height):
-        status = await find(self, chain, tx, proof_height=proof_height)
+    async def seen(self, cosigned, *, proof_height):
+        status = await find(self, cosigned, proof_height=proof_height)
         return status if status is None or len(polls) > 6 else SignatureStatus(is_final=False)
 
-    monkeypatch.setattr(ChannelOpenHandler, "find", seen)
+    monkeypatch.setattr(EmbeddedChain, "find_cosigned", seen)
     assert seller.accept_opening(opening["header"]).failure is None
     assert step(seller.ask_session(), "call-1")["step"] == "voucher"
     assert len(polls) > 6

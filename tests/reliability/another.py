@@ -11,9 +11,8 @@ from worlds import Party, World
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.policies import PolicyRecords
 from agentpay_server.database.connection import Connection
-from agentpay_server.engine.late_landings import LateLandings
-from agentpay_server.engine.reorg_watch import Confirmations
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.watches import Confirmations, LateLandings
 from agentpay_server.features import features
 from agentpay_server.ledger import audit, transactions
 from agentpay_server.ledger.transactions import Kind, StoredTransaction

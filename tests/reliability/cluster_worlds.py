@@ -23,7 +23,7 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, record_key, spending_key
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, transfer_checked
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.rpc import connecting
+from agentpay_server.chain.rpc import chain
 from agentpay_server.chain.rpc.chain_head import ChainHead
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
@@ -134,7 +134,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> None:
     def time_ns() -> int:
         return _START_NS + int(asyncio.get_running_loop().time() * 1e9)
 
-    monkeypatch.setattr(connecting, "RpcClient", lambda *_, **__: Node(cluster))
+    monkeypatch.setattr(chain, "RpcClient", lambda *_, **__: Node(cluster))
     monkeypatch.setattr(clock, "time", types.SimpleNamespace(time_ns=time_ns))
 
 

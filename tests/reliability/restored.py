@@ -16,7 +16,7 @@ from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
 

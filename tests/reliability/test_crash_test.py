@@ -19,31 +19,67 @@ from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_lab.cli import main
 from agentpay_lab.crash_test.comparison import Books, differences
 from agentpay_lab.crash_test.node import LandedPayment, LandedPayments
-from agentpay_lab.crash_test.run import PRICE_USDC, CrashTestVerdict, Line, lines_of
+from agentpay_lab.crash_test.orders import (
+    PRICE_USDC,
+    Bought,
+    Reconciliation,
+    TrialProtocol,
+    TrialReport,
+)
+from agentpay_lab.crash_test.pages import SellerRow, lines_of_trial, rows_of, verdict_of
 from agentpay_server.paywall import Mode
 
 PRICE_MICRO = to_micro(PRICE_USDC)
-HARMLESS = CrashTestVerdict(
-    lines=(),
-    cap_usdc=Decimal(1),
-    settled_usdc=Decimal(1),
-    over_cap_usdc=Decimal(0),
-    undecided=0,
-    differences=(),
+PAID = Bought(
+    order="order-0",
+    seller=Mode.HONEST,
+    protocol=TrialProtocol.MPP,
+    story="",
+    asked=1,
+    result="served",
+    landed=1,
+    paid_usdc=PRICE_USDC,
+    timeline=(),
+)
+BALANCED = Reconciliation(
+    cap_usdc=Decimal(1), settled_usdc=PRICE_USDC, undecided=0, differences=(), server_kills=1
+)
+HARMLESS = TrialReport(
+    seed=7,
+    protocols=(TrialProtocol.MPP,),
+    orders=(PAID,),
     kills=1,
+    first_wrong=None,
+    shortest=None,
+    stray_usdc=Decimal(0),
     seconds=1,
+    reconciliation=BALANCED,
 )
 
 
-def test_a_verdict_says_why_the_test_has_failed() -> None:
-    assert (HARMLESS.has_passed, HARMLESS.reasons) == (True, ())
-    failed = evolve(HARMLESS, settled_usdc=Decimal(0), undecided=2, differences=("purchase-0-1: lost",))
-    assert not failed.has_passed
-    assert failed.reasons == (
-        "nothing was paid, so nothing was tested",
-        "2 payments had no outcome in time",
-        "books and chain differ in 1 places",
-    )
+@pytest.mark.parametrize(
+    ("books", "words"),
+    [
+        (BALANCED, "passed (seed 7)"),
+        (
+            evolve(BALANCED, undecided=2, differences=("order-1: lost",)),
+            "FAILED: 2 payments had no outcome in time, books and chain differ in 1 places (seed 7).",
+        ),
+        (evolve(BALANCED, undecided=1), "FAILED: 1 payments had no outcome in time (seed 7)."),
+        (evolve(BALANCED, cap_usdc=Decimal(0)), "FAILED: 0.01 USDC were paid over the limit (seed 7)."),
+    ],
+)
+def test_a_verdict_says_why_the_test_has_failed(books: Reconciliation, words: str) -> None:
+    report = evolve(HARMLESS, reconciliation=books)
+    assert (verdict_of(report), report.has_passed) == (words, words.startswith("passed"))
+    lines = list(lines_of_trial(report))
+    assert f"{books.over_cap_usdc} over it" in lines[1]
+    assert [line[2:] for line in lines if line[0] == " "] == list(books.differences)
+
+
+def test_a_test_in_which_nothing_was_paid_has_failed() -> None:
+    report = evolve(HARMLESS, orders=(evolve(PAID, landed=0),))
+    assert (report.has_passed, "nothing was paid" in verdict_of(report)) == (False, True)
 
 
 def run(*arguments: str) -> dict[str, object]:
@@ -59,18 +95,18 @@ def test_a_short_run_on_a_file_pays_nothing_twice(tmp_path: Path) -> None:
     options = ("--for", "200", "--agents", "2", "--purchases", "3", "--seed", "7")
     told = run(*options, "--keep", str(tmp_path / "kept"))
     assert (told["seed"], told["has_passed"]) == (7, True)
-    verdict: dict[str, list[dict[str, int]]] = told["verdict"]  # type: ignore[assignment]
-    assert sum(line["purchases"] for line in verdict["lines"]) == 6
-    assert {line["twice"] for line in verdict["lines"]} == {0}
-    assert (tmp_path / "kept" / "agent-0.json").exists()
+    report: dict[str, list[dict[str, int]]] = told["report"]  # type: ignore[assignment]
+    assert len(report["orders"]) == 6
+    assert {order["landed"] for order in report["orders"]} <= {0, 1}
+    assert (tmp_path / "kept" / "server-0.log").exists()
 
 
 @pytest.mark.deep
 def test_ten_agents_and_two_servers_on_one_database_stay_within_the_limit(postgres_database: str) -> None:
     told = run("--for", "180", "--agents", "10", "--seed", "4", "--database-url", postgres_database)
-    verdict: dict[str, object] = told["verdict"]  # type: ignore[assignment]
-    assert verdict["over_cap_usdc"] == 0
-    assert Decimal(str(verdict["settled_usdc"])) > 0
+    report: dict[str, dict[str, float]] = told["report"]  # type: ignore[assignment]
+    books = report["reconciliation"]
+    assert 0 < books["settled_usdc"] <= books["cap_usdc"]
 
 
 @pytest.fixture
@@ -79,18 +115,14 @@ def postgres_database() -> str:
         yield postgres_server.url_of(directory)
 
 
-def test_the_verdict_counts_double_payments_overspending_and_unposted_payments() -> None:
-    landed = LandedPayments([payment("a", "1"), payment("b", "2"), payment("b", "3")])
-    modes = {"a": Mode.HONEST, "b": Mode.HONEST, "c": Mode.HOLD, "d": Mode.HOLD}
-    honest, hold = lines_of(modes, {"a": ("served", 1), "c": ("refused", 2)}, landed)
-    assert honest == Line(mode="honest", purchases=2, asked=1, served=1, refused=0, settled=2, twice=1)
+def test_sellers_that_behave_alike_are_a_row() -> None:
+    twice = evolve(PAID, asked=3, result="failed", landed=2)
+    refused = evolve(PAID, seller=Mode.HOLD, asked=2, result="refused", landed=0)
+    hold, honest = rows_of(evolve(HARMLESS, orders=(PAID, refused, twice)))
+    assert honest == SellerRow(
+        seller=Mode.HONEST, purchases=2, asked=4, served=1, refused=0, settled=2, twice=1
+    )
     assert (hold.purchases, hold.asked, hold.refused, hold.settled) == (1, 2, 1, 0)
-    assert HARMLESS.has_passed
-    assert not evolve(HARMLESS, lines=(honest,)).has_passed
-    assert not evolve(HARMLESS, over_cap_usdc=Decimal("0.01")).has_passed
-    assert not evolve(HARMLESS, undecided=1).has_passed
-    assert not evolve(HARMLESS, differences=("a: it landed 2 times.",)).has_passed
-    assert not evolve(HARMLESS, settled_usdc=Decimal(0)).has_passed
 
 
 def payment(purchase: str, signature: str, micro: int = PRICE_MICRO) -> LandedPayment:

@@ -7,8 +7,13 @@ from worlds import World
 
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import REMEMBERED_SECONDS, FundsChangedError, TreasuryFunding
-from agentpay_server.engine.treasury import RESERVE_LAMPORTS, Treasury
+from agentpay_server.engine.funding import (
+    REMEMBERED_SECONDS,
+    RESERVE_LAMPORTS,
+    FundsChangedError,
+    Treasury,
+    TreasuryFunding,
+)
 from agentpay_server.platform.errors import Problem
 
 pytestmark = pytest.mark.anyio

@@ -29,6 +29,7 @@ from agentpay_lab.crash_test import payer as payers
 from agentpay_lab.crash_test import trial
 from agentpay_lab.crash_test.node import LandedChannel, LandedPayments, channel_steps
 from agentpay_lab.crash_test.orders import (
+    PRICE_USDC,
     Bought,
     Kill,
     TimelineEntry,
@@ -39,11 +40,11 @@ from agentpay_lab.crash_test.orders import (
 )
 from agentpay_lab.crash_test.pages import lines_of_trial, page_of, verdict_of
 from agentpay_lab.crash_test.payer import Payer, PayerError
-from agentpay_lab.crash_test.run import PRICE_USDC
-from agentpay_lab.crash_test.trial import Trial, TrialPlan
+from agentpay_lab.crash_test.trial import stray_micro
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainTerms, Share, Voucher
 from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.paywall import Mode
 
 ADAPTERS = Path(trial.__file__).with_name("adapters")
 
@@ -282,6 +283,7 @@ def test_an_adapter_is_printed_to_start_from(language: str) -> None:
 
 PAID_ONCE = Bought(
     order="order-0",
+    seller=Mode.HONEST,
     protocol=TrialProtocol.X402_V2,
     story="Once.",
     asked=1,
@@ -378,12 +380,9 @@ def test_a_channel_for_no_order_counts_with_all_that_is_locked_in_it() -> None:
     channels = (ours, evolve(ours, recipients=frozenset({"a", "b"})), evolve(ours, payer="another"))
     node = SimpleNamespace(landed=lambda: LandedPayments((), channels))
     world: Any = SimpleNamespace(node=node, own_accounts=frozenset(), own_addresses=frozenset({"us"}))
-    trials = Trial(TrialPlan(command=(), seed=1, seconds=1, orders=1), lambda _: None)
-    assert trials._stray_micro(world) == 60
-    trials._recipients.add("seller")
-    assert trials._stray_micro(world) == 30
-    trials._recipients.add("b")
-    assert trials._stray_micro(world) == 0
+    assert stray_micro(world, ()) == 60
+    assert stray_micro(world, {"seller"}) == 30
+    assert stray_micro(world, {"seller", "b"}) == 0
 
 
 def test_a_channel_is_opened_for_its_recipients_and_paid_by_the_highest_voucher() -> None:

@@ -6,6 +6,7 @@ the engine (`Settlement`), the chain over RPC, statements and rules by names tha
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from unittest.mock import ANY
 
@@ -13,6 +14,7 @@ import attrs
 from sqlalchemy import bindparam
 
 from agentpay.contract.errors import ErrorCode
+from agentpay_server import features
 from agentpay_server.accounts import deposits as deposit_service
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import (
@@ -21,19 +23,20 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import chain_head, heights
+from agentpay_server.chain.rpc import chain_head
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.database.tables import PurchaseKind, sessions
-from agentpay_server.engine import authorization, outcomes
+from agentpay_server.database.tables import Kind, PurchaseKind, sessions
+from agentpay_server.engine import movement
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.authorization import Gate
 from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.engine.settlement import Settlement
-from agentpay_server.engine.settlement_schedule import RecoverySchedule
+from agentpay_server.engine.settlement import RecoverySchedule, Settlement
 from agentpay_server.http import app as http_app
-from agentpay_server.ledger import accounts, deliveries, entries, idempotency, spending
+from agentpay_server.ledger import accounts, deliveries, idempotency, spending
 from agentpay_server.ledger import apply as ledger
 from agentpay_server.ledger import audit as audit_service
 from agentpay_server.ledger import outbox as outbox_service
@@ -46,10 +49,9 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import approvals, intents
+from agentpay_server.transfers import approvals
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.transfers.outcomes import TransferHandler
 from agentpay_server.webhooks import sender
 
 Patch = Callable[[Any, str, Any], None]
@@ -61,6 +63,18 @@ BUGS: dict[str, Callable[[Patch], None]] = {}
 def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[bug.__name__] = bug
     return bug
+
+
+def patch_movement(patch: Patch, kind: Kind, **changed: Callable[..., Any]) -> None:
+    """Wrap functions of one kind of transaction; each gets the real one first."""
+    patched = []
+    for feature in features.features():
+        movements = []
+        for each in feature.movements:
+            wrapped = {name: partial(function, getattr(each, name)) for name, function in changed.items()}
+            movements.append(attrs.evolve(each, **wrapped) if each.kind is kind else each)
+        patched.append(attrs.evolve(feature, movements=tuple(movements)))
+    patch(features, "features", lambda: tuple(patched))
 
 
 def _believe_a_missing_status(patch: Patch) -> None:
@@ -139,8 +153,8 @@ def every_height_is_believed(patch: Patch) -> None:
     async def has_passed(self, signed):
         return await self._chain.block_height() > signed.last_valid_block_height
 
-    patch(heights.SlotRate, "accepted", lambda self, value, now: value)
-    patch(heights.SlotRate, "is_plausible", lambda self, value, now: True)
+    patch(chain_head.SlotRate, "accepted", lambda self, value, now: value)
+    patch(chain_head.SlotRate, "is_plausible", lambda self, value, now: True)
 
     async def as_reported(self, blockhash, last_valid_height):
         return reported_landing_heights(last_valid_height)
@@ -177,39 +191,39 @@ def expiry_goes_by_time(patch: Patch) -> None:
 
 @planted
 def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None:
-    again = outcomes.Outcomes.replace
+    again = movement.Outcomes.replace
 
     def careless(self, connection, tx, subject, blockhash, prepared):
         stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
         return again(self, connection, stored or tx, subject, blockhash, prepared)
 
-    found = outcomes.Outcomes.current
+    found = movement.Outcomes.current
 
     def unchanged(self, connection, tx):
         current = found(self, connection, tx)
-        return current if isinstance(current, outcomes.Ended) else tx
+        return current if isinstance(current, movement.Ended) else tx
 
-    patch(outcomes.Outcomes, "replace", careless)
-    patch(outcomes.Outcomes, "current", unchanged)
+    patch(movement.Outcomes, "replace", careless)
+    patch(movement.Outcomes, "current", unchanged)
 
 
 @planted
 def bytes_leave_before_their_commit(patch: Patch) -> None:
-    submitted = intents.TransferIntent.submitted
+    hold = Gate.hold
 
-    def early(self, *args):
-        decided = submitted(self, *args)
+    def early(self, tx, amount_micro):
+        held = hold(self, tx, amount_micro)
 
         async def send():
             try:
-                await self._context.chain.send(decided.tx.raw)
+                await self.context.chain.send(held.raw)
             except ChainUnreachableError:
                 return
 
-        self._context.tasks.start(send())
-        return decided
+        self.context.tasks.start(send())
+        return held
 
-    patch(intents.TransferIntent, "submitted", early)
+    patch(Gate, "hold", early)
 
 
 @planted
@@ -291,7 +305,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
         lambda transfer, now_us: transfer.status in ("pending_approval", "settled"),
     )
     patch(approvals, "_decision", transfer_store.TRANSFERS.to_change)
-    patch(approvals.ApprovedTransfer, "claim", lambda self, connection, now_us: True)
+    patch(transfer_store, "waiting", transfer_store.TRANSFERS.existing)
 
 
 # --- Limits
@@ -325,27 +339,27 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real, real_spend, approved = authorization.refusal_of, approvals.ApprovedTransfer.spend, []
+    real, real_spend, approved = Gate.refusal, approvals.spend_of, []
 
-    def noted(self, preflight):
-        approved[:] = [real_spend(self, preflight)]
+    def noted(terms, preflight):
+        approved[:] = [real_spend(terms, preflight)]
         return approved[0]
 
-    def lenient(unit, spend, **rest):
+    def lenient(self, spend, key):
         if any(spend is each for each in approved):
             policy = attrs.evolve(
-                stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
+                stored_policy(self.source.policy), max_daily_spend=None, max_single_transfer=None
             )
-            unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
-        return real(unit, spend, **rest)
+            self = attrs.evolve(self, source=attrs.evolve(self.source, policy=canonical_policy(policy)))
+        return real(self, spend, key)
 
-    patch(approvals.ApprovedTransfer, "spend", noted)
-    patch(authorization, "refusal_of", lenient)
+    patch(approvals, "spend_of", noted)
+    patch(Gate, "refusal", lenient)
 
 
 @planted
 def a_pause_is_ignored(patch: Patch) -> None:
-    patch(authorization.rules, "paused_refusal", lambda policy: None)
+    patch(rules, "paused_refusal", lambda policy: None)
     parties = accounts.parties
 
     def never_paused(*args):
@@ -433,16 +447,16 @@ def the_rest_of_a_session_stays_with_the_payee(patch: Patch) -> None:
 
 @planted
 def own_payments_are_deposits_too(patch: Patch) -> None:
-    insert = entries.insert_entries
+    insert = accounts.insert_entries
 
     def unsigned(connection, *rows):
         # Without a signature, by which a constraint would tell that there are two.
         for row in rows:
             insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
 
-    patch(entries, "insert_entries", unsigned)
+    patch(accounts, "insert_entries", unsigned)
     patch(chain_transactions, "credits_account", lambda *_: False)
-    patch(entries, "is_deposit_posted", lambda *_: False)
+    patch(accounts, "is_deposit_posted", lambda *_: False)
 
 
 @planted
@@ -509,12 +523,10 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
 
 @planted
 def a_transfer_is_initiated_twice(patch: Patch) -> None:
-    settled = TransferHandler.settled
+    def forgetful(landed, ending):
+        return landed(attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
 
-    def forgetful(self, ending):
-        return settled(self, attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
-
-    patch(TransferHandler, "settled", forgetful)
+    patch_movement(patch, Kind.TRANSFER, landed=forgetful)
 
 
 @planted
@@ -566,8 +578,8 @@ def a_key_is_logged(patch: Patch) -> None:
 
 @planted
 def the_history_forgets_the_recipient(patch: Patch) -> None:
-    insert = entries.insert_entries
-    patch(entries, "insert_entries", lambda connection, first, *_: insert(connection, first))
+    insert = accounts.insert_entries
+    patch(accounts, "insert_entries", lambda connection, first, *_: insert(connection, first))
 
 
 # --- Upgrades

@@ -1,7 +1,7 @@
 """Faults of our own making in sessions over HTTP 402 and in payments up to a maximum (see `planted.py`)."""
 
 import attrs
-from planted import Patch, planted
+from planted import Patch, patch_movement, planted
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs, evidence
@@ -10,7 +10,6 @@ from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.channels import on_chain, upto
 from agentpay_server.payments.channels import rules as channel_rules
-from agentpay_server.payments.channels.opening import ChannelOpenHandler
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.selection import SelectOffer
 from agentpay_server.sessions import unknown_payouts
@@ -62,12 +61,10 @@ def an_opening_is_handed_out_and_not_stored(patch: Patch) -> None:
 
 @planted
 def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
-    dropped = ChannelOpenHandler.dropped
+    def kept(expired, ending):
+        return attrs.evolve(expired(ending), postings=())
 
-    def kept(self, ending):
-        return attrs.evolve(dropped(self, ending), postings=())
-
-    patch(ChannelOpenHandler, "dropped", kept)
+    patch_movement(patch, Kind.CHANNEL_OPEN, expired=kept)
 
 
 @planted

@@ -5,8 +5,8 @@ from planted import Patch, planted
 
 from agentpay.contract.payments import PaymentHeader
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.rpc.cosigned import CosignedSearch
-from agentpay_server.engine.outcomes import Ended, Outcomes
+from agentpay_server.chain.rpc.evidence import CosignedSearch
+from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.idempotency import RequestedKey
@@ -52,7 +52,7 @@ def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
     async def impatient(self, tx):
         if self._context.clock.now_us() < tx.created_us + _IMPATIENT_US:
             return await poll_one(self, tx)
-        subject = await self._database.read(self._handlers[tx.kind].load, tx.subject_id)
+        subject = await self._database.read(self._movements[tx.kind].load, tx.subject_id)
         posted = await self._database.run(self.outcomes.expire, tx, subject)
         return posted.following.subject if isinstance(posted.following, Ended) else None
 

@@ -31,7 +31,7 @@ _PLACES = {
     "funding_remembered_seconds": "agentpay_server.engine.funding:REMEMBERED_SECONDS",
     "history_batch_of_deposits": "agentpay_server.chain.rpc.history:_DEPOSIT_BATCH",
     "history_lines": "agentpay_server.chain.rpc.history:_MAX_LINES",
-    "look_ups_at_once_of_one_operator": "agentpay_server.webhooks.look_ups:OF_ONE_OPERATOR_AT_ONCE",
+    "look_ups_at_once_of_one_operator": "agentpay_server.webhooks.http:LOOK_UPS_OF_ONE_OPERATOR",
     "look_ups_until_a_faulty_chain_recovers": "agentpay_server.sandbox.faulty_chain:LOOK_UPS_UNTIL_KNOWN",
     "newest_deposits_read": "agentpay_server.accounts.deposits:_NEWEST",
     "posted_batches_of_deposits": "agentpay_server.accounts.deposits:_BATCHES_AT_ONCE",
@@ -52,7 +52,7 @@ _PLACES = {
     "stream_page": "agentpay_server.webhooks.tail:_PAGE",
     "stream_poll_seconds": "agentpay_server.webhooks.tail:POLL_SECONDS",
     "streams_of_one_key": "agentpay_server.webhooks.tail:STREAMS_OF_ONE_KEY",
-    "timeline_lines": "agentpay_server.testkit.embedded.timeline:LINES_MAX",
+    "timeline_lines": "agentpay_server.testkit.embedded.recorder:LINES_MAX",
 }
 
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from agentpay_server.platform import clock
-from agentpay_server.platform import pace as paces
+from agentpay_server.platform import scheduler as paces
 from agentpay_server.platform.errors import Problem
 
 REFUSED = Problem

@@ -21,8 +21,7 @@ from agentpay_server.chain.custody import (
     spending_key,
 )
 from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.connecting import connect
+from agentpay_server.chain.rpc.chain import RpcChain, connect
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
 

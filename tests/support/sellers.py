@@ -11,7 +11,7 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import Signer
-from agentpay_server.chain.embedded.seen_messages import message_hash_of
+from agentpay_server.chain.embedded.blocks import message_hash_of
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.paywall import Protocol
 

@@ -27,11 +27,10 @@ from agentpay_server.assembly.storage import Storage, open_database, open_storag
 from agentpay_server.database import migrations, tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.runner import Database
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.runner import DATABASE_SCHEMA, Database
+from agentpay_server.database.sqlite import MemoryDatabase
 
 T = TypeVar("T")
 

@@ -10,9 +10,8 @@ from money import Context, on_owner
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.rows import Rows
-from agentpay_server.database.sqlite import SqliteConnection
+from agentpay_server.database.sqlite import MemoryDatabase, SqliteConnection
 
 COMMIT = "COMMIT"
 # A read of several statements, which needs a BEGIN and a COMMIT too: no hot path has one.

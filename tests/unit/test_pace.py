@@ -4,17 +4,17 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentpay_server.engine.handlers import LEASE_US
-from agentpay_server.engine.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
-from agentpay_server.platform import pace
+from agentpay_server.engine.movement import LEASE_US
+from agentpay_server.engine.settlement import LOOK_EVERY_SECONDS, RecoverySchedule
+from agentpay_server.platform import scheduler
 from agentpay_server.platform.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
-from agentpay_server.platform.pace import Backoff, Every
+from agentpay_server.platform.scheduler import Backoff, Every
 
 
 @pytest.fixture
 def at(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     seconds = [100.0]
-    monkeypatch.setattr(pace, "now_seconds", lambda: seconds[0])
+    monkeypatch.setattr(scheduler, "now_seconds", lambda: seconds[0])
     return seconds
 
 
@@ -77,7 +77,7 @@ async def test_the_recovery_worker_runs_at_once_and_then_periodically(
     clock = SystemClock()
     now_us = clock.now_us()
     monkeypatch.setattr(clock, "now_us", lambda: now_us)
-    monkeypatch.setattr(pace, "now_seconds", lambda: 0.0)
+    monkeypatch.setattr(scheduler, "now_seconds", lambda: 0.0)
     worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
     due = await worker.next_due_us()
     assert due is not None

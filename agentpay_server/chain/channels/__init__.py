@@ -1,5 +1,5 @@
 """The payment-channel program of MPP sessions and x402 `upto`.
 
-`codecs.py` has what crosses the chain: addresses, vouchers, instructions, accounts. `program.py` has the
-program as embedded chains run it; `scripts/channel_program.py` builds that from `channels.c`.
+`codecs.py` has what crosses the chain: addresses, vouchers, instructions, accounts. `channels.so` is the
+program that embedded chains run; `scripts/channel_program.py` builds it from `channels.c`.
 """

@@ -22,10 +22,9 @@ from solders.transaction_status import TransactionErrorFieldless
 
 from agentpay_server.chain.channels.evidence import Landed, history_of, steps_of
 from agentpay_server.chain.clusters import custom_explorer_url
-from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, slot_at
+from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, message_hash_of, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
 from agentpay_server.chain.embedded.persistence import Credit
-from agentpay_server.chain.embedded.seen_messages import message_hash_of
 from agentpay_server.chain.embedded.virtual_machine import (
     account_at,
     has_lookups,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.embedded.blocks import BLOCK_US, BlockPosition
-from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.persistence import HISTORY_LENGTH, Ledger
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.platform.capturing import Restore
 
 

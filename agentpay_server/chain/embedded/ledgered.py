@@ -4,8 +4,8 @@ A call returns only what the ledger holds. Callers share turns: in each, the mac
 sent by then, and their page is written. If a write fails, the machine is ahead of the ledger, so it is
 discarded and rebuilt from the ledger. A ledger in memory never fails, and its turns never suspend.
 
-`blocks.py` decides which blockhashes are valid; the machine's own check is off. A message executes at most
-once (`seen_messages.py`); one that was refused before execution never executes.
+`blocks.py` decides which blockhashes are valid; the machine's own check is off. It also remembers messages:
+each executes at most once, and one that was refused before execution never does.
 """
 
 import asyncio
@@ -18,22 +18,33 @@ from typing import Final
 from solders.hash import Hash
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.embedded import machines
-from agentpay_server.chain.embedded.blocks import FIRST_SLOT, BlockPosition, Blocks, slot_at
-from agentpay_server.chain.embedded.deposits import DepositListener, deposits_of
-from agentpay_server.chain.embedded.executed import Executed, execute
-from agentpay_server.chain.embedded.history import ChainHistory
-from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
-from agentpay_server.chain.embedded.persistence import ChainState, Credit, Draft, ForeignLedgerError, Ledger
-from agentpay_server.chain.embedded.seen_messages import (
+from agentpay_server.chain.embedded import virtual_machine
+from agentpay_server.chain.embedded.blocks import (
+    FIRST_SLOT,
+    BlockPosition,
+    Blocks,
     SeenMessage,
     SeenMessages,
     is_signed_by_payer,
     message_hash_of,
+    slot_at,
+)
+from agentpay_server.chain.embedded.history import ChainHistory
+from agentpay_server.chain.embedded.persistence import (
+    ChainState,
+    Credit,
+    DepositListener,
+    Draft,
+    ForeignLedgerError,
+    Ledger,
+    MemoryLedger,
+    deposits_of,
 )
 from agentpay_server.chain.embedded.virtual_machine import (
+    Executed,
     accounts_of,
     channel_accounts,
+    execute,
     first_accounts,
     restore_accounts,
     set_accounts,
@@ -86,7 +97,7 @@ class LedgeredMachine:
         self._mint_authority = mint_authority
         self._now_us = now_us
         self._channel_program = channel_program
-        self._svm = machines.acquire(channel_program)
+        self._svm = virtual_machine.acquire(channel_program)
         self._slot = FIRST_SLOT
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
         self._blocks = Blocks(self._genesis, now_us)
@@ -139,7 +150,7 @@ class LedgeredMachine:
         """Return the machine to the pool. The chain is unusable afterwards."""
         self._check_thread()
         if self._channel_program is None:
-            machines.release(self._svm)
+            virtual_machine.release(self._svm)
         del self._svm
 
     def expire_blockhash(self) -> None:
@@ -227,8 +238,8 @@ class LedgeredMachine:
         found = await self._ledger.read()
         if self._is_begun:
             if self._channel_program is None:
-                machines.release(self._svm)
-            self._svm = machines.acquire(self._channel_program)
+                virtual_machine.release(self._svm)
+            self._svm = virtual_machine.acquire(self._channel_program)
         self._is_begun = True
         self._statuses, self._names, self._draft = {}, {}, Draft()
         self.history.forget_recall()

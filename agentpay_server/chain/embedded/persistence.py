@@ -1,21 +1,24 @@
-"""The persistence of the embedded chain: the ledger protocol and its types.
+"""The persistence of the embedded chain: the ledger protocol, its types, and the ledger in memory.
 
 The virtual machine executes in memory first. The effects are then written as one page, and reported only
 after that. If the process dies before the page is written, the transaction has not happened, because memory
-is lost too. `memory_ledger.py` and `store.py` implement the protocol.
+is lost too. `MemoryLedger` ends with the process, and can be captured and restored; `store.py` has the ledger
+in the database.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 from attrs import define, field, frozen
+from solders.account import Account
 from solders.hash import Hash
+from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.seen_messages import SeenMessage
-from agentpay_server.chain.embedded.virtual_machine import serialized
+from agentpay_server.chain.embedded.blocks import SeenMessage
+from agentpay_server.chain.embedded.virtual_machine import Executed, serialized
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
-from agentpay_server.platform.capturing import Restore
+from agentpay_server.platform.capturing import Restore, captured
 
 HISTORY_LENGTH: Final = 5_000
 """Maximum number of transactions kept, in memory and in a ledger, at about 5 KB each."""
@@ -150,3 +153,145 @@ class Ledger(Protocol):
             LedgerMovedError: the ledger is not at `page.before`; nothing was written.
         """
         ...
+
+
+_REMEMBERED_CREDITS: Final = 16_384
+
+
+class DepositListener(Protocol):
+    """Receives notifications of deposits. Must not wait."""
+
+    def arrived(self, deposit: Deposit | None) -> None:
+        """Process a deposit. None means that some deposits may have been missed."""
+        ...
+
+
+def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
+    """Return a transaction's deposits, given the micro-USDC of token accounts before and after it."""
+    changes = {
+        token_account: after.get(token_account, 0) - before.get(token_account, 0)
+        for token_account in {**before, **after}
+    }
+    senders = tuple(token_account for token_account, change in changes.items() if change < 0)
+    return [
+        Deposit(
+            signature=signature,
+            token_account=token_account,
+            amount_micro=change,
+            senders=senders,
+            others=tuple(each for each in before if each not in (token_account, *senders)),
+        )
+        for token_account, change in changes.items()
+        if change > 0
+    ]
+
+
+class RecentCredits:
+    """The journal of a ledger in memory: deposits that no caller has acknowledged.
+
+    Many token accounts are never read, so the journal is bounded: beyond 16,384 credits, the oldest are
+    dropped.
+    """
+
+    def __init__(self) -> None:
+        self._credits: dict[str, list[Credit]] = {}
+        self._count = 0
+
+    def add(self, credit: Credit) -> None:
+        """Store a credit."""
+        self._credits.setdefault(credit.deposit.token_account, []).append(credit)
+        self._count += 1
+        if self._count > _REMEMBERED_CREDITS:
+            longest = next(iter(self._credits))
+            self.forget(longest, self._credits[longest][0].slot)
+
+    def after(self, token_account: str, slot: int) -> list[Credit]:
+        """Return the credits of a token account after a slot, oldest first."""
+        return [credit for credit in self._credits.get(token_account, ()) if credit.slot > slot]
+
+    def forget(self, token_account: str, slot: int) -> None:
+        """Forget the credits of a token account up to a slot."""
+        known = self._credits.pop(token_account, [])
+        left = [credit for credit in known if credit.slot > slot]
+        if left:
+            self._credits[token_account] = left
+        self._count -= len(known) - len(left)
+
+    def capture(self) -> Restore:
+        """Return a function that restores the current content."""
+        credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
+
+        def restore() -> None:
+            self._credits = {address: list(found) for address, found in credits_.items()}
+            self._count = count
+
+        return restore
+
+
+@frozen
+class _Signed:
+    """The outcome of a signature, and its message if the machine has seen that."""
+
+    status: SignatureStatus
+    seen: SeenMessage | None
+
+
+class MemoryLedger:
+    """Keeps the pages of one chain. Its coroutines never suspend."""
+
+    def __init__(self) -> None:
+        self._state: ChainState | None = None
+        self._accounts: dict[Pubkey, Account | None] = {}
+        self._signatures: dict[str, _Signed] = {}
+        self._names: dict[Hash, str] = {}
+        self._credits = RecentCredits()
+        self._newest: deque[Executed] = deque(maxlen=HISTORY_LENGTH)
+
+    async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
+        if self._state is None:
+            return None
+        accounts = serialized(self._accounts)
+        return self._state, {address: data for address, data in accounts.items() if data is not None}
+
+    async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        found = (signed.seen for signed in self._signatures.values())
+        recent = [seen for seen in found if seen is not None and seen.height >= from_height]
+        return sorted(recent, key=lambda seen: seen.height)
+
+    async def status(self, signature: str) -> SignatureStatus | None:
+        signed = self._signatures.get(signature)
+        return None if signed is None else signed.status
+
+    async def name_of(self, message_hash: Hash) -> str | None:
+        return self._names.get(message_hash)
+
+    async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        return self._credits.after(token_account, after_slot)[:count]
+
+    async def newest(self, *, count: int) -> Sequence[Executed]:
+        return list(self._newest)[-count:]
+
+    async def write(self, page: PersistedPage) -> None:
+        if page.before != self._state:
+            raise LedgerMovedError("the ledger is not where this page begins")
+        self._state = page.after
+        for address, account in page.first_accounts.items():
+            key = Pubkey.from_string(address)
+            self._accounts[key] = None if account is None else Account.from_bytes(account)
+        for executed in page.executed.values():
+            self._accounts.update(executed.after)
+            self._newest.append(executed)
+        for signature, status in page.statuses.items():
+            seen = page.seen.get(signature)
+            self._signatures[signature] = _Signed(status, seen)
+            if seen is not None:
+                self._names[seen.message_hash] = signature
+        for credit in page.credits:
+            self._credits.add(credit)
+
+    def acknowledge(self, token_account: str, slot: int) -> None:
+        """See `Ledger.acknowledge`: posted credits are forgotten."""
+        self._credits.forget(token_account, slot)
+
+    def capture(self) -> Restore:
+        return captured(self, "_state", "_accounts", "_newest", "_signatures", "_names", "_credits")

@@ -6,7 +6,7 @@ from typing import Final
 from solders.hash import Hash
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.blocks import SeenMessage
 from agentpay_server.chain.embedded.persistence import (
     HISTORY_LENGTH,
     ChainState,
@@ -14,7 +14,7 @@ from agentpay_server.chain.embedded.persistence import (
     LedgerMovedError,
     PersistedPage,
 )
-from agentpay_server.chain.embedded.seen_messages import SeenMessage
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import ChainFailure, Deposit, FailureReason, SignatureStatus
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import Database

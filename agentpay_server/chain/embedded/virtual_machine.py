@@ -3,22 +3,31 @@
 The chain decides what executes, which blockhashes are valid, and what is remembered.
 """
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
+from importlib.resources import files
 from typing import Final
 
+from attrs import frozen
 from solders.account import Account
 from solders.clock import Clock
 from solders.litesvm import LiteSVM
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
+from solders.signature import Signature
 from solders.token import state
 from solders.transaction import VersionedTransaction
-from solders.transaction_metadata import FailedTransactionMetadata
-from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
+from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
+from solders.transaction_status import (
+    InstructionErrorCustom,
+    TransactionErrorInstructionError,
+    TransactionErrorType,
+)
 
 from agentpay_server.chain.channels import codecs as channels
-from agentpay_server.chain.channels.program import built_program
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
     TOKEN_2022_PROGRAM,
@@ -28,7 +37,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.parsing import failure_reason, read_token_account
-from agentpay_server.chain.protocol import ChainFailure, FailureReason, TokenAccount
+from agentpay_server.chain.protocol import ChainFailure, FailureReason, SignatureStatus, TokenAccount
 
 HISTORY_TRANSACTIONS: Final = 4_096
 _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM, channels.PROGRAM)
@@ -217,3 +226,164 @@ _pubkey = cache(Pubkey.from_string)
 def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:
     found: list[tuple[Pubkey, Account]] = machine.get_program_accounts(program)
     return found
+
+
+_CHANNEL_PROGRAM: Final = "channels.so"
+
+
+@cache
+def built_program() -> bytes:
+    """Return the ELF file that `scripts/channel_program.py` builds from `channels.c`."""
+    return files("agentpay_server.chain.channels").joinpath(_CHANNEL_PROGRAM).read_bytes()
+
+
+# A released machine is emptied and reused by the next chain of the process. Keys, blockhashes and transaction
+# statuses belong to the `EmbeddedChain`, so a reused machine behaves exactly like a new one.
+
+_SPARE_MACHINES: Final = 4  # Enough for a test with several servers; each holds about 1 MB.
+
+# Shared by chains of several threads: appending to and popping from a deque are thread-safe.
+_spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
+
+
+def acquire(channel_program: bytes | None = None) -> LiteSVM:
+    """Return a machine with programs and no other accounts; see `new_machine`.
+
+    One with another `channel_program` must not be released.
+    """
+    if channel_program is None:
+        with suppress(IndexError):
+            return _spare.pop()
+    machine = new_machine(channel_program)
+    restore_accounts(machine, {})
+    return machine
+
+
+def release(machine: LiteSVM) -> None:
+    """Empty a machine and keep it for the next chain."""
+    restore_accounts(machine, {})
+    if not accounts_of(machine):
+        _spare.append(machine)
+
+
+# An executed transaction of the embedded chain, with everything that an RPC node reports.
+
+_SUCCEEDED: Final = SignatureStatus(is_final=True)
+_NO_SIGNATURE: Final = Signature.default()
+
+
+@frozen(kw_only=True, eq=False)
+class Executed:
+    """An executed transaction, successful or not.
+
+    Attributes:
+        result: what the machine returned.
+        before: its writable accounts before execution; None for a missing one.
+        after: the same accounts after execution.
+        read_only_lamports: lamports of its read-only accounts.
+    """
+
+    signature: str
+    transaction: VersionedTransaction
+    height: int
+    time_us: int
+    result: TransactionMetadata | FailedTransactionMetadata
+    before: Mapping[Pubkey, Account | None]
+    after: Mapping[Pubkey, Account | None]
+    read_only_lamports: Mapping[Pubkey, int]
+
+    @property
+    def error(self) -> TransactionErrorType | None:
+        """Why it failed; None if it succeeded."""
+        return self.result.err() if isinstance(self.result, FailedTransactionMetadata) else None
+
+    @property
+    def meta(self) -> TransactionMetadata:
+        """Its logs, fee and inner instructions."""
+        return self.result.meta() if isinstance(self.result, FailedTransactionMetadata) else self.result
+
+    @property
+    def status(self) -> SignatureStatus:
+        """Final: a failed transaction has paid its fee and was rolled back."""
+        if isinstance(self.result, FailedTransactionMetadata):
+            return SignatureStatus(is_final=True, failure=failure_of(self.transaction, self.result))
+        return _SUCCEEDED
+
+    def __bytes__(self) -> bytes:
+        """Serialize it, for `from_bytes`."""
+        failed = isinstance(self.result, FailedTransactionMetadata)
+        parts = [bytes([failed]), bytes(self.transaction), bytes(self.result)]
+        for address, account in self.before.items():
+            parts += [bytes(address), _account_bytes(account), _account_bytes(self.after[address])]
+        parts.append(b"")
+        for address, lamports in self.read_only_lamports.items():
+            parts += [bytes(address), lamports.to_bytes(8, "little")]
+        return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, height: int, time_us: int) -> "Executed":
+        """Parse a serialized transaction that executed at a height and a time."""
+        parts = _parts(data)
+        is_failed, transaction = next(parts) == b"\x01", VersionedTransaction.from_bytes(next(parts))
+        kind = FailedTransactionMetadata if is_failed else TransactionMetadata
+        result = kind.from_bytes(next(parts))
+        before, after = {}, {}
+        while address := next(parts):
+            key = Pubkey.from_bytes(address)
+            before[key], after[key] = _account(next(parts)), _account(next(parts))
+        return cls(
+            signature=str(transaction.signatures[0]),
+            transaction=transaction,
+            height=height,
+            time_us=time_us,
+            result=result,
+            before=before,
+            after=after,
+            read_only_lamports={
+                Pubkey.from_bytes(address): int.from_bytes(next(parts), "little") for address in parts
+            },
+        )
+
+
+_LENGTH: Final = struct.Struct("<I")
+
+
+def _parts(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + length
+        yield data[at - length : at]
+
+
+def _account_bytes(account: Account | None) -> bytes:
+    return b"" if account is None else bytes(account)
+
+
+def _account(data: bytes) -> Account | None:
+    return Account.from_bytes(data) if data else None
+
+
+def execute(
+    machine: LiteSVM, transaction: VersionedTransaction, *, height: int, time_us: int
+) -> Executed | None:
+    """Execute a transaction, and return its effects; None if the machine refuses to execute it."""
+    writable = writable_accounts(transaction)
+    read_only = read_only_accounts(transaction, writable)
+    before = {address: machine.get_account(address) for address in writable}
+    result = machine.send_transaction(transaction)
+    meta = result.meta() if isinstance(result, FailedTransactionMetadata) else result
+    signature = transaction.signatures[0]
+    # The machine reports a refusal under the default signature, which an unsigned transaction has too.
+    if meta.signature() != signature or signature == _NO_SIGNATURE:
+        return None
+    return Executed(
+        signature=str(signature),
+        transaction=transaction,
+        height=height,
+        time_us=time_us,
+        result=result,
+        before=before,
+        after={address: machine.get_account(address) for address in writable},
+        read_only_lamports={address: machine.get_balance(address) or 0 for address in read_only},
+    )

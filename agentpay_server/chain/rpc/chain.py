@@ -18,14 +18,17 @@ history of accounts.
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 from attrs import evolve
 from solders.pubkey import Pubkey
 from solders.signature import Signature
+from solders.token.state import Mint
 
-from agentpay_server.chain.clusters import Cluster, explorer_url
+from agentpay_server.chain.clusters import Cluster, ClusterRefusedError, choose_cluster, explorer_url
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.chain.parsing import json_failure_reason, read_account, read_token_account
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
@@ -44,18 +47,15 @@ from agentpay_server.chain.protocol import (
     nothing_posted,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import blocks, replies
+from agentpay_server.chain.rpc import chain_head, replies
 from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
-from agentpay_server.chain.rpc.cosigned import CosignedSearch
-from agentpay_server.chain.rpc.evidence import Evidence
+from agentpay_server.chain.rpc.client import EndpointRefusesError, RpcCaller, RpcClient, RpcRefusalError
+from agentpay_server.chain.rpc.evidence import CosignedSearch, Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
-from agentpay_server.chain.rpc.landings import LandingTime
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
+from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, LandingTime, Notices, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Landing, ReportedStatus, Simulation, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain.rpc.websocket import Notices
 from agentpay_server.chain.signing import shape_of, transaction_of
 
 _IDENTITY_SECONDS: Final = 30.0
@@ -210,18 +210,20 @@ class RpcChain:
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         if self._head.is_surfpool:
             return reported_landing_heights(last_valid_height)
-        return await blocks.landing_heights(self._call, await self._head.tip(), blockhash, last_valid_height)
+        return await chain_head.landing_heights(
+            self._call, await self._head.tip(), blockhash, last_valid_height
+        )
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         # The last check before an expiry is accepted: take the time to verify the node's cluster.
         self._identity.forget()
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
-        if await blocks.read_height(self._call, first_slot) > first_height:
+        if await chain_head.read_height(self._call, first_slot) > first_height:
             return False
         if self._head.is_surfpool:
             return True
         # Checked even for new blocks, because a node may report a wrong height.
-        return await blocks.has_all_blocks(self._call, await self._head.tip(), first_height, last_height)
+        return await chain_head.has_all_blocks(self._call, await self._head.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
         """Wait until the status may have changed: until a notification, or for `seconds`."""
@@ -423,3 +425,84 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+# Connecting to a cluster: identifies it, and checks that a server may run on it.
+
+_OPTIONS: Final = {"encoding": "base64", "commitment": "confirmed"}
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+def http_client(settings: RpcSettings) -> RpcCaller:
+    """Return a client that calls the endpoint of the settings over HTTP."""
+    return RpcClient(
+        settings.url, timeout_seconds=settings.timeout_seconds, max_connections=settings.max_connections
+    )
+
+
+async def connect(
+    settings: RpcSettings,
+    *,
+    stored_genesis_hash: str | None,
+    treasury: str,
+    mint_authority: str,
+    make_client: Callable[[RpcSettings], RpcCaller] | None = None,
+) -> RpcChain:
+    """Connect to the cluster behind an endpoint, if a server may run on it.
+
+    For a new database, `stored_genesis_hash` is None, and the caller must store `RpcChain.genesis_hash`
+    before anything is signed. Warnings are logged if the treasury has no SOL, or if `mint_authority` cannot
+    mint on a private cluster. `make_client` None means a client over HTTP.
+
+    Raises:
+        ClusterRefusedError: the server must not run on this cluster with these settings, or the endpoint
+            refuses every request.
+        ChainUnreachableError: the endpoint did not respond.
+    """
+    client = (make_client or http_client)(settings)
+    try:
+        cluster = choose_cluster(
+            replies.read_hash(await client.call("getGenesisHash")),
+            stored_genesis_hash=stored_genesis_hash,
+            usdc_mint=settings.usdc_mint,
+            allow_mainnet=settings.allow_mainnet,
+        )
+        reply = await client.call("getMultipleAccounts", [cluster.usdc_mint, treasury], _OPTIONS)
+        mint, payer = replies.read_accounts(reply, 2)
+        _check_mint(cluster, mint, mint_authority)
+        if payer is None or not payer.lamports:
+            logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
+        is_surfpool = not cluster.is_public and replies.read_is_surfpool(await client.call("getVersion"))
+    except BaseException as error:
+        await client.close()
+        if isinstance(error, EndpointRefusesError):
+            message = f"the RPC endpoint refuses to be used: {error}; check --rpc-url"
+            raise ClusterRefusedError(message) from error
+        raise
+    return RpcChain(client, settings, cluster, is_surfpool=is_surfpool)
+
+
+def _check_mint(cluster: Cluster, account: ChainAccount | None, mint_authority: str) -> None:
+    if account is None:
+        raise ClusterRefusedError(
+            f"the cluster has no USDC mint at {cluster.usdc_mint}: create one there, with {USDC_DECIMALS} "
+            f"decimals and {mint_authority} as its authority, or set another mint"
+        )
+    if account.program != str(TOKEN_PROGRAM):
+        raise ClusterRefusedError(f"{cluster.usdc_mint} is not a mint of the Token program")
+    try:
+        mint = Mint.from_bytes(account.data)
+    except ValueError:
+        raise ClusterRefusedError(f"{cluster.usdc_mint} is not a mint") from None
+    if mint.decimals != USDC_DECIMALS:
+        raise ClusterRefusedError(
+            f"the mint {cluster.usdc_mint} has {mint.decimals} decimals, USDC has {USDC_DECIMALS}"
+        )
+    if not cluster.is_public and str(mint.mint_authority) != mint_authority:
+        logger.warning(
+            "the authority of the mint %s is %s, not %s: the sandbox cannot fund accounts",
+            cluster.usdc_mint,
+            mint.mint_authority,
+            mint_authority,
+        )

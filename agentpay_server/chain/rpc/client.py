@@ -6,14 +6,291 @@ without a request.
 """
 
 import asyncio
+import base64
 import itertools
 import json
 import secrets
-from typing import Any, Final, Protocol
+import socket
+import ssl
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Final, Protocol, TypeVar
+from urllib.request import getproxies, proxy_bypass
 
-from agentpay.contract.bodies import BodyError
+import httpcore
+import httpx
+from aiohappyeyeballs import start_connection
+from attrs import frozen
+
+from agentpay._environment import proxy_variable, unreadable_certificates
+from agentpay.contract.bodies import Body, BodyError
+from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.http import HttpEndpoint, HttpError, Response
+
+# HTTP/1.1 requests to one endpoint over kept connections: httpcore's connections, without its pool.
+#
+# httpcore writes and reads messages, encrypts, and connects through proxies. A transfer on a cluster makes
+# two or three requests, and httpcore's pool and network streams spend most of each: the pool examines every
+# connection for every request, so that the endpoint keeps the connections itself, over streams of asyncio.
+# Nothing is sent twice, and redirects are not followed.
+#
+# Proxies of the environment are used, as other tools do: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and
+# `NO_PROXY`, with the scheme http.
+
+T = TypeVar("T")
+
+_IDLE_SECONDS: Final = 20.0
+"""How long an unused connection is kept; nodes and their load balancers keep them for longer."""
+
+_NEXT_ADDRESS_SECONDS: Final = 0.25
+"""When the next address of a host is tried as well, as RFC 8305 recommends."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class HttpError(Exception):
+    """There was no response. The message contains no part of the URL."""
+
+
+@frozen
+class Response:
+    """A response: its status, the value of its header `Retry-After`, and its decompressed body."""
+
+    status: int
+    retry_after: str
+    body: bytes
+
+
+class HttpEndpoint:
+    """Posts JSON to a URL. Bound to the event loop on which it is first used.
+
+    Args:
+        url: with the scheme http or https.
+        max_connections: maximum number of connections; further requests wait for one.
+        max_bytes: maximum size of a response's body, before and after decompression.
+    """
+
+    def __init__(self, url: str, *, max_connections: int, max_bytes: int) -> None:
+        target = httpx.URL(url)
+        self._url = httpcore.URL(
+            scheme=target.raw_scheme, host=target.raw_host, port=target.port, target=target.raw_path
+        )
+        # Makes connections, directly or through a proxy, and handles no request.
+        self._connections = httpcore.AsyncConnectionPool(
+            ssl_context=_ssl_context() if target.scheme == "https" else None,
+            proxy=_proxy(target),
+            keepalive_expiry=_IDLE_SECONDS,
+            network_backend=_Network(),
+        )
+        self._max_bytes = max_bytes
+        self._turns = asyncio.Semaphore(max_connections)
+        self._idle: deque[httpcore.AsyncConnectionInterface] = deque()
+        self._is_closed = False
+        self._headers = [
+            (b"Host", target.netloc),
+            (b"Content-Type", b"application/json"),
+            (b"Accept", b"application/json"),
+            (b"Accept-Encoding", b"gzip"),
+        ]
+        if target.userinfo:
+            pair = f"{target.username}:{target.password}"
+            self._headers.append((b"Authorization", b"Basic " + base64.b64encode(pair.encode())))
+
+    async def post(self, content: bytes, read: Callable[[Response], T]) -> T:
+        """Send a request, and return what `read` makes of the response.
+
+        The connection is used again only if `read` returns: after a response to another request, what follows
+        on the connection would be the response to another one as well.
+
+        Raises:
+            HttpError: the connection failed.
+            httpcore.NetworkError: it ended before the response did.
+            httpcore.ProtocolError: the response was not HTTP/1.1.
+            BodyError: its body is too large, or its encoding was not requested.
+        """
+        headers = [*self._headers, (b"Content-Length", b"%d" % len(content))]
+        request = httpcore.Request("POST", self._url, headers=headers, content=content)
+        async with self._turns:
+            if self._is_closed:
+                raise HttpError("ConnectError: the client is closed")
+            connection = await self._kept() or self._connections.create_connection(self._url.origin)
+            try:
+                result = read(await self._exchange(connection, request))
+            except BaseException:
+                await connection.aclose()
+                raise
+            if self._is_closed:
+                await connection.aclose()
+            elif connection.is_idle():
+                self._idle.append(connection)
+            return result
+
+    async def close(self) -> None:
+        """Close the idle connections; others close when their request ends."""
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
+
+    async def _exchange(
+        self, connection: httpcore.AsyncConnectionInterface, request: httpcore.Request
+    ) -> Response:
+        try:
+            response = await connection.handle_async_request(request)
+        except httpcore.ConnectError as error:
+            raise HttpError(f"ConnectError: {error}") from None
+        except httpcore.ProxyError as error:
+            raise HttpError(f"the proxy refuses a connection with HTTP status {str(error)[:3]}") from None
+        body = Body(_header(response, b"content-encoding"), limit=self._max_bytes)
+        async for chunk in response.aiter_stream():
+            body.feed(chunk)
+        await response.aclose()
+        return Response(response.status, _header(response, b"retry-after"), body.finish())
+
+    async def _kept(self) -> httpcore.AsyncConnectionInterface | None:
+        """Return the connection that was used last; close those that are expired or that the node closed."""
+        while self._idle and self._idle[0].has_expired():
+            await self._idle.popleft().aclose()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.has_expired():
+                return connection
+            await connection.aclose()
+        return None
+
+
+class _Network(httpcore.AsyncNetworkBackend):
+    """Connects with asyncio."""
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - the caller of a request limits all of it
+        local_address: str | None = None,  # noqa: ARG002
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,  # noqa: ARG002
+    ) -> httpcore.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
+        try:
+            addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # asyncio's own race of addresses loses the connected socket if the caller is cancelled.
+            connected = await start_connection(addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS)
+            _, stream = await loop.create_connection(_Stream, sock=connected)
+        except (OSError, UnicodeError) as error:
+            # The error's text may contain the host, where providers put their keys.
+            raise httpcore.ConnectError(type(error).__name__) from None
+        return stream
+
+
+class _Stream(asyncio.Protocol, httpcore.AsyncNetworkStream):
+    """One connection. A peer that sends more than is read has to wait."""
+
+    def __init__(self) -> None:
+        self._transport: Any = None
+        self._unsent = bytearray()
+        self._received = bytearray()
+        self._has_ended = False
+        self._reader: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        if self._reader is None:
+            self._transport.pause_reading()
+        self._wake()
+
+    def eof_received(self) -> None:
+        self._has_ended = True
+        self._wake()
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.eof_received()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:  # noqa: ARG002, ASYNC109
+        if self._unsent:
+            self._transport.write(bytes(self._unsent))
+            self._unsent.clear()
+        if not (self._received or self._has_ended):
+            self._transport.resume_reading()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        data = bytes(self._received[:max_bytes])
+        del self._received[:max_bytes]
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:  # noqa: ARG002, ASYNC109
+        # A request is written in parts and read from afterwards: it is sent then, in one packet.
+        self._unsent += buffer
+
+    async def aclose(self) -> None:
+        self._transport.abort()
+
+    async def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109
+    ) -> httpcore.AsyncNetworkStream:
+        loop = asyncio.get_running_loop()
+        plain = self._transport
+        if self._received:
+            # Data from before the encryption must not be read as if it came from the node.
+            plain.abort()
+            raise httpcore.ConnectError("data before the encryption")
+        try:
+            self._transport = await loop.start_tls(plain, self, ssl_context, server_hostname=server_hostname)
+        except BaseException as error:
+            plain.abort()
+            if isinstance(error, OSError):
+                raise httpcore.ConnectError(type(error).__name__) from None
+            raise
+        return self
+
+    def get_extra_info(self, info: str) -> bool | None:
+        """Return whether an idle connection has ended or has data that no request asked for, else None."""
+        return (self._has_ended or bool(self._received)) if info == "is_readable" else None
+
+
+def _proxy(target: httpx.URL) -> httpcore.Proxy | None:
+    """Return the proxy that the environment asks for."""
+    named = getproxies().get(target.scheme) or getproxies().get("all")
+    place = f"{target.host}:{target.port or _PORTS[target.scheme]}"
+    if not named or proxy_bypass(target.host) or proxy_bypass(place):
+        return None
+    try:
+        proxy = httpx.URL(named if "://" in named else f"http://{named}")
+    except httpx.InvalidURL:
+        proxy = httpx.URL()
+    if proxy.scheme != "http" or not proxy.host:
+        variable = proxy_variable(target.scheme if getproxies().get(target.scheme) else "all")
+        raise ClusterRefusedError(f"{variable} must be the address of a proxy that begins with http://")
+    return httpcore.Proxy(
+        httpcore.URL(scheme=b"http", host=proxy.raw_host, port=proxy.port or 80, target=b"/"),
+        auth=(proxy.username, proxy.password) if proxy.userinfo else None,
+    )
+
+
+def _header(response: httpcore.Response, name: bytes) -> str:
+    return ", ".join(value.decode("latin-1") for found, value in response.headers if found.lower() == name)
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Shared in this process: loading the CA files takes 20 ms or more."""
+    try:
+        return httpx.create_ssl_context()
+    except OSError as error:  # as `ssl.SSLError` is
+        raise ClusterRefusedError(unreadable_certificates(error)) from None
+
 
 _QUIET_SECONDS: Final = 1.0
 _LONGEST_QUIET_SECONDS: Final = 10.0

@@ -6,13 +6,16 @@ lost deposit, or a payment that seems absent, so pages of several calls must joi
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.chain.channels.evidence import history_of
+from agentpay_server.chain import base58
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.evidence import KEPT_ACCOUNTS, KEPT_BYTES, Call, Landed, history_of
+from agentpay_server.chain.instructions import USDC_DECIMALS
 from agentpay_server.chain.protocol import (
     ChainUnreachableError,
     ChannelHistory,
@@ -22,11 +25,147 @@ from agentpay_server.chain.protocol import (
     Posted,
     nothing_posted,
 )
-from agentpay_server.chain.rpc import blocks
+from agentpay_server.chain.rpc import chain_head
 from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.deposits import read_landed, read_movement
 from agentpay_server.chain.rpc.polling import Recent
-from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history, read_signed
+from agentpay_server.chain.rpc.replies import (
+    HistoryLine,
+    count,
+    exactly,
+    malformed,
+    member,
+    read_history,
+    read_signed,
+    read_transaction,
+    signature_text,
+)
+
+# Deposits and debits are changes of the reported balance by a transaction, whatever instructions caused them.
+
+_MAX_U64_DIGITS: Final = 20
+_MAX_DATA_CHARACTERS: Final = 13_985
+"""The length in base58 of 10,240 bytes, the most that a program can pass to another."""
+
+_PROGRAMS: Final = frozenset({str(codecs.PROGRAM), str(codecs.ED25519_PROGRAM)})
+
+
+def read_movement(
+    reply: object, *, signature: str, token_account: str, usdc_mint: str
+) -> Deposit | Debit | None:
+    """Return the change of a token account by a `getTransaction` result in the encoding `jsonParsed`.
+
+    Raises:
+        ChainUnreachableError: the result is about another transaction, or malformed.
+    """
+    found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
+    if found is None:
+        return None
+    transaction, before, after = found
+    gained = after.get(token_account, 0) - before.get(token_account, 0)
+    if gained < 0:
+        recipients = [address for address, amount in after.items() if amount > before.get(address, 0)]
+        return Debit(
+            signature=signature,
+            signatures=tuple(map(signature_text, member(transaction, "signatures", list))),
+            token_account=token_account,
+            amount_micro=-gained,
+            recipient=recipients[0] if len(recipients) == 1 else None,
+        )
+    if gained == 0:
+        return None
+    senders = tuple(address for address, amount in before.items() if amount > after.get(address, 0))
+    return Deposit(
+        signature=signature,
+        token_account=token_account,
+        amount_micro=gained,
+        senders=senders,
+        others=tuple(each for each in before if each not in (token_account, *senders)),
+    )
+
+
+def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> Landed | None:
+    """Return what a transaction did, and what a token account got in it; None if it failed.
+
+    Raises:
+        ChainUnreachableError: the result is about another transaction, or malformed.
+    """
+    found = _changes(reply, signature=signature, usdc_mint=usdc_mint)
+    if found is None:
+        return None
+    transaction, before, after = found
+    called = {
+        count(line, "index"): [_call(step) for step in member(line, "instructions", list)]
+        for line in member(member(reply, "meta", dict), "innerInstructions", list)
+    }
+    steps = member(member(transaction, "message", dict), "instructions", list)
+    return Landed(
+        signature=signature,
+        gained_micro=after.get(to, 0) - before.get(to, 0),
+        steps=[(_call(step), called.get(index, ())) for index, step in enumerate(steps)],
+    )
+
+
+def _call(step: object) -> Call:
+    """Return an instruction; without content if it is unreadable, or of a program that proves nothing.
+
+    Strangers write instructions, so none of them may make a history unreadable.
+    """
+    program = member(step, "programId", str)
+    if program not in _PROGRAMS:
+        return Call(program, (), b"")
+    accounts: list[object] = member(step, "accounts", list)
+    data = member(step, "data", str)
+    try:
+        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
+    except ValueError:
+        content = b""
+    addresses = [exactly(address, str, "account") for address in accounts[:KEPT_ACCOUNTS]]
+    return Call(program, addresses, content[:KEPT_BYTES])
+
+
+def _changes(
+    reply: object, *, signature: str, usdc_mint: str
+) -> tuple[dict[str, Any], dict[str, int], dict[str, int]] | None:
+    """Return a transaction, and the balances before and after it; None if it failed."""
+    if reply is None:
+        raise ChainUnreachableError("the node lists a transaction that it does not have (yet)")
+    transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
+    if "err" not in meta:
+        raise malformed("no information on whether it failed")
+    if meta["err"] is not None:
+        return None
+    keys = [
+        member(key, "pubkey", str)
+        for key in member(member(transaction, "message", dict), "accountKeys", list)
+    ]
+    before = _balances(meta, "preTokenBalances", keys, usdc_mint)
+    after = _balances(meta, "postTokenBalances", keys, usdc_mint)
+    return transaction, before, after
+
+
+def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[str, int]:
+    """Return the balances of USDC accounts, by address."""
+    balances: dict[str, int] = {}
+    for line in member(meta, name, list):
+        index = count(line, "accountIndex")
+        if index >= len(keys):
+            raise malformed("a balance of an account that is not listed")
+        if member(line, "mint", str) != usdc_mint:
+            continue
+        amount = member(line, "uiTokenAmount", dict)
+        if count(amount, "decimals") != USDC_DECIMALS:
+            raise malformed("USDC without its six decimals")
+        if keys[index] in balances:
+            raise malformed("two balances of one account")
+        balances[keys[index]] = _amount(member(amount, "amount", str))
+    return balances
+
+
+def _amount(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= _MAX_U64_DIGITS):
+        raise malformed("an amount that is not a number")
+    return int(text)
+
 
 _MAX_LINES: Final = 1_000
 """Maximum number of transactions that a node returns in one page."""
@@ -43,8 +182,6 @@ _ANY_VERSION: Final = 255
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
 _NO_OPTIONS: Final[Mapping[str, object]] = {}
-
-Call = Callable[..., Awaitable[object]]
 
 
 @frozen
@@ -73,7 +210,7 @@ class _Newest:
 class AccountHistory:
     """Reads the transactions of token accounts and their deposits of one mint."""
 
-    def __init__(self, call: Call, head: ChainHead, *, usdc_mint: str) -> None:
+    def __init__(self, call: chain_head.Call, head: ChainHead, *, usdc_mint: str) -> None:
         self._call = call
         self._head = head
         self._usdc_mint = usdc_mint
@@ -149,11 +286,11 @@ class AccountHistory:
         at_tip = _NO_OPTIONS if self._head.is_surfpool else {"minContextSlot": slot}
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its
         # transactions are indexed.
-        if not self._head.is_surfpool and await blocks.read_height(self._call, slot) < height:
+        if not self._head.is_surfpool and await chain_head.read_height(self._call, slot) < height:
             raise ChainUnreachableError("a node that lags behind shows an old history")
         first_slot = 0
         if first_height and not self._head.is_surfpool:
-            first_slot = await blocks.slot_of(self._call, tip, first_height) or 0
+            first_slot = await chain_head.slot_of(self._call, tip, first_height) or 0
         lines = await self._whole(token_account, after, at_tip, first_slot=first_slot)
         if lines and after is None and lines[-1].slot >= first_slot:
             await self._check_joins(token_account, lines[-1].signature, None)

@@ -15,7 +15,7 @@ from solders.hash import Hash, ParseHashError
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.messages import debited_account
+from agentpay_server.chain.instructions import debited_account
 from agentpay_server.chain.protocol import ChainUnreachableError
 
 T = TypeVar("T")

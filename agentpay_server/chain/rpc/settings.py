@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from attrs import Attribute, field, frozen, validators
 
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
-from agentpay_server.platform.options import Bounds, option
+from agentpay_server.platform.settings import Bounds, option
 
 FEE_PAYER_VARIABLE: Final = "AGENTPAY_SERVER_FEE_PAYER_KEY"
 MINT_AUTHORITY_VARIABLE: Final = "AGENTPAY_SERVER_MINT_AUTHORITY_KEY"

@@ -28,8 +28,8 @@ from sqlalchemy import (
 from agentpay._loading import needing
 from agentpay_server.database import postgres_schema
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import metadata
 
 if TYPE_CHECKING:

@@ -223,7 +223,7 @@ class ChainTransactionRecord:
     # The bytes, while they may have to be (re)sent. They are stored before the first send.
     raw: bytes | None = field(repr=False)
     last_valid_block_height: int
-    # JSON of its handler, specific to this transaction.
+    # JSON of its kind, specific to this transaction.
     detail: str | None = None
     # When the event that reports the submission was emitted, before the outcome.
     announced_us: int | None = None

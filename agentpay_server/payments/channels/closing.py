@@ -18,7 +18,7 @@ from agentpay_server.chain.channels.codecs import ChannelAccount
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions as chain_transactions

@@ -8,8 +8,8 @@ from agentpay_server.feature import Core, Feature, Phase
 from agentpay_server.ledger import accounts
 from agentpay_server.payments.channels import store
 from agentpay_server.payments.channels.closing import ChannelClosing
-from agentpay_server.payments.channels.opening import ChannelOpenHandler
-from agentpay_server.payments.channels.settling import ChannelCloseHandler
+from agentpay_server.payments.channels.opening import CHANNEL_OPEN
+from agentpay_server.payments.channels.settling import CHANNEL_CLOSE
 from agentpay_server.payments.channels.watch import ChannelWatch
 
 _RECOVERY_SECONDS: Final = 5.0
@@ -24,7 +24,7 @@ class ChannelServices:
         # The sessions that are still to be compared since the start, by the token account of their payer.
         self._remaining: dict[str, set[str]] = {}
 
-    async def before_sign(self, token_account: str) -> None:
+    async def before_signature(self, token_account: str) -> None:
         """Compare an account's channels with the books, each once per start.
 
         The database may be an older copy. Vouchers that it does not know show in their channel once the
@@ -52,9 +52,9 @@ def _unsettled(connection: Connection, token_account: str) -> list[str]:
 FEATURE: Final[Feature[ChannelServices]] = Feature(
     name="channels",
     build=ChannelServices,
-    movements=(ChannelOpenHandler, ChannelCloseHandler),
+    movements=(CHANNEL_OPEN, CHANNEL_CLOSE),
     work=lambda s: [(Phase.LATER, s.watch)],
     recover=ChannelServices.recover,
     on_executed=lambda s, transaction: s.watch.executed(transaction),
-    before_sign=ChannelServices.before_sign,
+    before_signature=ChannelServices.before_signature,
 )

@@ -1,11 +1,11 @@
-"""Opening a channel for a session over HTTP 402: its authorization, and the handler of its transaction.
+"""Opening a channel for a session over HTTP 402: the decision about it, and its transaction.
 
 It is authorized like any session, with the whole cap. In addition, the pin of the seller's origin applies,
 and the seller broadcasts the transaction: until that can no longer land, its amount stays reserved. The same
 terms get the same opening as long as it may land, and one new one after that.
 """
 
-from typing import Final, NoReturn
+from typing import Final
 
 from attrs import evolve, frozen
 
@@ -13,22 +13,17 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import SessionProtocol
-from agentpay_server.chain.protocol import Chain, SignatureStatus
+from agentpay.contract.sessions import SessionProtocol, SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
-from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
+from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.handlers import Ending, Resigning
-from agentpay_server.engine.policy import Refusal, Spend
-from agentpay_server.engine.preflight import Preflight
+from agentpay_server.engine.movement import Ending, Movement
+from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Outcome, Unit
-from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.idempotency import Held, RequestedKey
-from agentpay_server.ledger.keys import LimitedKey
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
 from agentpay_server.payments.channels import store as channel_store
@@ -43,11 +38,10 @@ from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.opening import SessionOpenHandler, failed
+from agentpay_server.sessions.opening import SESSION_OPEN, failed
 from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
 from agentpay_server.transfers.responses import report as report_transfer
@@ -91,200 +85,165 @@ class Opening:
         return self.offer.channel
 
 
-class OpenChannel(Intent[SessionRecord]):
-    """A requested session over HTTP 402; see `NewSession`."""
+def open_channel(
+    gate: Gate, *, principal: Principal, opening: Opening, key: RequestedKey, held: Held
+) -> Decided[SessionRecord] | None:
+    """Decide about a requested session over HTTP 402, as `sessions/opening.py` decides about one.
 
-    operation = Operation.CHANNEL_OPEN
+    Args:
+        gate: the gate.
+        principal: who opens it.
+        opening: the channel.
+        key: the idempotency key of the request.
+        held: the key's claims when the request was judged.
 
-    def __init__(
-        self,
-        context: Context,
-        principal: Principal,
-        opening: Opening,
-        requested: RequestedKey,
-        held: Held,
-    ) -> None:
-        self._context = context
-        self._principal = principal
-        self._opening = opening
-        self._requested_key = requested
-        self._held = held
-        # Opening a session with an operator key approves its cap.
-        self.is_approved: bool = not principal.is_agent
+    Returns:
+        The decision; None if the seller's pin, its channels or the key's claims have changed meanwhile.
 
-    @property
-    def account_id(self) -> str:
-        """The paying account."""
-        return self._opening.account_id
-
-    def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
-        """Return the key of the request, if its total is limited."""
-        return keys.of_principal(self._principal)
-
-    @property
-    def to(self) -> str:
-        """The payee's token account."""
-        return self._opening.token_account
-
-    def spend(self, preflight: Preflight) -> Spend:
-        """Return the spend that the policy judges: the whole cap, and the first voucher within it."""
-        opening = self._opening
-        recipients = (preflight.recipient, *preflight.others)
-        return spend_on(opening.offer, recipients, pin=opening.pin, cap_micro=opening.cap_micro)
-
-    def cost(self, preflight: Preflight) -> Cost:
-        """Return the fees of a forced close: the seller pays for the opening, and lends the rent."""
-        return Cost(fees=closing_fee(preflight.blockhash))
-
-    def claim(self, connection: Connection, now_us: int) -> bool:
-        """Check that pin, channels and the key's claims are as they were."""
-        opening, key = self._opening, self._requested_key
-        return (
-            pin_is_as_seen(connection, self._principal.operator_id, opening.origin, opening.pin)
-            and channel_store.live(connection, opening.account_id, opening.digest) is None
-            and idempotency.is_as_seen(connection, key, self._held, now_us)
-        )
-
-    def objection(self, unit: SpendUnit) -> Refusal | None:
-        """Return a refusal by the pin of the seller's origin."""
-        offer = self._opening.offer
-        return purchase_objection(self._opening.pin, offer.terms, offer.owners, unit.preflight)
-
-    def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request holds the idempotency key."""
-        now_us = self._context.clock.now_us()
-        return idempotency.find(connection, self._requested_key, now_us).is_held
-
-    def refused(self, unit: Unit, refusal: Refusal) -> NoReturn:  # noqa: ARG002
-        """Raise the refusal: nothing is stored."""
+    Raises:
+        ConstraintError: another request has taken the key.
+        Problem: a refusal, `too_many_sessions`, `nothing_payable`, `invalid_recipient`.
+    """
+    connection, offer = gate.connection, opening.offer
+    if not (
+        pin_is_as_seen(connection, principal.operator_id, opening.origin, opening.pin)
+        and channel_store.live(connection, opening.account_id, opening.digest) is None
+        and idempotency.is_as_seen(connection, key, held, gate.now_us)
+    ):
+        return None
+    refusal = gate.paused()
+    if refusal is not None:
         raise refused(refusal, None)
+    preflight = gate.preflight
+    # The policy judges the whole cap, and the first voucher within it.
+    spend = spend_on(
+        offer, (preflight.recipient, *preflight.others), pin=opening.pin, cap_micro=opening.cap_micro
+    )
+    refusal = purchase_objection(opening.pin, offer.terms, offer.owners, preflight) or gate.refusal(
+        spend, keys.of_principal(principal)
+    )
+    if refusal is None and principal.is_agent and gate.needs_approval(opening.cap_micro):
+        # It cannot wait for an operator.
+        refusal = escalation_refusal(gate.policy, opening.cap_micro)
+    if refusal is not None:
+        raise refused(refusal, None)
+    # The fees of a forced close: the seller pays for the opening, and lends the rent.
+    gate.pay(Cost(fees=closing_fee(preflight.blockhash)))
+    _check_limits(gate, principal, opening.origin)
+    assert opening.landing is not None  # noqa: S101 - the account is not paused
+    deposit = ChannelDeposit(
+        subject_id=gate.context.identifiers.new(identifiers.SESSION),
+        operator_id=principal.operator_id,
+        account_id=opening.account_id,
+        key_id=principal.key_id,
+        protocol=SessionProtocol.MPP.value,
+        origin=opening.origin,
+        url=opening.url,
+        category=category_of(offer, opening.pin),
+        deposit_micro=opening.cap_micro,
+        offer=offer,
+        position=opening.position,
+        token_account=opening.token_account,
+        landing=opening.landing,
+        terms_digest=opening.digest,
+        idempotency_key=key.idempotency_key,
+        expires_us=offer.expires_us,
+    )
+    channel, tx = sign_channel(gate, deposit)
+    session, tx = channel.session, gate.hold_cap(tx, opening.cap_micro)
+    idempotency.put(connection, key, held, PurchaseKind.CHANNEL, session.session_id)
+    audit.record(
+        connection,
+        principal,
+        action=AUTHORIZE_PAYMENT.name,
+        subject=session.session_id,
+        now_us=gate.now_us,
+        after=outcomes.audited(session) | {"origin": session.origin, "channel": session.channel},
+    )
+    return Decided(record=session, tx=tx)
 
-    def escalated(self, unit: SpendUnit, policy: Policy) -> NoReturn:  # noqa: ARG002
-        """Refuse the session: it cannot wait for an operator."""
-        raise refused(escalation_refusal(policy, self._opening.cap_micro), None)
 
-    def submitted(self, unit: SpendUnit) -> Decided[SessionRecord]:
-        """Sign the opening, store the session with its channel, and reserve its cap.
-
-        Raises:
-            Problem: `too_many_sessions`, `nothing_payable`.
-        """
-        self._check_limits(unit)
-        opening, principal = self._opening, self._principal
-        assert opening.landing is not None  # noqa: S101 - the account is not paused
-        deposit = ChannelDeposit(
-            subject_id=self._context.identifiers.new(identifiers.SESSION),
-            operator_id=principal.operator_id,
-            account_id=opening.account_id,
-            key_id=principal.key_id,
-            protocol=SessionProtocol.MPP.value,
-            origin=opening.origin,
-            url=opening.url,
-            category=category_of(opening.offer, opening.pin),
-            deposit_micro=opening.cap_micro,
-            offer=opening.offer,
-            position=opening.position,
-            token_account=opening.token_account,
-            landing=opening.landing,
-            terms_digest=opening.digest,
-            idempotency_key=self._requested_key.idempotency_key,
-            expires_us=opening.offer.expires_us,
+def _check_limits(gate: Gate, principal: Principal, origin: str) -> None:
+    settings = gate.context.settings
+    unsettled = session_store.unsettled(gate.connection, gate.source.account_id)
+    too_many = session_limit_refusal(unsettled, settings.max_open_sessions)
+    if too_many is not None:
+        raise refused(too_many, None)
+    opened_us = channel_store.newest_openings(
+        gate.connection,
+        principal.operator_id,
+        principal.key_id,
+        origin,
+        after_us=gate.now_us - OPENINGS_WITHIN_US,
+        count=MAX_OPENINGS,
+    )
+    if len(opened_us) == MAX_OPENINGS:
+        again = format_timestamp(from_us(opened_us[-1] + OPENINGS_WITHIN_US))
+        raise Problem(
+            ErrorCode.TOO_MANY_SESSIONS,
+            f"This API key has opened {MAX_OPENINGS} sessions with {origin} in an hour, "
+            "and may open no more. Leave out session_cap if the seller takes single payments too, or "
+            f"repeat the call with the same idempotency key at {again}.",
+            says_what_to_do=True,
         )
-        channel, tx = sign_channel(unit, deposit)
-        session, held = channel.session, unit.hold_cap(tx, opening.cap_micro)
-        idempotency.put(
-            unit.connection, self._requested_key, self._held, PurchaseKind.CHANNEL, session.session_id
-        )
-        audit.record(
-            unit.connection,
-            principal,
-            action=AUTHORIZE_PAYMENT.name,
-            subject=session.session_id,
-            now_us=unit.now_us,
-            after=outcomes.audited(session) | {"origin": session.origin, "channel": session.channel},
-        )
-        return Decided(record=session, tx=held)
-
-    def _check_limits(self, unit: SpendUnit) -> None:
-        settings = self._context.settings
-        unsettled = session_store.unsettled(unit.connection, unit.source.account_id)
-        too_many = session_limit_refusal(unsettled, settings.max_open_sessions)
-        if too_many is not None:
-            raise refused(too_many, None)
-        opened_us = channel_store.newest_openings(
-            unit.connection,
-            self._principal.operator_id,
-            self._principal.key_id,
-            self._opening.origin,
-            after_us=unit.now_us - OPENINGS_WITHIN_US,
-            count=MAX_OPENINGS,
-        )
-        if len(opened_us) == MAX_OPENINGS:
-            again = format_timestamp(from_us(opened_us[-1] + OPENINGS_WITHIN_US))
-            raise Problem(
-                ErrorCode.TOO_MANY_SESSIONS,
-                f"This API key has opened {MAX_OPENINGS} sessions with {self._opening.origin} in an hour, "
-                "and may open no more. Leave out session_cap if the seller takes single payments too, or "
-                f"repeat the call with the same idempotency key at {again}.",
-                says_what_to_do=True,
-            )
 
 
-class ChannelOpenHandler(SessionOpenHandler):
-    """Says what the outcomes of openings change, which the service signs and the seller broadcasts."""
+def _load(connection: Connection, subject_id: str, /, *, lock: bool = False) -> SessionRecord:
+    """Return the session; that of a payment up to a maximum has the payment."""
+    session = SESSION_OPEN.load(connection, subject_id, lock=lock)
+    return upto.with_payment(connection, session, lock=lock) if upto.is_upto(session) else session
 
-    kind = Kind.CHANNEL_OPEN
-    is_broadcast_by_us = False
+
+def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    outcome = SESSION_OPEN.landed(ending)
+    return upto.opened(outcome, ending.now_us) if upto.is_upto(ending.subject) else outcome
+
+
+def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    if isinstance(ending.subject, PaymentChannel):
+        return _payment_failed(ending, ending.subject, failure_of(ending))
+    return failed(ending, _FAILED)
+
+
+def _expired(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    if isinstance(ending.subject, PaymentChannel):
+        return _payment_failed(ending, ending.subject, EXPIRED)
+    return failed(ending, _EXPIRED)
+
+
+def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    is_in_progress = ending.subject.status == SessionStatus.OPENING
+    outcome = _landed(ending) if is_in_progress else SESSION_OPEN.late(ending)
+    return evolve(outcome, events=()) if upto.is_upto(ending.subject) else outcome
+
+
+def _report(ending: Ending[SessionRecord]) -> None:
+    """Log the session, or the payment that has failed."""
+    subject: SessionRecord | TransferRecord = ending.subject
+    if isinstance(subject, TransferRecord):
+        report_transfer(ending.context, subject)
+    elif not upto.is_upto(subject):
+        SESSION_OPEN.report(ending)
+
+
+def _payment_failed(
+    ending: Ending[SessionRecord], subject: PaymentChannel, refusal: Refusal
+) -> Outcome[SessionRecord]:
+    return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)
+
+
+CHANNEL_OPEN: Final[Movement[SessionRecord]] = evolve(
+    SESSION_OPEN,
+    kind=Kind.CHANNEL_OPEN,
+    load=_load,
+    landed=_landed,
+    failed=_failed,
+    expired=_expired,
+    late=_late,
+    find=cosigned_status,
+    report=_report,
     # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
-    must_be_irreversible = True
-
-    async def find(
-        self, chain: Chain, tx: StoredTransaction, *, proof_height: int | None
-    ) -> SignatureStatus | None:
-        """Look the transaction up by its signature if that is known, else by its signed message."""
-        return await cosigned_status(chain, tx, proof_height=proof_height)
-
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
-        """Return the session; that of a payment up to a maximum has the payment."""
-        session = super().load(connection, subject_id, lock=lock)
-        return upto.with_payment(connection, session, lock=lock) if upto.is_upto(session) else session
-
-    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of an opening that has landed."""
-        outcome = super().settled(ending)
-        return upto.opened(outcome, ending.now_us) if upto.is_upto(ending.subject) else outcome
-
-    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of an opening that the chain refused."""
-        if isinstance(ending.subject, PaymentChannel):
-            return self._payment_failed(ending, ending.subject, failure_of(ending))
-        return failed(ending, _FAILED)
-
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> Refusal:
-        """Never called: the seller holds the signed bytes, so an opening has no replacement."""
-        raise NotImplementedError
-
-    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of an opening that has expired."""
-        if isinstance(ending.subject, PaymentChannel):
-            return self._payment_failed(ending, ending.subject, EXPIRED)
-        return failed(ending, _EXPIRED)
-
-    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Return the outcome of an opening that landed after it was considered expired."""
-        outcome = super().landed_late(ending)
-        return evolve(outcome, events=()) if upto.is_upto(ending.subject) else outcome
-
-    def report(self, ending: Ending[SessionRecord]) -> None:
-        """Log the session, or the payment that has failed."""
-        subject: SessionRecord | TransferRecord = ending.subject
-        if isinstance(subject, TransferRecord):
-            report_transfer(self._context, subject)
-        elif not upto.is_upto(subject):
-            super().report(ending)
-
-    @staticmethod
-    def _payment_failed(
-        ending: Ending[SessionRecord], subject: PaymentChannel, refusal: Refusal
-    ) -> Outcome[SessionRecord]:
-        return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)
+    resign=None,
+    must_be_irreversible=True,
+)
+"""The opening of a channel, which the service signs and the seller broadcasts."""

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from attrs import frozen
@@ -29,7 +30,7 @@ from agentpay.contract.usdc import format_number, from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import AccountRecord, PurchaseKind, VoucherRecord
-from agentpay_server.engine.authorization import Authorizer, Parties
+from agentpay_server.engine.authorization import Authorizer, Order, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
@@ -39,7 +40,7 @@ from agentpay_server.payments.challenges import mpp, mpp_sessions
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
 from agentpay_server.payments.channels.building import opening_of, voucher_header
-from agentpay_server.payments.channels.opening import OpenChannel, Opening
+from agentpay_server.payments.channels.opening import Opening, open_channel
 from agentpay_server.payments.channels.signing import OpeningBlockhash
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
@@ -256,12 +257,20 @@ class SessionPayments:
         first, *others = selected.token_accounts
         parties = Parties(
             source=selected.source,
+            to=first,
             recipient=selected.token_accounts[first],
             others={each: selected.token_accounts[each] for each in others},
             is_broadcast_by_us=False,
         )
-        intent = OpenChannel(self._context, principal, opening, selected.key, selected.use.held)
-        decided = await self._authorizer.authorize(intent, parties, deadline)
+        key, held = selected.key, selected.use.held
+        order = Order(
+            operation=Operation.CHANNEL_OPEN,
+            parties=parties,
+            decide=partial(open_channel, principal=principal, opening=opening, key=key, held=held),
+            by_operator=not principal.is_agent,
+            key=key,
+        )
+        decided = await self._authorizer.authorize(order, deadline)
         if decided is None:
             return None
         failpoint(Operation.CHANNEL_OPEN, Step.SIGNED)

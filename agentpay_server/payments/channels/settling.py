@@ -15,10 +15,9 @@ from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine.handlers import Ending, Handler, Resigning
+from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import entries
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
@@ -68,7 +67,7 @@ def post(
         stuck_reason=None,
     )
     # With another channel of the account that it pays out, or before: this one may have been empty.
-    is_posted = entries.is_deposit_posted(connection, session.account_id, payout.signature)
+    is_posted = account_store.is_deposit_posted(connection, session.account_id, payout.signature)
     payment = None
     if upto.is_upto(session):
         payment = upto.settled(
@@ -129,50 +128,19 @@ def postponed(
     )
 
 
-class ChannelCloseHandler(Handler[SessionRecord]):
-    """Says what the outcomes of the service's own transactions that close a channel change.
+def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Look at the chain again. The fees of a session that pays nothing count at its end."""
+    fee = ending.tx.fee if _is_request(ending.tx) else 0
+    return _again(ending, add={"opening_fee": fee})
 
-    By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
-    """
 
-    kind = Kind.CHANNEL_CLOSE
-    # It only returns money to the account, also to one that may not sign.
-    is_replaced = False
-    # The subject is read again under the account's lock: another server may have settled the session.
-    needs_accounts = True
-
-    def load(self, connection: Connection, subject_id: str, *, lock: bool = False) -> SessionRecord:
-        """Return the session."""
-        return SESSIONS.existing(connection, subject_id, lock=lock)
-
-    def newest_signature(self, subject: SessionRecord) -> str | None:  # noqa: ARG002
-        """Return None: what closes a channel has no replacement."""
-        return None
-
-    def settled(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Look at the chain again. The fees of a session that pays nothing count at its end."""
-        fee = ending.tx.fee if _is_request(ending.tx) else 0
-        return _again(ending, add={"opening_fee": fee})
-
-    def failed(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Look at the chain again, later: the seller may have been faster."""
-        session = ending.subject
-        if session.status != SessionStatus.CLOSING:
-            return outcomes.outcome_of(session)
-        reason = ClosingReason.SETTLEMENT_REFUSED
-        return outcomes.outcome_of(postponed(session, _REFUSED, reason, ending.now_us))
-
-    def sign_replacement(self, resigning: Resigning[SessionRecord]) -> None:
-        """Never called: what is due may be another step by now."""
-        raise NotImplementedError
-
-    def dropped(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Look at the chain again."""
-        return _again(ending)
-
-    def landed_late(self, ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-        """Look at the chain again."""
-        return _again(ending)
+def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
+    """Look at the chain again, later: the seller may have been faster."""
+    session = ending.subject
+    if session.status != SessionStatus.CLOSING:
+        return outcomes.outcome_of(session)
+    reason = ClosingReason.SETTLEMENT_REFUSED
+    return outcomes.outcome_of(postponed(session, _REFUSED, reason, ending.now_us))
 
 
 def _again(ending: Ending[SessionRecord], add: Mapping[str, int] | None = None) -> Outcome[SessionRecord]:
@@ -186,3 +154,23 @@ def _again(ending: Ending[SessionRecord], add: Mapping[str, int] | None = None) 
 
 def _is_request(tx: StoredTransaction) -> bool:
     return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
+
+
+CHANNEL_CLOSE: Final[Movement[SessionRecord]] = Movement(
+    kind=Kind.CHANNEL_CLOSE,
+    load=SESSIONS.existing,
+    newest=lambda _: None,
+    landed=_landed,
+    failed=_failed,
+    expired=_again,
+    late=_again,
+    # It only returns money to the account, also to one that may not sign, and what is due may be another step
+    # by now.
+    resign=None,
+    # The subject is read again under the account's lock: another server may have settled the session.
+    needs_accounts=True,
+)
+"""The service's own transactions that close a channel.
+
+By themselves they move nothing in the books: `ChannelClosing` polls the chain again.
+"""

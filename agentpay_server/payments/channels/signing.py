@@ -15,8 +15,8 @@ from agentpay_server.chain.custody import voucher_key
 from agentpay_server.chain.protocol import Chain, ChainUnreachableError, Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.tables import ChannelRecord, SessionRecord
-from agentpay_server.engine.authorization import SpendUnit
-from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.authorization import Gate
+from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
@@ -104,7 +104,7 @@ async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
     return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
 
 
-def sign_channel(unit: SpendUnit, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:
+def sign_channel(unit: Gate, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:
     """Sign a channel's opening and store the channel; return it, and the transaction to hold its amount with.
 
     Raises:
@@ -159,14 +159,14 @@ def opening_expires_us(context: Context, now_us: int) -> int:
     return now_us + round(context.chain.usual_life_seconds * SECOND_US)
 
 
-def _last_valid_height(unit: SpendUnit, blockhash: str) -> int:
+def _last_valid_height(unit: Gate, blockhash: str) -> int:
     """Return the last height at which the opening can land, or a higher one, which only takes longer."""
     newest = unit.preflight.blockhash
     is_newest = newest.value == blockhash or not unit.context.is_cluster
     return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
 
 
-def _rows(unit: SpendUnit, deposit: ChannelDeposit) -> Channel:
+def _rows(unit: Gate, deposit: ChannelDeposit) -> Channel:
     """Return the rows to store; the addresses that follow from them are still missing."""
     context, terms = unit.context, deposit.terms
     assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable

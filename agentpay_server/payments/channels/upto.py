@@ -13,7 +13,7 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord, TransferRecord
-from agentpay_server.engine.handlers import Ending
+from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.outbox import NewEvent
@@ -72,7 +72,7 @@ def opening_failed(
     """Return the outcome of a payment whose opening moved nothing, given that of a session."""
     change = outcome.subject
     assert isinstance(change, Change)  # noqa: S101 - its status changes
-    payment = outcomes.failed(Ending(tx=ending.tx, subject=transfer, now_us=ending.now_us), refusal)
+    payment = outcomes.failed(evolve(ending, subject=transfer), refusal)
     reserved = Posting(account_id=transfer.account_id, cap_release=change.row.cap)
     return evolve(payment.also(reserved), changes=(change,))
 

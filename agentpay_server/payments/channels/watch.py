@@ -20,7 +20,7 @@ from agentpay_server.payments.channels.on_chain import is_beyond_books, read_fou
 from agentpay_server.payments.channels.rules import is_ended_by_seller
 from agentpay_server.payments.channels.store import Channel
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.pace import Every
+from agentpay_server.platform.scheduler import Every
 
 _BATCH: Final = 100
 """How many accounts one call to the chain reads."""

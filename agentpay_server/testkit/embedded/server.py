@@ -17,7 +17,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.database.runner import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application
@@ -30,8 +30,8 @@ from agentpay_server.testkit.embedded.recorder import (
     RecordedRequest,
     Recorder,
     Records,
+    timeline,
 )
-from agentpay_server.testkit.embedded.timeline import timeline
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.webhooks import feature as webhooks
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agentpay_server.testkit.paywall import Paywall
     from agentpay_server.testkit.scenes.building import BuiltScene
     from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook
-    from agentpay_server.testkit.situations.scenarios import (
+    from agentpay_server.testkit.scenes.scenarios import (
         LowBalance,
         NearDailyLimit,
         NearSessionCap,
@@ -479,7 +479,7 @@ class AgentPayServer(Homes):
             ValueError: the scenario does not exist.
             ConflictError: the clock is not manual, and the scenario has to advance it.
         """
-        from agentpay_server.testkit.situations.scenarios import stage  # noqa: PLC0415 - a plug-in
+        from agentpay_server.testkit.scenes.scenarios import stage  # noqa: PLC0415 - a plug-in
 
         return stage(self, name)
 
@@ -507,7 +507,7 @@ class AgentPayServer(Homes):
         from agentpay_server.testkit.scenes.document import Scene, read_scene  # noqa: PLC0415 - a plug-in
 
         def opener(seller: "SceneSeller", pay_to: str | None) -> "Paywall":
-            from agentpay_server.testkit.scenes.sellers import opened  # noqa: PLC0415 - it imports this module
+            from agentpay_server.testkit.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 

@@ -1,6 +1,7 @@
 """A running in-process server: its clients without a socket, and its ports."""
 
 import logging
+import secrets
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
@@ -8,18 +9,21 @@ from datetime import datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from agentpay._async.client import AsyncAgentPay
 from agentpay._loading import load
 from agentpay._options import CallOptions
 from agentpay._sync.client import AgentPay
+from agentpay.contract.identity import KeyKind
 from agentpay_server.assembly.server import Server
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock
 from agentpay_server.http.app import Application
+from agentpay_server.platform.credentials import new_key
 from agentpay_server.platform.logs import log
 from agentpay_server.testkit.embedded.inbox import InboxTransport
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
-from agentpay_server.testkit.embedded.port_key import PortKey
 from agentpay_server.testkit.embedded.recorder import Recorder
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 
@@ -34,6 +38,7 @@ IN_PROCESS_URL = "http://agentpay.invalid"
 """The base URL of a server without a port."""
 
 _HOST: Final = "127.0.0.1"
+_HEADER: Final = b"authorization"
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
 
@@ -226,3 +231,43 @@ def loopback_socket(port: int) -> socket.socket:
         )
         refusal.errno = error.errno
         raise refusal from error
+
+
+class PortKey:
+    """A random operator key for ports, if the server's key is derived from a seed and so predictable.
+
+    In process both keys are valid, so that tests are repeatable; on a port only the random one is. The server
+    itself never sees it: snapshots, restore and reset do not affect it.
+    """
+
+    def __init__(self, seeded_key: str) -> None:
+        self.key: str = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
+        self._own, self._seeded = self.key.encode("ascii"), seeded_key.encode("ascii")
+
+    def in_process(self, app: ASGIApp) -> ASGIApp:
+        async def translating(scope: Scope, receive: Receive, send: Send) -> None:
+            await app({**scope, "headers": self._translated(scope["headers"])}, receive, send)
+
+        return translating
+
+    def on_port(self, app: ASGIApp) -> ASGIApp:
+        async def guarding(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] == "http":
+                headers = [one for one in scope["headers"] if not self._holds_seeded(*one)]
+                scope = {**scope, "headers": self._translated(headers)}
+            await app(scope, receive, send)
+
+        return guarding
+
+    def _holds_seeded(self, name: bytes, value: bytes) -> bool:
+        return name == _HEADER and self._seeded in value
+
+    def _translated(self, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+        return [
+            (name, b"Bearer " + self._seeded) if name == _HEADER and self._is_own(value) else (name, value)
+            for name, value in headers
+        ]
+
+    def _is_own(self, value: bytes) -> bool:
+        scheme, _, key = value.partition(b" ")
+        return scheme.lower() == b"bearer" and secrets.compare_digest(key.strip(b" "), self._own)

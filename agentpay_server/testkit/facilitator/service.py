@@ -31,7 +31,7 @@ from agentpay_server.payments.challenges.terms import (
 )
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
-from agentpay_server.sandbox.request_faults import FacilitatorFault, RequestFaults
+from agentpay_server.sandbox.faults import FacilitatorFault, RequestFaults
 from agentpay_server.testkit.facilitator.checking import (
     DUPLICATE,
     PENDING,

@@ -24,7 +24,7 @@ from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain import transactions
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
 from agentpay_server.http.responses import REQUEST_PREFIX, identified, respond
 from agentpay_server.platform.errors import Problem
@@ -217,7 +217,7 @@ class Mounted:
         self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._app is not None and (scope.get(REFUSED) is not None or not self._is_own(scope)):
+        if self._app is not None and (scope.get(REFUSED) is not None or self._own(scope) is None):
             await self._app(scope, receive, send)
         elif self._request_ids is None or scope["type"] != "http":
             await self._answer(scope, receive, send)
@@ -229,18 +229,19 @@ class Mounted:
             finally:
                 REQUEST_ID.reset(token)
 
-    def _is_own(self, scope: Scope) -> bool:
-        is_rpc = scope.get("path") == PATH and scope["type"] in ("http", "websocket")
-        return is_rpc or (self._facilitator is not None and _is_facilitator(scope))
+    def _own(self, scope: Scope) -> ASGIApp | None:
+        path, kind = scope.get("path", ""), scope["type"]
+        if path == PATH and kind in ("http", "websocket"):
+            return self._rpc
+        return self._facilitator if path.startswith(f"{FACILITATOR_PATH}/") and kind == "http" else None
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         refused: Problem | None = scope.get(REFUSED)
+        own = self._own(scope)
         if refused is not None:
             await respond(send, refused.http_status, _text(refused.message))
-        elif scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
-            await self._rpc(scope, receive, send)
-        elif self._facilitator is not None and _is_facilitator(scope):
-            await self._facilitator(scope, receive, send)
+        elif own is not None:
+            await own(scope, receive, send)
         elif scope["type"] == "http":
             await respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
@@ -276,11 +277,6 @@ def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
     # A separate source, so that requests of Solana clients do not change seeded identifiers.
     return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))
-
-
-def _is_facilitator(scope: Scope) -> bool:
-    path: str = scope["path"]
-    return scope["type"] == "http" and path.startswith(f"{FACILITATOR_PATH}/")
 
 
 def _require_json(headers: Mapping[str, str]) -> None:

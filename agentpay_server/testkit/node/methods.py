@@ -19,8 +19,7 @@ from solders.transaction_status import TransactionErrorFieldless, TransactionErr
 from agentpay_server.chain import base58
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.virtual_machine import has_lookups
+from agentpay_server.chain.embedded.virtual_machine import Executed, has_lookups
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.testkit.node import parsed, rendering
 from agentpay_server.testkit.node.jsonrpc import (

@@ -27,7 +27,7 @@ from solders.transaction_status import (
 
 from agentpay_server.chain import base58
 from agentpay_server.chain.embedded.blocks import slot_at
-from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.testkit.node import parsed
 from agentpay_server.testkit.node.jsonrpc import (
     INVALID_REQUEST,

@@ -1,1 +1,1 @@
-"""Scenes: the state of a server in one readable file, built by real operations and saved from a server."""
+"""Scenes: the state of a server in one readable file, built by real operations; and ready ones."""

@@ -27,6 +27,9 @@ from agentpay.contract.requests import MAX_NESTING, UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber, to_decimal
 from agentpay.contract.webhooks import EventName
 
+_BUNDLED: Final = Path(__file__).parent / "bundled"
+"""The scenes that come with the server: states that an agent must handle, and one for each event type."""
+
 OUTSIDE: Final = "outside"
 """A payee whose name begins with this is a token account outside the service, created with the scene."""
 
@@ -235,6 +238,11 @@ def read_scene(path: Path | str) -> Scene:
         raise SceneError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise SceneError(f"{path} is not UTF-8 text") from None
+
+
+def bundled_scene(name: str) -> Scene:
+    """Return a bundled scene by the name of its file, such as `paused_account` or `transfer.settled`."""
+    return read_scene(_BUNDLED / f"{name}.toml")
 
 
 def parse_scene(content: str, *, name: str = "the scene") -> Scene:

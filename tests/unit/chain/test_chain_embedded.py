@@ -23,7 +23,6 @@ from solders.transaction import VersionedTransaction
 from agentpay_lab.simulation.sellers import second_signature
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
-from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignatureStatus, SignedTransaction
@@ -155,7 +154,7 @@ def test_the_same_bytes_execute_once_even_when_the_chain_history_is_too_short_fo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(machine, "HISTORY_TRANSACTIONS", 4)
-    monkeypatch.setattr(machines, "_spare", deque())
+    monkeypatch.setattr(machine, "_spare", deque())
     world = World()
     world.account(1, 10)
     recipient = world.account(2)

@@ -8,12 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay_server.chain.embedded import chain as embedded
-from agentpay_server.chain.embedded import deposits as journal
-from agentpay_server.chain.embedded.deposits import RecentCredits, deposits_of
-from agentpay_server.chain.embedded.persistence import Credit
+from agentpay_server.chain.embedded import persistence as journal
+from agentpay_server.chain.embedded.persistence import Credit, RecentCredits, deposits_of
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.protocol import Deposit
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 
 AMOUNTS = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 2**63))
 

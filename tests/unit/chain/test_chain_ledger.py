@@ -23,19 +23,17 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.embedded import blocks, ledgered
-from agentpay_server.chain.embedded.blocks import BLOCK_US
+from agentpay_server.chain.embedded.blocks import BLOCK_US, SeenMessage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
 from agentpay_server.chain.embedded.persistence import (
     ChainState,
     ForeignLedgerError,
     LedgerMovedError,
+    MemoryLedger,
     PersistedPage,
 )
-from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.embedded.virtual_machine import new_machine
+from agentpay_server.chain.embedded.virtual_machine import Executed, new_machine
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
     Blockhash,
@@ -46,7 +44,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import metadata
 
 LANDED = SignatureStatus(is_final=True)

@@ -6,12 +6,12 @@ import pytest
 from chain_world import World
 from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded import virtual_machine
 
 
 @pytest.fixture(autouse=True)
 def _no_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machines, "_spare", deque(maxlen=4))
+    monkeypatch.setattr(virtual_machine, "_spare", deque(maxlen=4))
 
 
 def story() -> tuple[World, list[object]]:
@@ -44,8 +44,8 @@ def test_releasing_a_chain_empties_its_machine() -> None:
     machine = world.svm
     world.chain.release()
     assert machine.get_account(address) is None
-    assert machines.acquire() is machine
-    assert not machines.accounts_of(machine)
+    assert virtual_machine.acquire() is machine
+    assert not virtual_machine.accounts_of(machine)
     assert machine.get_account(Pubkey.from_string(world.usdc)) is None
 
 
@@ -56,13 +56,13 @@ def test_concurrent_chains_use_separate_machines() -> None:
 
 def test_a_machine_that_cannot_be_emptied_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
-    monkeypatch.setattr(machines, "accounts_of", lambda machine: {"left": None})
+    monkeypatch.setattr(virtual_machine, "restore_accounts", lambda machine, accounts: None)
     world.chain.release()
-    assert not machines._spare
+    assert not virtual_machine._spare
 
 
 def test_at_most_four_machines_are_kept() -> None:
     worlds = [World() for _ in range(6)]
     for world in worlds:
         world.chain.release()
-    assert len(machines._spare) == 4
+    assert len(virtual_machine._spare) == 4

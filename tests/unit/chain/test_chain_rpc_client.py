@@ -29,7 +29,6 @@ from json_rpc_server import Answer
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.rpc import client as client_module
-from agentpay_server.chain.rpc import http
 from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
 
 pytestmark = pytest.mark.anyio
@@ -474,7 +473,7 @@ async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPa
 def test_an_unusable_proxy_or_certificate_setting_is_named(
     monkeypatch: pytest.MonkeyPatch, variable: str, value: str, problem: str
 ) -> None:
-    http._ssl_context.cache_clear()
+    client_module._ssl_context.cache_clear()
     monkeypatch.setenv(variable, value)
     with pytest.raises(ClusterRefusedError, match=re.escape(problem)) as caught:
         RpcClient("https://node.example:8899", timeout_seconds=30, max_connections=1)
@@ -510,7 +509,7 @@ async def test_https_goes_through_a_tunnel_of_the_proxy(
     monkeypatch: pytest.MonkeyPatch, refuses: bool
 ) -> None:
     server_tls, client_tls = _contexts()
-    monkeypatch.setattr(http, "_ssl_context", lambda: client_tls)
+    monkeypatch.setattr(client_module, "_ssl_context", lambda: client_tls)
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for number in (1, 2):
@@ -536,7 +535,7 @@ async def test_https_goes_through_a_tunnel_of_the_proxy(
 
 async def test_a_certificate_of_another_name_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     server_tls, client_tls = _contexts()
-    monkeypatch.setattr(http, "_ssl_context", lambda: client_tls)
+    monkeypatch.setattr(client_module, "_ssl_context", lambda: client_tls)
     node = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=server_tls)
     port = node.sockets[0].getsockname()[1]
     client = RpcClient(f"https://127.0.0.1:{port}/SECRET", timeout_seconds=30, max_connections=1)
@@ -552,7 +551,7 @@ async def test_data_before_the_encryption_is_not_read_as_a_response() -> None:
         await reader.read(1)
 
     async with json_rpc_server.listening(inject) as url:
-        stream = await http._Network().connect_tcp("127.0.0.1", _port(url))
+        stream = await client_module._Network().connect_tcp("127.0.0.1", _port(url))
         async with asyncio.timeout(120):
             while not stream.get_extra_info("is_readable"):  # noqa: ASYNC110 - nothing reports it
                 await asyncio.sleep(0)
@@ -578,7 +577,9 @@ async def test_a_connection_whose_request_is_cancelled_is_closed(
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always", ResourceWarning)
             for steps in range(25):
-                connecting = asyncio.create_task(http._Network().connect_tcp("localhost", _port(url)))
+                connecting = asyncio.create_task(
+                    client_module._Network().connect_tcp("localhost", _port(url))
+                )
                 for _ in range(steps):
                     await asyncio.sleep(0)
                 connecting.cancel()

@@ -16,7 +16,7 @@ from agentpay_server.chain.rpc import fees as module
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import shape_of
-from agentpay_server.engine.treasury import transfer_fee
+from agentpay_server.engine.funding import transfer_fee
 
 pytestmark = pytest.mark.anyio
 

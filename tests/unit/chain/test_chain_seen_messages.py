@@ -2,7 +2,7 @@
 
 from solders.hash import Hash
 
-from agentpay_server.chain.embedded.seen_messages import SeenMessages
+from agentpay_server.chain.embedded.blocks import SeenMessages
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 

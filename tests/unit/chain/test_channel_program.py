@@ -27,12 +27,11 @@ from agentpay_server.chain.channels.codecs import (
     Share,
     Voucher,
 )
-from agentpay_server.chain.channels.program import built_program
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.chain.embedded import machines
+from agentpay_server.chain.embedded import virtual_machine
 from agentpay_server.chain.embedded.blocks import BLOCK_US
-from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
-from agentpay_server.chain.embedded.virtual_machine import new_machine
+from agentpay_server.chain.embedded.persistence import MemoryLedger
+from agentpay_server.chain.embedded.virtual_machine import built_program, new_machine
 
 ROOT = Path(__file__).parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -320,7 +319,7 @@ def test_a_released_machine_keeps_the_program_and_no_channel() -> None:
     channels.open()
     machine, address = channels.world.svm, channels.opening.address
     channels.world.chain.release()
-    assert machines.acquire() is machine
+    assert virtual_machine.acquire() is machine
     assert machine.get_account(address) is None
     program = machine.get_account(codecs.PROGRAM)
     assert program is not None
@@ -342,11 +341,11 @@ def test_a_chain_from_before_channels_gets_the_accounts_of_the_treasuries() -> N
 
 
 def test_a_given_program_runs_instead_and_its_machine_is_not_reused() -> None:
-    other = machines.acquire(built_program())
+    other = virtual_machine.acquire(built_program())
     program = new_machine(built_program()).get_account(codecs.PROGRAM)
     assert other.get_account(codecs.PROGRAM) == program
     with pytest.raises(ValueError, match="not a program"):
-        machines.acquire(b"no program")
+        virtual_machine.acquire(b"no program")
 
 
 # --- The program and its model ----------------------------------------------------------------------------

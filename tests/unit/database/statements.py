@@ -22,8 +22,8 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 import agentpay_server
-from agentpay_server.database.memory import _template
 from agentpay_server.database.rows import Pages, Rows
+from agentpay_server.database.sqlite import _template
 from agentpay_server.database.tables import metadata
 
 ROWS = 8
@@ -38,7 +38,7 @@ MODULES = [
     ".".join(path.relative_to(FOLDER).with_suffix("").parts)
     for path in sorted({*FOLDER.glob("**/*store.py"), *FOLDER.glob("ledger/*.py")})
     if path.stem != "__init__"
-] + ["engine.fees", "engine.funding"]
+] + ["engine.fees", "engine.funding", "operators.overview", "operators.search"]
 """The modules that hold SQL, as the test of the layers has them."""
 
 

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import func, insert, select
 
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import DatabaseClosedError
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import OperatorRecord, metadata, operators
 from agentpay_server.operators import store as keys
 

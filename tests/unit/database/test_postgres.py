@@ -19,7 +19,7 @@ from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
-from agentpay_server.ledger import accounts, deliveries, idempotency, outbox, webhooks
+from agentpay_server.ledger import accounts, deliveries, idempotency, outbox
 from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
@@ -635,7 +635,7 @@ def put_deliveries(connection, count):
             created_us=0,
             deleted_us=None,
         )
-        webhooks.WEBHOOKS.insert(connection, webhook)
+        outbox.WEBHOOKS.insert(connection, webhook)
     event = EventRecord(
         seq=0,
         event_id="evt_1",

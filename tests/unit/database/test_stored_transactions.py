@@ -14,7 +14,7 @@ from solders.transaction import VersionedTransaction
 from sqlalchemy.dialects import sqlite
 
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 

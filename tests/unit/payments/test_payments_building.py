@@ -22,8 +22,8 @@ from agentpay_server.chain.instructions import (
     MEMO_PROGRAM,
     TOKEN_PROGRAM,
     associated_token_address,
+    movements,
 )
-from agentpay_server.chain.messages import movements
 from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.payments.building import (

@@ -1,12 +1,12 @@
 """A key that anybody on the way can read is warned of: plain http, to another machine."""
 
 import json
-import socket
 import warnings
 
 import httpx
 import pytest
 from http_service import http
+from receivers import closed_port
 from sdk_world import ACCOUNT, KEY, answer
 
 from agentpay import AgentPay, AsyncAgentPay, InsecureConnectionWarning, errors
@@ -62,12 +62,6 @@ def test_a_client_warns_once_before_sending_a_key_over_plain_http(caller, base_u
 @pytest.mark.parametrize("base_url", SAFE)
 def test_tls_and_loopback_do_not_warn(caller, base_url):
     assert ask(caller, base_url) == []
-
-
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The keys of a reference, and the search for the one that the next attempt uses."""
 
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -94,23 +95,13 @@ def test_a_settled_transfer_counts_before_a_newer_one_that_may_settle() -> None:
     assert is_alive(transfer("status_of_a_later_version"))
 
 
-class Unpaid:
-    """A list of payments under a key, in which nothing is paid within sessions."""
-
-    @staticmethod
-    def list(**_: Any) -> Any:
-        class Page:
-            data: ClassVar = []
-
-        return Page
-
-
 class Recorded:
     """A service on which the first keys of the reference are refused, and the next has another transfer."""
 
     def __init__(self, refused: int, then: Transfer | None) -> None:
         self.transfers, self._refused, self._then = self, refused, then
-        self.payments = Unpaid()
+        # Nothing is paid within sessions.
+        self.payments = SimpleNamespace(list=lambda **_: SimpleNamespace(data=[]))
         self.reads: list[int] = []
 
     def list(self, *, idempotency_key: str, **_: Any) -> Any:
@@ -119,11 +110,7 @@ class Recorded:
         found = [REFUSED] if attempt < self._refused else []
         if attempt == self._refused and self._then is not None:
             found = [self._then]
-
-        class Page:
-            data = found
-
-        return Page
+        return SimpleNamespace(data=found)
 
 
 def found(refused: int, then: Transfer | None) -> tuple[RecordedPurchase, list[int]]:

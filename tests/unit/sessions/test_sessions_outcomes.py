@@ -10,11 +10,11 @@ from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine.handlers import Ending
+from agentpay_server.engine.movement import Ending
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
-from agentpay_server.sessions.closing import SessionSettleHandler
-from agentpay_server.sessions.opening import SessionOpenHandler
+from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
+from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
 from agentpay_server.sessions.outcomes import charged, detail_of
 from agentpay_server.sessions.payout import REFUSED_BY_CHAIN
 
@@ -23,7 +23,6 @@ CONTEXT: Any = SimpleNamespace(
     clock=SimpleNamespace(is_manual=True),
     chain=SimpleNamespace(is_test_chain=True),
 )
-OPENING, SETTLING = SessionOpenHandler(CONTEXT), SessionSettleHandler(CONTEXT)
 
 SESSION = SessionRecord(
     seq=3,
@@ -77,12 +76,12 @@ def tx(kind: Kind, **more: Any) -> StoredTransaction:
 
 
 def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionRecord]:
-    return Ending(tx=tx(Kind.SESSION_OPEN, hold=10), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_OPEN, hold=10), subject=session, now_us=9, **more)
 
 
 def closing(session: SessionRecord, **more: Any) -> Ending[SessionRecord]:
     of_tx = {name: more.pop(name) for name in ("detail", "rent", "fee") if name in more}
-    return Ending(tx=tx(Kind.SESSION_SETTLE, **of_tx), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_SETTLE, **of_tx), subject=session, now_us=9, **more)
 
 
 def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
@@ -105,7 +104,7 @@ def after(outcome: Outcome[Any]) -> SessionRecord:
 
 
 def test_a_funded_escrow_takes_the_cap_out_of_the_balance_and_keeps_it_reserved() -> None:
-    outcome = OPENING.settled(opening())
+    outcome = OPENING.landed(opening())
 
     assert added(outcome) == {"acct_payer": {"balance": -10, "in_flight": -10}}
     assert [event.type for event in outcome.events] == ["session.opened"]
@@ -121,14 +120,14 @@ def test_a_failed_opening_releases_the_cap_everywhere() -> None:
 
 
 def test_a_late_funding_of_a_failed_session_reserves_the_cap_again_and_closes_at_once() -> None:
-    outcome = OPENING.landed_late(opening(attrs.evolve(SESSION, status="failed", error="transfer_failed")))
+    outcome = OPENING.late(opening(attrs.evolve(SESSION, status="failed", error="transfer_failed")))
 
     assert added(outcome) == {"acct_payer": {"balance": -10, "in_flight_total": 10, "cap_holds": 10}}
     assert (after(outcome).status, after(outcome).closes_us, after(outcome).error) == ("open", 9, None)
 
 
 def test_a_late_funding_of_a_settled_session_is_a_spend_that_an_operator_must_recover() -> None:
-    outcome = OPENING.landed_late(opening(attrs.evolve(SESSION, status="settled")))
+    outcome = OPENING.late(opening(attrs.evolve(SESSION, status="settled")))
 
     assert added(outcome) == {"acct_payer": {"balance": -10, "in_flight_total": 10, "spent_total": 10}}
     assert [entry.counterparty for entry in outcome.postings[0].entries] == ["escrow"]
@@ -137,13 +136,13 @@ def test_a_late_funding_of_a_settled_session_is_a_spend_that_an_operator_must_re
 @pytest.mark.parametrize("status", ["open", "closing"])
 def test_a_late_funding_of_an_open_session_changes_nothing(status: str) -> None:
     session = attrs.evolve(SESSION, status=status)
-    outcome = OPENING.landed_late(opening(session))
+    outcome = OPENING.late(opening(session))
     assert (outcome.subject, outcome.postings, outcome.events) == (session, (), ())
 
 
 @pytest.mark.parametrize("paid", [1, 4, 10])
 def test_what_is_settled_and_returned_is_the_cap(paid: int) -> None:
-    outcome = SETTLING.settled(closing(attrs.evolve(CLOSING, running_total=paid)))
+    outcome = SETTLING.landed(closing(attrs.evolve(CLOSING, running_total=paid)))
 
     amounts = added(outcome)
     assert amounts["acct_payer"].pop("cap_holds") == -10
@@ -153,7 +152,7 @@ def test_what_is_settled_and_returned_is_the_cap(paid: int) -> None:
 
 
 def test_dust_returns_to_the_account_as_a_deposit_of_its_own() -> None:
-    outcome = SETTLING.settled(closing(attrs.evolve(CLOSING, running_total=4), detail=detail_of(3)))
+    outcome = SETTLING.landed(closing(attrs.evolve(CLOSING, running_total=4), detail=detail_of(3)))
 
     assert added(outcome)["acct_payer"]["balance"] == 10 - 4 + 3
     entries = [entry for posting in outcome.postings for entry in posting.entries]
@@ -165,7 +164,7 @@ def test_dust_returns_to_the_account_as_a_deposit_of_its_own() -> None:
 
 
 def test_a_session_without_charges_burns_both_fees_and_credits_nobody_else() -> None:
-    outcome = SETTLING.settled(closing(CLOSING, fee=30, rent=5))
+    outcome = SETTLING.landed(closing(CLOSING, fee=30, rent=5))
 
     assert added(outcome) == {"acct_payer": {"balance": 10, "cap_holds": -10, "burned_total": 5 + 20 + 30}}
 
@@ -173,7 +172,7 @@ def test_a_session_without_charges_burns_both_fees_and_credits_nobody_else() -> 
 def test_a_refused_settlement_stays_closing_and_is_signed_again_later() -> None:
     for outcome in (
         SETTLING.failed(closing(CLOSING, failure=ChainFailure(reason=FailureReason.OTHER, detail="refused"))),
-        SETTLING.dropped(closing(CLOSING, reason=REFUSED_BY_CHAIN)),
+        SETTLING.expired(closing(CLOSING, reason=REFUSED_BY_CHAIN)),
     ):
         assert outcome.postings == ()
         found = after(outcome)

@@ -9,15 +9,14 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.engine.handlers import Ending
+from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
-from agentpay_server.payments.settling import PaymentHandler
-from agentpay_server.transfers.outcomes import TransferHandler
+from agentpay_server.payments.settling import PAYMENT as PAYMENTS
+from agentpay_server.transfers.outcomes import TRANSFER as TRANSFERS
 
 NO_CONTEXT: Any = None
-TRANSFERS, PAYMENTS = TransferHandler(NO_CONTEXT), PaymentHandler(NO_CONTEXT)
 
 TRANSFER = TransferRecord(
     seq=7,
@@ -58,7 +57,7 @@ TX = StoredTransaction(
 
 
 def ending(transfer: TransferRecord = TRANSFER, tx: StoredTransaction = TX, **more: Any) -> Ending[Any]:
-    return Ending(tx=tx, subject=transfer, now_us=9, **more)
+    return Ending(context=NO_CONTEXT, tx=tx, subject=transfer, now_us=9, **more)
 
 
 def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
@@ -93,7 +92,7 @@ def after(outcome: Outcome[Any]) -> TransferRecord:
 
 
 def test_a_settled_transfer_moves_its_amount_and_releases_its_hold() -> None:
-    outcome = TRANSFERS.settled(ending())
+    outcome = TRANSFERS.landed(ending())
 
     assert added(outcome) == {
         "acct_payer": {"balance": -5, "in_flight": -5},
@@ -108,12 +107,12 @@ def test_a_settled_transfer_moves_its_amount_and_releases_its_hold() -> None:
 
 
 def test_an_announced_transfer_is_not_announced_again() -> None:
-    outcome = TRANSFERS.settled(ending(tx=attrs.evolve(TX, announced_us=3)))
+    outcome = TRANSFERS.landed(ending(tx=attrs.evolve(TX, announced_us=3)))
     assert events(outcome) == ["transfer.settled"]
 
 
 def test_a_recipient_elsewhere_gets_no_history() -> None:
-    outcome = TRANSFERS.settled(ending(attrs.evolve(TRANSFER, recipient_account_id=None)))
+    outcome = TRANSFERS.landed(ending(attrs.evolve(TRANSFER, recipient_account_id=None)))
     assert list(added(outcome)) == ["acct_payer"]
 
 
@@ -130,20 +129,20 @@ def test_a_failed_transfer_releases_its_hold_and_moves_nothing() -> None:
 
 def test_a_transfer_that_is_not_signed_again_fails_with_the_reason() -> None:
     paused = Refusal(code=ErrorCode.ACCOUNT_PAUSED, message="The account is paused.")
-    outcome = TRANSFERS.dropped(ending(reason=paused))
+    outcome = TRANSFERS.expired(ending(reason=paused))
 
     assert added(outcome) == {"acct_payer": {"in_flight": -5}}
     assert after(outcome).error == "account_paused"
 
 
 def test_a_late_landing_of_a_transfer_in_progress_settles_it() -> None:
-    assert TRANSFERS.landed_late(ending()) == TRANSFERS.settled(ending())
+    assert TRANSFERS.late(ending()) == TRANSFERS.landed(ending())
 
 
 @pytest.mark.parametrize("released_us", [None, 1])
 def test_a_late_landing_of_a_failed_transfer_counts_again(released_us: int | None) -> None:
     failed = attrs.evolve(TRANSFER, status="failed", error="transfer_failed", message="It failed.")
-    outcome = TRANSFERS.landed_late(ending(failed, attrs.evolve(TX, released_us=released_us)))
+    outcome = TRANSFERS.late(ending(failed, attrs.evolve(TX, released_us=released_us)))
 
     # Held and released at once: whoever compares debits must know that it was in flight.
     payer = {"balance": -5, "in_flight_total": 5}
@@ -155,7 +154,7 @@ def test_a_late_landing_of_a_failed_transfer_counts_again(released_us: int | Non
 
 def test_a_late_landing_of_a_settled_transfer_is_posted_and_reports_nothing() -> None:
     settled = attrs.evolve(TRANSFER, status="settled", tx_signature="another")
-    outcome = TRANSFERS.landed_late(ending(settled))
+    outcome = TRANSFERS.late(ending(settled))
 
     assert outcome.subject is settled
     assert added(outcome)["acct_payer"] == {"balance": -5, "in_flight_total": 5, "spent_total": 5}
@@ -163,12 +162,12 @@ def test_a_late_landing_of_a_settled_transfer_is_posted_and_reports_nothing() ->
 
 
 def test_a_late_landing_that_the_recipient_has_as_a_deposit_is_not_credited_again() -> None:
-    outcome = TRANSFERS.landed_late(ending(received_by=frozenset({"acct_payee"})))
+    outcome = TRANSFERS.late(ending(received_by=frozenset({"acct_payee"})))
     assert list(added(outcome)) == ["acct_payer"]
 
 
 def test_a_payment_that_expires_releases_its_hold() -> None:
-    outcome = PAYMENTS.dropped(ending(tx=attrs.evolve(TX, kind=Kind.PAYMENT, announced_us=1)))
+    outcome = PAYMENTS.expired(ending(tx=attrs.evolve(TX, kind=Kind.PAYMENT, announced_us=1)))
 
     assert added(outcome) == {"acct_payer": {"in_flight": -5}}
     assert after(outcome).error == "payment_expired"

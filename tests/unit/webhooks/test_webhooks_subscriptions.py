@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract.events import EVENTS
-from agentpay_server.ledger.webhooks import Subscription
+from agentpay_server.ledger.outbox import Subscription
 
 LOW = "balance.low_threshold"
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay import AgentPay
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
@@ -39,6 +40,23 @@ class Books:
     spent_micro: int
     transfers: Sequence[Transfer]
     history: Sequence[Transaction]
+
+
+def read_books(client: AgentPay, account_id: str) -> Books:
+    """Return what the service says of an account."""
+    detail = client.accounts.details(account_id)
+    payments = list(client.payments.list(account_id=account_id, limit=100))
+    entries = list(client.accounts.transactions(account_id, limit=100, status="settled"))
+    return Books(
+        token_account=detail.usdc_token_account,
+        posted_micro=sum(
+            to_micro(entry.amount_usdc) * (1 if entry.direction == "in" else -1) for entry in entries
+        ),
+        held_micro=to_micro(client.accounts.balance(account_id).balance_usdc),
+        spent_micro=to_micro(detail.spent_usdc),
+        transfers=[client.transfers.get(payment.transfer_id) for payment in payments],
+        history=[entry for entry in entries if entry.direction == "out"],
+    )
 
 
 def differences(

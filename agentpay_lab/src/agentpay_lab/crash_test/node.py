@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
@@ -26,9 +25,9 @@ from agentpay_server.chain.instructions import (
     create_associated_token_account_idempotent,
     memo,
     mint_to_checked,
+    movements,
     transfer_lamports,
 )
-from agentpay_server.chain.messages import movements
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
@@ -122,9 +121,9 @@ class ChainNode:
         self.clock: FastClock = FastClock(speed)
         self._treasury, self._mint_authority = Keypair(), Keypair()
         self._numbers = itertools.count(1)
-        self._lock = threading.Lock()
         self._payments: list[LandedPayment] = []
         self._channels: dict[str, LandedChannel] = {}
+        self._landed = LandedPayments(())
         self._socket = bound_socket("127.0.0.1", 0)
         self._owner = OwnerThread("crash-test-chain")
         self._owner.call(self._start())
@@ -135,8 +134,8 @@ class ChainNode:
         }
 
     def landed(self) -> LandedPayments:
-        with self._lock:
-            return LandedPayments(tuple(self._payments), tuple(self._channels.values()))
+        """Return what has landed so far."""
+        return self._landed
 
     @property
     def usdc_mint(self) -> str:
@@ -220,10 +219,11 @@ class ChainNode:
                 taken_micro[moved.source] += moved.amount_micro
         signature = str(transaction.signatures[0])
         payment = LandedPayment(signature=signature, memos=memos, taken_micro=taken_micro)
-        with self._lock:
-            self._payments.append(payment)
-            for step in channel_steps(transaction):
-                self._note_channel(step)
+        self._payments.append(payment)
+        for step in channel_steps(transaction):
+            self._note_channel(step)
+        # One assignment: other threads read it.
+        self._landed = LandedPayments(tuple(self._payments), tuple(self._channels.values()))
 
     def _note_channel(self, step: OnchainTerms | Voucher) -> None:
         if isinstance(step, OnchainTerms):

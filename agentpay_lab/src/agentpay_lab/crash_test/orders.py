@@ -1,15 +1,27 @@
-"""The orders of a trial: how each is sold, what goes wrong with it, and how it ended on the chain."""
+"""The plan of a crash test, its orders, what goes wrong with each, and how it ended on the chain."""
 
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Final, TypeAlias
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
-from agentpay_lab.crash_test.run import PRICE_USDC
 from agentpay_server.paywall import Mode, SessionMode, UptoMode
 
+PRICE_USDC: Final = Decimal("0.01")
+CHARGE_USDC: Final = Decimal("0.006")
+"""The cost of a request by `upto`; the price is its maximum."""
+
+SPEED: Final = 3
+"""The chain's seconds per real second: a payment expires after 20 real seconds."""
+
+_OUR_PAYER: Final = Path(__file__).with_name("adapters") / "payer.py"
+_CAP_PURCHASES_PER_SECOND: Final = 0.5
+_LEAST_CAP_PURCHASES: Final = 5
 LEAST_PAID: Final = 10
 """A trial that paid for fewer orders proves little: most kinds of kills and sellers did not occur."""
 
@@ -54,6 +66,76 @@ _MODES: Final[dict[TrialProtocol, type[SellerMode]]] = {
 }
 
 
+@frozen(kw_only=True)
+class TrialPlan:
+    """The plan of a crash test.
+
+    Attributes:
+        command: starts the payer; empty for our own, whose account then has a limit, whose servers are killed
+            and whose books are compared.
+        seconds: how long orders are given; a failure is repeated for some more.
+        orders: the most orders for each agent.
+        protocols: the protocols of the sellers.
+        agents: payers that buy at the same time.
+        servers: number of processes; more than one requires PostgreSQL.
+        database_url: PostgreSQL database; None for an SQLite file.
+        keep: a new directory for data and logs; None for a temporary one.
+    """
+
+    command: tuple[str, ...] = ()
+    seed: int
+    seconds: float
+    orders: int
+    protocols: tuple[TrialProtocol, ...] = (TrialProtocol.X402_V2, TrialProtocol.MPP)
+    agents: int = 1
+    servers: int = 1
+    database_url: str | None = field(default=None, repr=False)
+    keep: Path | None = None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the payer is our own."""
+        return not self.command
+
+    @property
+    def payer(self) -> tuple[str, ...]:
+        """The command that starts a payer."""
+        return self.command or (sys.executable, "-P", str(_OUR_PAYER))
+
+    @property
+    def cap_usdc(self) -> Decimal | None:
+        """The daily limit of our own payer's account, below what it wants to buy."""
+        if not self.is_ours:
+            return None
+        return PRICE_USDC * max(int(self.seconds * _CAP_PURCHASES_PER_SECOND), _LEAST_CAP_PURCHASES)
+
+    @property
+    def speed(self) -> int:
+        """The chain's seconds per real second."""
+        # The expiry of a voucher is compared with the clocks of payer, seller and chain.
+        return 1 if any(each.has_channels for each in self.protocols) else SPEED
+
+
+@define
+class Deadline:
+    """When no more orders are given, by the monotonic clock; it can be now."""
+
+    at: float
+
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return self.at - time.monotonic()
+
+    @property
+    def has_come(self) -> bool:
+        """Whether it is past."""
+        return self.left <= 0
+
+    def end(self) -> None:
+        self.at = 0.0
+
+
 class Kill(StrEnum):
     """When the payer is killed."""
 
@@ -74,6 +156,7 @@ class TrialOrder:
         kill: when the payer is killed, at the first try; None if it is not.
         kill_after: for a random moment: seconds after the order was sent.
         loses_reply: whether the service's reply to the first payment is lost.
+        is_repeated: whether it is asked for again although it was served.
     """
 
     name: str
@@ -82,6 +165,7 @@ class TrialOrder:
     kill: Kill | None
     kill_after: float = 0.0
     loses_reply: bool = False
+    is_repeated: bool = False
 
     @property
     def story(self) -> str:
@@ -150,6 +234,7 @@ class Bought:
 
     Attributes:
         order: its name.
+        seller: how its seller behaved.
         protocol: how it was sold.
         story: what went wrong around it.
         asked: how often the payer was asked for it.
@@ -159,6 +244,7 @@ class Bought:
     """
 
     order: str
+    seller: SellerMode
     protocol: TrialProtocol
     story: str
     asked: int
@@ -182,6 +268,40 @@ class Bought:
 
 
 @frozen(kw_only=True)
+class Reconciliation:
+    """What the chain, the books and the limit of our own payer's account say in the end.
+
+    Attributes:
+        cap_usdc: the daily limit of the account.
+        settled_usdc: paid for orders, according to the chain.
+        undecided: payments without an outcome in time.
+        differences: a sentence for each difference between a purchase, the chain and the books.
+        server_kills: how often a server was killed.
+    """
+
+    cap_usdc: Decimal
+    settled_usdc: Decimal
+    undecided: int
+    differences: tuple[str, ...]
+    server_kills: int
+
+    @property
+    def over_cap_usdc(self) -> Decimal:
+        """How much was paid above the limit."""
+        return max(self.settled_usdc - self.cap_usdc, Decimal(0))
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the test has failed; empty if it has passed."""
+        faults = {
+            f"{self.over_cap_usdc} USDC were paid over the limit": self.over_cap_usdc > 0,
+            f"{self.undecided} payments had no outcome in time": self.undecided > 0,
+            f"books and chain differ in {len(self.differences)} places": bool(self.differences),
+        }
+        return tuple(reason for reason, is_so in faults.items() if is_so)
+
+
+@frozen(kw_only=True)
 class TrialReport:
     """The verdict of a trial.
 
@@ -191,6 +311,7 @@ class TrialReport:
         shortest: the shortest run found that still fails; None if none failed, or none could be repeated.
         stray_usdc: paid from the payer's accounts, and for no order.
         last_lines: what the payer wrote last on standard error, if it ended without being killed.
+        reconciliation: None for a payer that is not our own.
     """
 
     seed: int
@@ -202,6 +323,7 @@ class TrialReport:
     stray_usdc: Decimal
     seconds: int
     last_lines: tuple[str, ...] = ()
+    reconciliation: Reconciliation | None = None
 
     @property
     def paid(self) -> int:
@@ -209,6 +331,17 @@ class TrialReport:
         return sum(1 for each in self.orders if each.landed)
 
     @property
+    def least_paid(self) -> int:
+        """How many orders must be paid: what our own payer's test proves is in its books too."""
+        return LEAST_PAID if self.reconciliation is None else 1
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the books of our own payer are wrong; empty if they are not."""
+        return () if self.reconciliation is None else self.reconciliation.reasons
+
+    @property
     def has_passed(self) -> bool:
-        """Whether enough was paid, and nothing twice, too much or for no order."""
-        return self.first_wrong is None and not self.stray_usdc and self.paid >= LEAST_PAID
+        """Whether enough was paid, nothing twice, too much or for no order, and the books are right."""
+        is_clean = self.first_wrong is None and not self.stray_usdc and not self.reasons
+        return is_clean and self.paid >= self.least_paid

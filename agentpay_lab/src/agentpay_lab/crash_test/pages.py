@@ -3,6 +3,8 @@
 from collections.abc import Iterator
 from html import escape
 
+from attrs import frozen
+
 from agentpay_lab.crash_test.orders import LEAST_PAID, Bought, TrialReport, collapsed
 
 _STYLE = (
@@ -12,6 +14,34 @@ _STYLE = (
 )
 
 
+@frozen(kw_only=True)
+class SellerRow:
+    """The orders of sellers that behave alike; `settled` and `twice` according to the chain."""
+
+    seller: str
+    purchases: int
+    asked: int
+    served: int
+    refused: int
+    settled: int
+    twice: int
+
+
+def rows_of(report: TrialReport) -> Iterator[SellerRow]:
+    """Yield a row for each way in which sellers behaved."""
+    for seller in sorted({each.seller for each in report.orders}):
+        its = [each for each in report.orders if each.seller == seller]
+        yield SellerRow(
+            seller=seller,
+            purchases=len(its),
+            asked=sum(each.asked for each in its),
+            served=sum(each.result == "served" for each in its),
+            refused=sum(each.result == "refused" for each in its),
+            settled=sum(each.landed > 0 for each in its),
+            twice=sum(each.landed > 1 for each in its),
+        )
+
+
 def verdict_of(report: TrialReport) -> str:
     """Return the verdict as a sentence."""
     if report.first_wrong is not None:
@@ -19,7 +49,9 @@ def verdict_of(report: TrialReport) -> str:
         return f"FAILED: {wrong.order} was {wrong.payments} (seed {report.seed})."
     if report.stray_usdc:
         return f"FAILED: {report.stray_usdc} USDC were paid for no order (seed {report.seed})."
-    if 0 < report.paid < LEAST_PAID:
+    if report.reasons:
+        return f"FAILED: {', '.join(report.reasons)} (seed {report.seed})."
+    if 0 < report.paid < report.least_paid:
         return (
             f"NOT PASSED: {report.paid} orders were paid, and fewer than {LEAST_PAID} prove little. Run it "
             f"longer, with --for (seed {report.seed})."
@@ -45,6 +77,14 @@ def lines_of_trial(report: TrialReport) -> Iterator[str]:
         yield f"The shortest run found that fails: {report.shortest.story}"
         for moment in collapsed(report.shortest.timeline):
             yield f"  {moment.seconds:8.3f} s  {moment.what}"
+    books = report.reconciliation
+    if books is not None:
+        yield f"{books.settled_usdc} USDC paid, limit {books.cap_usdc} USDC, {books.over_cap_usdc} over it"
+        yield (
+            f"servers were killed {books.server_kills} times; {books.undecided} payments undecided, "
+            f"{len(books.differences)} differences between chain and books"
+        )
+        yield from (f"  {difference}" for difference in books.differences)
     if report.last_lines:
         yield "The payer has ended without being killed. Its last lines on standard error:"
         yield from (f"  {line}" for line in report.last_lines)

@@ -31,7 +31,6 @@ from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainStatus
-from agentpay_server.chain.embedded import machines
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
@@ -146,7 +145,7 @@ class SimulatedCluster:
         self._landing = chance.stream("landing")
         self._stalled_seconds = 0.0
         self._stalled_since: float | None = None
-        self._machine = machines.acquire()
+        self._machine = machine.acquire()
         forwarder.add_to(self._machine)
         self._heights: dict[str, int] = {}
         self._fork = 0
@@ -524,7 +523,7 @@ class SimulatedCluster:
         return self._machine.minimum_balance_for_rent_exemption(size)
 
     def close(self) -> None:
-        machines.release(self._machine)
+        machine.release(self._machine)
 
     def _bytes_at(self, address: str) -> bytes | None:
         account = self._machine.get_account(Pubkey.from_string(address))

@@ -19,9 +19,9 @@ from agentpay_lab.simulation.loop import never
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.database import migrations
 from agentpay_server.database.connection import Connection, Parameters, Result
-from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import THIS_RELEASE, SchemaRelease
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.database.sqlite import MemoryDatabase
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -18,7 +18,7 @@ def buy(http: httpx.Client, order: str, url: str) -> str:
     """Return `served` if the resource was obtained, `refused` if it never will be, else `failed`."""
     try:
         response = http.get(url, extensions={"payment_key": order})
-    except (errors.TransferRejectedError, errors.UnpayableChallengeError, errors.ConflictError):
+    except errors.TransferRejectedError:
         return "refused"
     except (errors.AgentPayError, httpx.HTTPError) as error:
         print(f"{order}: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Scenes on a server that runs on an event loop of the caller: built with sellers on their ports."""
+"""The local sellers of a scene, each a paywall with a port, and their host beside the server of `serve`."""
 
 import asyncio
 from functools import partial
@@ -9,17 +9,50 @@ from agentpay_server.http.app import Application
 from agentpay_server.http.port import Served
 from agentpay_server.testkit.embedded.owner_thread import RunningLoop
 from agentpay_server.testkit.embedded.port import Listener
+from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 from agentpay_server.testkit.embedded.world import IN_PROCESS_URL, loopback_socket
 from agentpay_server.testkit.node.app import node_of
 from agentpay_server.testkit.node.methods import Node
+from agentpay_server.testkit.paywall import Mode, Paywall
+from agentpay_server.testkit.paywall.homes import Host
 from agentpay_server.testkit.scenes.building import BuiltScene, build, require_empty
-from agentpay_server.testkit.scenes.document import Scene
-from agentpay_server.testkit.scenes.sellers import opened
+from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SellerProtocol
+
+
+def opened(host: AgentPayServer | Host, seller: SceneSeller, pay_to: str | None) -> Paywall:
+    """Return the paywall of a local seller, which listens on its port until the server stops.
+
+    Args:
+        host: the server, on whose chain it settles.
+        seller: the seller, with a price.
+        pay_to: address of the owner who is paid; None for its own.
+
+    Raises:
+        SceneError: its port is in use.
+    """
+    assert seller.price is not None  # noqa: S101 - the document was checked
+    paywall = Paywall(host, pay_to=pay_to, name=seller.name or "")
+    exact = [each.value for each in seller.protocols if each.modes is Mode]
+    if exact:
+        paywall.sell(seller.path, seller.price, protocols=exact, category=seller.category, mode=seller.mode)
+    if SellerProtocol.X402_UPTO in seller.protocols:
+        paywall.sell_upto(seller.path, seller.price, mode=seller.mode)
+    if SellerProtocol.MPP_SESSION in seller.protocols:
+        paywall.sell_by_session(seller.path, seller.price, category=seller.category, mode=seller.mode)
+    try:
+        paywall.listen(port=seller.port)
+    except OSError as error:
+        paywall.close()
+        raise SceneError(f"sellers: {seller.name}: {error}") from None
+    return paywall
 
 
 class SceneHost:
-    """Create it on the server's event loop. `build` is for that loop, the rest for other threads."""
+    """Builds scenes on a server that runs on an event loop of the caller, with sellers on their ports.
+
+    Create it on the server's event loop. `build` is for that loop, the rest for other threads.
+    """
 
     def __init__(self, application: Application, server: Server) -> None:
         self.server: Server = server

@@ -19,7 +19,7 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay.payments import PaymentAuth
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.paywall import Paywall
-from agentpay_server.testkit.situations.bundled import bundled_scene
+from agentpay_server.testkit.scenes.document import bundled_scene
 
 RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"

@@ -17,7 +17,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.testkit.embedded.inbox import WebhookInbox
 from agentpay_server.testkit.scenes.building import BuiltScene
-from agentpay_server.testkit.situations.bundled import bundled_scene
+from agentpay_server.testkit.scenes.document import bundled_scene
 
 if TYPE_CHECKING:
     from agentpay_server.testkit.embedded.server import AgentPayServer

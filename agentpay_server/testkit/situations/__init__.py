@@ -1,1 +1,0 @@
-"""Accounts, sessions and deliveries in states that take many calls to reach."""
