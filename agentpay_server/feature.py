@@ -20,7 +20,6 @@ from agentpay_server.engine.movement import Movement
 from agentpay_server.engine.settlement import Guards, RecoverySchedule, Settlement
 from agentpay_server.ledger import deliveries
 from agentpay_server.ledger.context import Context
-from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import AddedWork, AtOnce, Scheduled, Scheduler
 from agentpay_server.platform.tasks import Tasks
 
@@ -32,17 +31,6 @@ T = TypeVar("T")
 
 JSON_TYPE: Final = b"application/json"
 Header = tuple[bytes, bytes]
-
-
-@frozen(kw_only=True)
-class Call:
-    """An authenticated, valid request; `headers` have lower-case names."""
-
-    principal: Principal
-    path: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: Any = None
-    query: Any = None
 
 
 @frozen(kw_only=True)
@@ -62,17 +50,19 @@ class Route(Generic[S]):
 
     Attributes:
         reply: the status of a success, whose body is the handler's result; or a function from that result.
+        handler: the method of a service that is called with the principal, and then with what the endpoint
+            declares: the parameters of its path, its body or query, and its header fields.
         is_owned: runs in a task of the server, and so completes even if the caller disconnects. False for
             operations that start such tasks themselves, and for those on snapshots, which wait for running
             operations or cancel them.
     """
 
     reply: int | Callable[[Any], Reply]
-    handler: Callable[[S, Call], Coroutine[Any, Any, Any]]
+    handler: Callable[[S], Callable[..., Coroutine[Any, Any, Any]]]
     is_owned: bool = False
 
-    async def answer(self, tasks: Tasks, service: S, call: Call) -> Reply:
-        work = self.handler(service, call)
+    async def answer(self, tasks: Tasks, service: S, arguments: Sequence[Any]) -> Reply:
+        work = self.handler(service)(*arguments)
         result = await (tasks.complete(work) if self.is_owned else work)
         return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
 
@@ -134,10 +124,10 @@ class Feature(Generic[S]):
     routes: Mapping[str, Route[S]] = field(factory=dict)
     work: Callable[[S], Iterable[tuple[Phase, Scheduled]]] = lambda _: ()
     at_once: Callable[[S], AtOnce] | None = None
-    recover: Callable[[S], Awaitable[None]] | None = None
-    on_executed: "Callable[[S, VersionedTransaction], None] | None" = None
-    before_signature: "Callable[[S, str], Awaitable[None]] | None" = None
-    before_loss: "Callable[[S, str], Awaitable[None]] | None" = None
+    recover: Callable[[S], Awaitable[object]] | None = None
+    on_executed: "Callable[[S], Callable[[VersionedTransaction], None]] | None" = None
+    before_signature: Callable[[S], Callable[[str], Awaitable[None]]] | None = None
+    before_loss: Callable[[S], Callable[[str], Awaitable[None]]] | None = None
     pages: Callable[[S], Pages] | None = None
 
 
@@ -182,11 +172,9 @@ class Core:
             for name, route in feature.routes.items()
         }
         self.pages: list[Pages] = [each.pages(service) for each, service in self._features if each.pages]
-        self._signing = [
-            (each.before_signature, service) for each, service in self._features if each.before_signature
-        ]
-        self._losing = [(each.before_loss, service) for each, service in self._features if each.before_loss]
-        self._hearing = [(each.on_executed, service) for each, service in self._features if each.on_executed]
+        self._signing = [each.before_signature(its) for each, its in self._features if each.before_signature]
+        self._losing = [each.before_loss(its) for each, its in self._features if each.before_loss]
+        self._hearing = [each.on_executed(its) for each, its in self._features if each.on_executed]
         self._recovery = RecoverySchedule(self.settlement, clock=context.clock)
         self.schedule: Scheduler = self._scheduler()
 
@@ -206,8 +194,8 @@ class Core:
 
     def executed(self, transaction: "VersionedTransaction") -> None:
         """Tell the features what the embedded chain has executed."""
-        for hear, service in self._hearing:
-            hear(service, transaction)
+        for hear in self._hearing:
+            hear(transaction)
 
     async def recover(self) -> None:
         """Resume all work of an earlier process at once, whatever the clock's time.
@@ -227,12 +215,12 @@ class Core:
                 await feature.recover(service)
 
     async def _before_signature(self, token_account: str) -> None:
-        for guard, service in self._signing:
-            await guard(service, token_account)
+        for guard in self._signing:
+            await guard(token_account)
 
     async def _before_loss(self, subject_id: str) -> None:
-        for guard, service in self._losing:
-            await guard(service, subject_id)
+        for guard in self._losing:
+            await guard(subject_id)
 
     def _scheduler(self) -> Scheduler:
         context = self.context

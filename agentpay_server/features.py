@@ -4,7 +4,7 @@ A plug-in that is not installed is left out. The paywall, the facilitator, the n
 in no start: the commands and the test kit import them.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
@@ -47,25 +47,12 @@ def features() -> "tuple[Feature[Any], ...]":
     return tuple(found)
 
 
-async def connect(
-    settings: "RpcSettings",
-    *,
-    stored_genesis_hash: str | None,
-    treasury: str,
-    mint_authority: str,
-    make_client: "Callable[[RpcSettings], RpcCaller] | None",
-) -> "RpcChain":
-    """Connect to a cluster; see `chain/rpc/chain.py`."""
+def cluster() -> "Callable[..., Awaitable[RpcChain]]":
+    """Return what connects to a cluster: `connect` of `chain/rpc/chain.py`."""
     # It takes a fifth of a start.
     with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
-        from agentpay_server.chain.rpc.chain import connect as connected  # noqa: PLC0415
-    return await connected(
-        settings,
-        stored_genesis_hash=stored_genesis_hash,
-        treasury=treasury,
-        mint_authority=mint_authority,
-        make_client=make_client,
-    )
+        from agentpay_server.chain.rpc.chain import connect  # noqa: PLC0415
+    return connect
 
 
 def postgres(url: str, schema: str) -> "PostgresDatabase":

@@ -33,29 +33,19 @@ FEATURE: Final[Feature[AccountServices]] = Feature(
     build=AccountServices,
     movements=(POLICY_RECORD,),
     work=lambda s: [(Phase.DEPOSITS, s.deposit_schedule), (Phase.LATER, s.records)],
-    before_signature=lambda s, token_account: s.deposits.poll_before_spend(token_account),
+    before_signature=lambda s: s.deposits.poll_before_spend,
     routes={
-        "accounts.create": Route(201, lambda s, c: s.accounts.create(c.principal, c.body), is_owned=True),
-        "accounts.list": Route(200, lambda s, c: s.accounts.list(c.principal, c.query)),
-        "accounts.get": Route(200, lambda s, c: s.accounts.get(c.principal, c.path["account_id"])),
-        "accounts.balance": Route(200, lambda s, c: s.accounts.balance(c.principal, c.path["account_id"])),
-        "accounts.budget": Route(200, lambda s, c: s.accounts.budget(c.principal, c.path["account_id"])),
-        "accounts.list_details": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
-        "accounts.details": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
-        "accounts.unblock": Route(
-            200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])
-        ),
-        "accounts.transactions": Route(
-            200, lambda s, c: s.history.list(c.principal, c.path["account_id"], c.query)
-        ),
-        "accounts.history": Route(200, lambda s, c: s.history.list_all(c.principal, c.query)),
-        "policies.get": Route(_policy, lambda s, c: s.policies.get(c.principal, c.path["account_id"])),
-        "policies.put": Route(
-            _policy,
-            lambda s, c: s.policies.put(
-                c.principal, c.path["account_id"], c.body, if_match=c.headers.get("if-match")
-            ),
-            is_owned=True,
-        ),
+        "accounts.create": Route(201, lambda s: s.accounts.create, is_owned=True),
+        "accounts.list": Route(200, lambda s: s.accounts.list),
+        "accounts.get": Route(200, lambda s: s.accounts.get),
+        "accounts.balance": Route(200, lambda s: s.accounts.balance),
+        "accounts.budget": Route(200, lambda s: s.accounts.budget),
+        "accounts.list_details": Route(200, lambda s: s.accounts.list_details),
+        "accounts.details": Route(200, lambda s: s.accounts.detail),
+        "accounts.unblock": Route(200, lambda s: s.accounts.allow_signing),
+        "accounts.transactions": Route(200, lambda s: s.history.list),
+        "accounts.history": Route(200, lambda s: s.history.list_all),
+        "policies.get": Route(_policy, lambda s: s.policies.get),
+        "policies.put": Route(_policy, lambda s: s.policies.put, is_owned=True),
     },
 )

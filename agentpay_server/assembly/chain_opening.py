@@ -78,9 +78,9 @@ async def _embedded_chain(
 async def _cluster(
     config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> OpenedChain:
-    assert config.rpc is not None  # noqa: S101 - see `open_chain`
+    connect = features.cluster()
     try:
-        chain = await features.connect(
+        chain = await connect(
             config.rpc,
             stored_genesis_hash=await identity.known_genesis(storage.database),
             treasury=custody.address(TREASURY),

@@ -281,5 +281,5 @@ class Watches:
 
 
 FEATURE: Final[Feature[Watches]] = Feature(
-    name="guards", build=Watches, work=Watches.work, before_loss=Watches.before_loss
+    name="guards", build=Watches, work=Watches.work, before_loss=lambda s: s.before_loss
 )

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
-import attrs
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.console import GET_SUMMARY
@@ -26,7 +25,7 @@ from agentpay_server.assembly.server import Server
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.feature import JSON_TYPE, Call, Header, Pages, Reply
+from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import exports, openapi
 from agentpay_server.http.limits import Places, RateLimit
 from agentpay_server.http.operations import Operations, require_get
@@ -331,20 +330,17 @@ class _Path:
 
     async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
         headers: Mapping[str, str] = scope["agentpay.headers"]
-        body = None
+        arguments = [scope["agentpay.principal"], *scope.get("path_params", {}).values()]
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
                 raw = b"{}"
-            body = structured_body(raw, endpoint.request)
-        query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
-        call = Call(
-            principal=scope["agentpay.principal"],
-            path=scope.get("path_params", {}),
-            headers=headers,
-            body=body,
-            query=query,
-        )
+            arguments.append(structured_body(raw, endpoint.request))
+        query = None
+        if endpoint.query is not None:
+            query = structured_query(scope["query_string"], endpoint.query)
+            arguments.append(query)
+        arguments += [headers.get(each.name.lower()) for each in endpoint.request_headers]
         services = self._server.services
         if endpoint.name not in services.routes:
             # Its plug-in is not installed.
@@ -356,12 +352,12 @@ class _Path:
             async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
                 # The key may have been revoked since the last page.
                 await authenticated(headers, self._server.services, scope["agentpay.trace"].request_id)
-                page: PageBody[Any] = await route.handler(service, attrs.evolve(call, query=of))
+                page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
             stream = await exports.exported(endpoint, kind, query, read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
-        reply = await route.answer(services.context.tasks, service, call)
+        reply = await route.answer(services.context.tasks, service, arguments)
         trace: _Trace = scope["agentpay.trace"]
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         return reply

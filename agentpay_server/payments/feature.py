@@ -35,32 +35,22 @@ def _payment(payment: Payment | SessionStep) -> Reply:
     return Reply(status=201 if payment.header is not None else 202, model=payment)
 
 
-async def _recover(services: PaymentServices) -> None:
-    # Record payments that sellers broadcast while no server ran.
-    await services.watch.poll()
-
-
 FEATURE: Final[Feature[PaymentServices]] = Feature(
     name="payments",
     build=PaymentServices,
     movements=(PAYMENT,),
     work=lambda s: [(Phase.PAYMENTS, s.watch)],
-    recover=_recover,
-    on_executed=lambda s, transaction: s.watch.executed([str(each) for each in transaction.signatures]),
+    # Record payments that sellers broadcast while no server ran.
+    recover=lambda s: s.watch.poll(),
+    on_executed=lambda s: s.watch.executed,
     routes={
-        "payments.authorize": Route(
-            _payment, lambda s, c: s.payments.authorize(c.principal, c.body), is_owned=True
-        ),
-        "payments.get": Route(200, lambda s, c: s.payments.get(c.principal, c.path["transfer_id"])),
-        "payments.list": Route(200, lambda s, c: s.payments.list(c.principal, c.query)),
-        "payments.report_outcome": Route(
-            200,
-            lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body),
-            is_owned=True,
-        ),
-        "sellers.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
-        "sellers.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
-        "sellers.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
-        "sellers.delete": Route(204, lambda s, c: s.origins.delete(c.principal, c.path["origin"])),
+        "payments.authorize": Route(_payment, lambda s: s.payments.authorize, is_owned=True),
+        "payments.get": Route(200, lambda s: s.payments.get),
+        "payments.list": Route(200, lambda s: s.payments.list),
+        "payments.report_outcome": Route(200, lambda s: s.payments.report_outcome, is_owned=True),
+        "sellers.list": Route(200, lambda s: s.origins.list),
+        "sellers.put": Route(200, lambda s: s.origins.put),
+        "sellers.get": Route(200, lambda s: s.origins.get),
+        "sellers.delete": Route(204, lambda s: s.origins.delete),
     },
 )

@@ -191,7 +191,7 @@ class Sandbox:
         failpoint(Operation.TOKEN_ACCOUNT, Step.POSTED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
-    async def clock(self) -> ClockReading:
+    async def clock(self, _: Principal) -> ClockReading:
         """Return the server's time."""
         self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
@@ -223,7 +223,7 @@ class Sandbox:
                 },
                 has_happened=True,
             )
-        return await self.clock()
+        return await self.clock(principal)
 
     async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
         """Arm a fault, for every tenant of the server.

@@ -32,12 +32,10 @@ FEATURE: Final[Feature[SessionServices]] = Feature(
     work=lambda s: [(Phase.LATER, s.schedule)],
     recover=_recover,
     routes={
-        "sessions.open": Route(201, lambda s, c: s.sessions.open(c.principal, c.body)),
-        "sessions.charge": Route(
-            200, lambda s, c: s.sessions.charge(c.principal, c.path["session_id"], c.body)
-        ),
-        "sessions.close": Route(200, lambda s, c: s.sessions.close(c.principal, c.path["session_id"])),
-        "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
-        "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
+        "sessions.open": Route(201, lambda s: s.sessions.open),
+        "sessions.charge": Route(200, lambda s: s.sessions.charge),
+        "sessions.close": Route(200, lambda s: s.sessions.close),
+        "sessions.get": Route(200, lambda s: s.sessions.get),
+        "sessions.list": Route(200, lambda s: s.sessions.list),
     },
 )

@@ -28,16 +28,12 @@ FEATURE: Final[Feature[TransferServices]] = Feature(
     movements=(TRANSFER,),
     work=lambda s: [(Phase.LATER, s.approvals)],
     routes={
-        "transfers.create": Route(_transfer, lambda s, c: s.transfers.create(c.principal, c.body)),
-        "transfers.get": Route(200, lambda s, c: s.transfers.get(c.principal, c.path["transfer_id"])),
-        "transfers.list": Route(200, lambda s, c: s.transfers.list(c.principal, c.query)),
-        "transfers.check": Route(200, lambda s, c: s.checks.check(c.principal, c.body)),
-        "approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
-        "approvals.approve": Route(
-            200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True
-        ),
-        "approvals.reject": Route(
-            200, lambda s, c: s.approvals.reject(c.principal, c.path["transfer_id"], c.body), is_owned=True
-        ),
+        "transfers.create": Route(_transfer, lambda s: s.transfers.create),
+        "transfers.get": Route(200, lambda s: s.transfers.get),
+        "transfers.list": Route(200, lambda s: s.transfers.list),
+        "transfers.check": Route(200, lambda s: s.checks.check),
+        "approvals.list": Route(200, lambda s: s.approvals.list),
+        "approvals.approve": Route(200, lambda s: s.approvals.approve, is_owned=True),
+        "approvals.reject": Route(200, lambda s: s.approvals.reject, is_owned=True),
     },
 )

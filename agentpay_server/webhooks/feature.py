@@ -14,12 +14,11 @@ from agentpay_server.webhooks.tail import EventTail
 class WebhookServices:
     def __init__(self, core: Core) -> None:
         context, config = core.context, core.config
-
-        def make_poster() -> HttpPoster:
-            public_only = not context.chain.is_test_chain
-            return HttpPoster(public_only=public_only, mounts=config.mounts, authority=config.webhook_ca)
-
-        self.poster: HttpPoster = core.keep(HttpPoster, make_poster)
+        public_only = not context.chain.is_test_chain
+        self.poster: HttpPoster = core.keep(
+            HttpPoster,
+            lambda: HttpPoster(public_only=public_only, mounts=config.mounts, authority=config.webhook_ca),
+        )
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context, self.poster.is_held)
         self.sender: WebhookSender = WebhookSender(context, self.poster)
@@ -36,24 +35,16 @@ FEATURE: Final[Feature[WebhookServices]] = Feature(
     work=lambda s: [(Phase.LATER, s.sender)],
     at_once=lambda s: FirstAttempts(s.sender, s.poster),
     routes={
-        "webhooks.create": Route(201, lambda s, c: s.webhooks.create(c.principal, c.body)),
-        "webhooks.list": Route(200, lambda s, c: s.webhooks.list(c.principal, c.query)),
-        "webhooks.update": Route(
-            200, lambda s, c: s.webhooks.update(c.principal, c.path["webhook_id"], c.body)
-        ),
-        "webhooks.delete": Route(204, lambda s, c: s.webhooks.delete(c.principal, c.path["webhook_id"])),
-        "webhooks.rotate_secret": Route(
-            200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
-        ),
-        "webhooks.test": Route(202, lambda s, c: s.deliveries.test(c.principal, c.path["webhook_id"])),
-        "events.stream": Route(
-            _stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))
-        ),
-        "events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
-        "events.replay": Route(
-            202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
-        ),
-        "deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
-        "deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
+        "webhooks.create": Route(201, lambda s: s.webhooks.create),
+        "webhooks.list": Route(200, lambda s: s.webhooks.list),
+        "webhooks.update": Route(200, lambda s: s.webhooks.update),
+        "webhooks.delete": Route(204, lambda s: s.webhooks.delete),
+        "webhooks.rotate_secret": Route(200, lambda s: s.webhooks.rotate_secret),
+        "webhooks.test": Route(202, lambda s: s.deliveries.test),
+        "events.stream": Route(_stream, lambda s: s.tail.stream),
+        "events.list": Route(200, lambda s: s.deliveries.list_events),
+        "events.replay": Route(202, lambda s: s.deliveries.replay),
+        "deliveries.replay": Route(202, lambda s: s.deliveries.replay_since),
+        "deliveries.list": Route(200, lambda s: s.deliveries.list_deliveries),
     },
 )

@@ -8,6 +8,7 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import plug_ins
 import pytest
 
 pytestmark = pytest.mark.unmeasured
@@ -141,23 +142,7 @@ def test_each_folder_of_the_server_has_its_row():
     assert folders == {each.partition(".")[0] for each in ROWS.split()} - {"feature", "features"}
 
 
-# Where each plug-in is, and what may import it besides itself, tests and the laboratory.
-PLUG_INS = {
-    "payments": ["payments"],
-    "channels": ["payments.channels"],
-    "cluster": ["chain.rpc"],
-    "guards": ["engine.watches"],
-    "postgres": [
-        f"database.postgres{each}" for each in ("", "_batches", "_connections", "_schema", "_writes")
-    ],
-    "migrations": ["database.migrations"],
-    "console": ["http.dashboard", "dashboard"],
-    "paywall": ["testkit.paywall"],
-    "facilitator": ["testkit.facilitator"],
-    "node": ["testkit.node"],
-    "scenes": ["testkit.scenes"],
-}
-PLUG_IN_ROOMS = tuple(f"agentpay_server.{room}" for rooms in PLUG_INS.values() for room in rooms)
+# What may import plug-ins besides themselves, tests and the laboratory.
 NAMES_PLUG_INS = (
     "agentpay_server.features",
     "agentpay_server.cli",
@@ -177,10 +162,10 @@ def test_the_core_imports_no_plug_in():
         f"{module_name(path)} imports {imported}"
         for path in MODULES
         if path.is_relative_to(ROOT / "agentpay_server")
-        and not is_in(module_name(path), (*PLUG_IN_ROOMS, *NAMES_PLUG_INS))
+        and not is_in(module_name(path), (*plug_ins.ROOMS, *NAMES_PLUG_INS))
         and module_name(path) != "agentpay_server"
         for imported in imports_of(path)
-        if is_in(imported, PLUG_IN_ROOMS)
+        if is_in(imported, plug_ins.ROOMS)
     ]
     assert not found
 
@@ -188,7 +173,7 @@ def test_the_core_imports_no_plug_in():
 def test_the_features_import_plug_ins_when_they_are_needed():
     loaded = loaded_by("import agentpay_server.features, agentpay_server.assembly.server")
 
-    assert not [each for each in loaded if is_in(each, PLUG_IN_ROOMS)]
+    assert not [each for each in loaded if is_in(each, plug_ins.ROOMS)]
 
 
 # A library of its own: it could be taken out, and used elsewhere.

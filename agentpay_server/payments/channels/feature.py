@@ -55,6 +55,6 @@ FEATURE: Final[Feature[ChannelServices]] = Feature(
     movements=(CHANNEL_OPEN, CHANNEL_CLOSE),
     work=lambda s: [(Phase.LATER, s.watch)],
     recover=ChannelServices.recover,
-    on_executed=lambda s, transaction: s.watch.executed(transaction),
-    before_signature=ChannelServices.before_signature,
+    on_executed=lambda s: s.watch.executed,
+    before_signature=lambda s: s.before_signature,
 )
