@@ -6,17 +6,15 @@ test chain. It also sells through payment channels: by session of MPP, and up to
 more from a seller than it pays for.
 """
 
-from agentpay_server.testkit.paywall import (
-    Attempt,
-    HostilePayer,
+from agentpay_server.payments.challenges.terms import Protocol
+from agentpay_server.testkit.paywall.hostile_payer import Attempt, HostilePayer, Trick
+from agentpay_server.testkit.paywall.paywall import Paywall
+from agentpay_server.testkit.paywall.products import (
     Mode,
-    Paywall,
     PaywallChannel,
     PaywallRequest,
-    Protocol,
     Sale,
     SessionMode,
-    Trick,
     UptoMode,
 )
 

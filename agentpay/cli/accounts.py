@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from agentpay.contract.accounts import Account
     from agentpay.contract.console import AccountDetails
 
-ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
-
 _COLUMNS: Final = [
     Column("name", lambda account: account.name, is_text=True),
     Column("balance", lambda account: account.balance_usdc),

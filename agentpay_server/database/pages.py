@@ -144,7 +144,7 @@ def _foreign() -> Problem:
     return invalid(FieldError(field="cursor", message="must be the cursor of a page of this list"))
 
 
-# Filters by time, for lists that are read in order of sequence numbers.
+# --- Filters by time, for lists that are read in order of sequence numbers.
 #
 # Times follow the numbers only roughly: a transaction takes its number before it commits, and the clocks of
 # several servers differ. So an index of times gives the numbers around a moment, with some slack, and the

@@ -26,7 +26,7 @@ from sqlalchemy import Boolean, bindparam, case, func, literal_column, select
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, sessions
+from agentpay_server.database.tables import AccountRecord, channels, sessions
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.ledger import spending
 from agentpay_server.ledger.apply import Posting
@@ -95,15 +95,18 @@ _PENDING: Final = select(
     table.c.account_id == bindparam("account_id"),
     table.c.by_operator == _BY_OPERATOR,
 )
-_UNSETTLED: Final = select(func.coalesce(func.sum(sessions.c.opening_fee + sessions.c.closing_fee), 0)).where(
-    sessions.c.account_id == bindparam("account_id"),
-    sessions.c.by_operator == _BY_OPERATOR,
-    sessions.c.status.in_(
-        literal_column(f"'{status}'")
-        for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
-    ),
-)
-_RESERVED: Final = select(_PENDING.scalar_subquery(), _UNSETTLED.scalar_subquery())
+_UNSETTLED: Final = [
+    select(func.coalesce(func.sum(each.c.opening_fee + each.c.closing_fee), 0)).where(
+        each.c.account_id == bindparam("account_id"),
+        each.c.by_operator == _BY_OPERATOR,
+        each.c.status.in_(
+            literal_column(f"'{status}'")
+            for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+        ),
+    )
+    for each in (sessions, channels)
+]
+_RESERVED: Final = select(_PENDING.scalar_subquery(), *(each.scalar_subquery() for each in _UNSETTLED))
 _TOTAL_BEFORE: Final = spending.total_before(table.c.burned_us, table.c.burned_total).where(
     table.c.by_operator == _BY_OPERATOR
 )
@@ -133,8 +136,8 @@ def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
 def holds(connection: Connection, account_id: str, *, by_operator: bool) -> int:
     """Return the lamports that an account's unfinished work of operators, or of agents, may still burn."""
     values = {"account_id": account_id, "by_operator": by_operator}
-    ((pending, unsettled),) = connection.execute(_RESERVED, values)
-    return int(pending) + int(unsettled)
+    (parts,) = connection.execute(_RESERVED, values)
+    return sum(int(part) for part in parts)
 
 
 def burned(connection: Connection, account: AccountRecord, now_us: int, *, by_operator: bool) -> int:

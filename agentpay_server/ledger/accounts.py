@@ -1,4 +1,4 @@
-"""SQL statements for accounts, their policies and their counters."""
+"""SQL statements for accounts, their policies, their counters and the entries of their history."""
 
 from collections.abc import Mapping
 from functools import cache
@@ -171,7 +171,7 @@ def allow_signing(connection: Connection, account_id: str) -> bool:
     return ACCOUNTS.change(connection, account_id, _IS_SUSPENDED, suspended_us=None) is not None
 
 
-# SQL statements for history entries.
+# --- History entries
 
 ENTRIES: Final = Rows(EntryRecord, "seq")
 ENTRY_PAGES: Final = ENTRIES.pages(

@@ -30,8 +30,6 @@ _AMOUNT_IS: Final[BindParameter[int]] = bindparam("q_amount", type_=BigInteger)
 _MEMO: Final[BindParameter[bytes]] = bindparam("q_memo", type_=LargeBinary)
 _MEMO_END: Final[BindParameter[bytes]] = bindparam("q_memo_end", type_=LargeBinary)
 
-# The channel of a payment, which has the identifier of the payment, is found as the payment.
-IS_SESSION: Final[ColumnElement[bool]] = sessions.c.protocol != literal_column("'x402_upto'")
 IS_DEPOSIT: Final = entries.c.type == literal_column("'deposit'")
 
 
@@ -96,7 +94,7 @@ def each(found: Select[Any], table: Table, conditions: Mapping[str, Any]) -> tup
 
 
 TRANSFER_IDS: Final = union(*each(select(transfers.c.transfer_id), transfers, TRANSFERS))
-SESSION_IDS: Final = union(*each(select(sessions.c.session_id).where(IS_SESSION), sessions, SESSIONS))
+SESSION_IDS: Final = union(*each(select(sessions.c.session_id), sessions, SESSIONS))
 
 
 def values(q: str) -> dict[str, object]:

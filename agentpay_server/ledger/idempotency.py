@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import attrs
 from attrs import evolve, frozen
-from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, select
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
@@ -207,11 +207,10 @@ def _is_key(claim: FromClause, account_id: ColumnElement[Any]) -> ColumnElement[
 
 def _with_purchases(joined: FromClause, claim: FromClause) -> tuple[FromClause, list[ColumnElement[Any]]]:
     """Join the purchases of claims; return that, and the columns: of the claim, and when it ends if known."""
-    # A voucher is in neither table: it never releases its key. The channel of a payment up to a maximum has
-    # the payment's identifier.
+    # A voucher is in neither table: it never releases its key.
     paid, opened = transfers.alias(), sessions.alias()
-    is_opened = and_(opened.c.session_id == claim.c.subject_id, claim.c.kind != _PAYMENT)
-    joined = joined.outerjoin(paid, paid.c.transfer_id == claim.c.subject_id).outerjoin(opened, is_opened)
+    joined = joined.outerjoin(paid, paid.c.transfer_id == claim.c.subject_id)
+    joined = joined.outerjoin(opened, opened.c.session_id == claim.c.subject_id)
     return joined, [*claim.c, func.coalesce(paid.c.key_expires_us, opened.c.key_expires_us)]
 
 
@@ -235,7 +234,6 @@ def _of_operator() -> Select[Any]:
     )
 
 
-_PAYMENT: Final[ColumnElement[str]] = literal_column(f"'{PurchaseKind.PAYMENT}'")
 _OF_ACCOUNT: Final = _of_account()
 _OF_OPERATOR: Final = _of_operator()
 

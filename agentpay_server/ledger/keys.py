@@ -86,11 +86,7 @@ _SESSIONS: Final = select(
         ),
         0,
     )
-).where(
-    sessions.c.key_id == bindparam("key_id"),
-    # The channel of a payment counts as the transfer that the payment is.
-    sessions.c.protocol != literal_column("'x402_upto'"),
-)
+).where(sessions.c.key_id == bindparam("key_id"))
 # An index covers the transfers of a key, and one finds its sessions.
 _SPENT: Final = select(_TRANSFERS.scalar_subquery(), _SESSIONS.scalar_subquery())
 _LIMIT: Final = select(api_keys.c.max_total).where(api_keys.c.key_id == bindparam("key_id"))

@@ -25,7 +25,7 @@ from agentpay_server.ledger.deliveries import DeliveryStatus
 from agentpay_server.ledger.finding import OPERATOR, SESSION_IDS, TRANSFER_IDS, Q
 from agentpay_server.platform.clock import from_us
 
-# Registered webhooks, and what they subscribe to (interface W3, EV4).
+# --- Registered webhooks, and what they subscribe to (interface W3, EV4)
 
 
 @frozen(kw_only=True)

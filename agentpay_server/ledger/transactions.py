@@ -24,7 +24,7 @@ from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, nul
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.rows import Rows, lock_of
-from agentpay_server.database.tables import ChainTransactionRecord, channels, sessions
+from agentpay_server.database.tables import ChainTransactionRecord, channels
 from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
@@ -154,11 +154,10 @@ _CREDITS: Final = (
 _OF_SUBJECT: Final = select(table).where(
     table.c.signature == bindparam("signature"), table.c.subject_id == bindparam("subject_id")
 )
-_UNPOSTED: Final = select(sessions.c.channel, channels.c.signer).where(
-    sessions.c.session_id == channels.c.session_id,
-    sessions.c.escrow_token_account == bindparam("escrow"),
-    sessions.c.account_id == bindparam("account_id"),
-    sessions.c.settlement_tx_signature.is_(None),
+_UNPOSTED: Final = select(channels.c.address, channels.c.signer).where(
+    channels.c.escrow_token_account == bindparam("escrow"),
+    channels.c.account_id == bindparam("account_id"),
+    channels.c.payout_signature.is_(None),
 )
 
 _EXPLAINS: Final = (

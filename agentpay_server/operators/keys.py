@@ -420,7 +420,7 @@ def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:
     )
 
 
-# Keys across a restore: it revives none, and keys newer than the snapshot continue to work.
+# --- Keys across a restore: it revives none, and keys newer than the snapshot continue to work.
 
 
 @frozen(kw_only=True)

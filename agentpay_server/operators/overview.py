@@ -59,8 +59,6 @@ _RETRYING: Final = select(func.count()).select_from(
 )
 _OPEN: Final = select(func.count()).where(
     sessions.c.operator_id == _OPERATOR,
-    # The channel of a payment is no session of a caller.
-    sessions.c.protocol != literal_column("'x402_upto'"),
     sessions.c.status.in_(
         [
             literal_column(f"'{status}'")

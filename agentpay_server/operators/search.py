@@ -107,7 +107,7 @@ _PARTS: Final = (
     _first(select(_payments.c.transfer_id).where(_like(_payments.c.origin)), _payments),
 )
 _TRANSFERS: Final = (*_each(select(transfers.c.transfer_id), transfers, finding.TRANSFERS), *_PARTS)
-_SESSIONS: Final = _each(select(sessions.c.session_id).where(finding.IS_SESSION), sessions, finding.SESSIONS)
+_SESSIONS: Final = _each(select(sessions.c.session_id), sessions, finding.SESSIONS)
 _DEPOSITS: Final = _each(select(entries).where(finding.IS_DEPOSIT), entries, finding.DEPOSITS)
 _EVENTS: Final = _each(
     select(events.c.body),

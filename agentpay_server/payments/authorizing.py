@@ -37,10 +37,13 @@ from agentpay_server.payments.building import (
     build_payment,
     check_buildable,
 )
-from agentpay_server.payments.challenges import x402_upto
+from agentpay_server.payments.challenges import x402
 from agentpay_server.payments.challenges.terms import ChallengeTerms, ChannelTerms, Offer
-from agentpay_server.payments.channels.building import closing_fee
-from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
+from agentpay_server.payments.channels.signing import (
+    OpeningBlockhash,
+    closing_fee,
+    sign_channel,
+)
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import category_of, pin_refusal
 from agentpay_server.payments.settling import detail_of
@@ -214,7 +217,7 @@ def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[Transf
     if gate.needs_approval(new.terms.amount_micro):
         require_room_to_wait(gate, new.principal)
         return escalated(gate, _stored(gate, new, waiting(gate, _external(gate)), unsigned))
-    tx, row = sign(gate, purchase, new.transfer_id, new.principal)
+    tx, row = sign(gate, purchase, new.transfer_id)
     return initiated(gate, _stored(gate, new, submitted(_external(gate), tx), row), tx)
 
 
@@ -242,7 +245,7 @@ def approved_payment(
         require_funds(refusal, approved)
         rejection = rejected(gate, refusal)
         return refused(gate, _changed(gate, principal, approved, purchase, rejection), refusal)
-    tx, row = sign(gate, purchase, approved.transfer_id, principal)
+    tx, row = sign(gate, purchase, approved.transfer_id)
     decision = submitted(_external(gate), tx)
     return initiated(gate, _changed(gate, principal, approved, purchase, decision, row=row), tx)
 
@@ -324,9 +327,7 @@ def initiated(gate: Gate, transfer: TransferRecord, tx: StoredTransaction) -> De
 # --- Signing
 
 
-def sign(
-    gate: Gate, purchase: Purchase, transfer_id: str, principal: Principal
-) -> tuple[StoredTransaction, PaymentRow]:
+def sign(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransaction, PaymentRow]:
     """Sign a payment and reserve its amount; return its stored transaction, and its row to store.
 
     Raises:
@@ -336,7 +337,7 @@ def sign(
     if offer.channel is not None:
         # The fee of a forced close.
         gate.pay(Cost(fees=closing_fee(gate.preflight.blockhash)))
-        tx, row = _sign_channel(gate, purchase, offer.channel, transfer_id, principal)
+        tx, row = _sign_channel(gate, purchase, offer.channel, transfer_id)
         return gate.hold_cap(tx, amount_micro), row
     gate.pay(Cost(fees=FEE_LAMPORTS if offer.terms.fee_payer is None else 0))
     tx, row = _sign_single(gate, purchase, transfer_id)
@@ -393,36 +394,27 @@ def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[Stor
 
 
 def _sign_channel(
-    gate: Gate, purchase: Purchase, terms: ChannelTerms, transfer_id: str, principal: Principal
+    gate: Gate, purchase: Purchase, terms: ChannelTerms, transfer_id: str
 ) -> tuple[StoredTransaction, PaymentRow]:
     offer, landing = purchase.offer, purchase.landing
     assert landing is not None  # noqa: S101 - read before
-    deposit = ChannelDeposit(
-        subject_id=transfer_id,
-        operator_id=purchase.operator_id,
-        account_id=purchase.account_id,
-        key_id=principal.key_id,
-        protocol=offer.terms.protocol.value,
+    channel, tx = sign_channel(
+        gate,
+        offer,
+        landing,
+        owner_id=transfer_id,
         origin=purchase.origin,
-        url=purchase.url,
-        category=purchase.category,
         deposit_micro=offer.terms.amount_micro,
-        offer=offer,
-        position=purchase.position,
-        token_account=purchase.token_account,
-        landing=landing,
         terms_digest=terms.digest(offer.terms, origin=purchase.origin),
-        # The row of the payment has the caller's.
-        idempotency_key=transfer_id,
-        expires_us=x402_upto.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
-        memo=offer.terms.legs[0].memo or transfer_id,
+        position=purchase.position,
+        expires_us=x402.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
+        text=offer.terms.legs[0].memo or transfer_id,
     )
-    channel, tx = sign_channel(gate, deposit)
     row = attrs.evolve(
         purchase.row(transfer_id),
-        raw=channel.record.raw,
+        raw=channel.raw,
         blockhash=landing.blockhash,
         nonce=store.next_nonce(gate.connection, purchase.account_id, landing.blockhash),
-        expires_us=channel.record.expires_us,
+        expires_us=channel.expires_us,
     )
     return tx, row

@@ -25,12 +25,12 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import Purchase, approved_payment, new_payment
 from agentpay_server.payments.challenges import offers as rules
-from agentpay_server.payments.challenges import x402, x402_upto
+from agentpay_server.payments.challenges import x402
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped, UnreadableChallengeError
-from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of
 from agentpay_server.payments.channels.closing import ChannelClosing
 from agentpay_server.payments.channels.session_payments import SessionPayments
+from agentpay_server.payments.channels.signing import opening_of
+from agentpay_server.payments.channels.store import CHANNELS
 from agentpay_server.payments.responses import nothing_payable, problem_of, to_response
 from agentpay_server.payments.selection import PaymentView, SelectOffer
 from agentpay_server.payments.watch import PaymentWatch
@@ -132,10 +132,10 @@ class Purchases:
     ) -> Payment:
         assert payment.raw is not None  # noqa: S101 - it was signed
         if payment.protocol == Protocol.X402_UPTO:
-            channel = await self._database.read(channel_store.of_session, payment.transfer_id)
+            channel = await self._database.read(CHANNELS.existing, payment.transfer_id)
             account = await self._database.read(ACCOUNTS.existing, payment.account_id)
-            payload = x402_upto.payload(opening_of(self._context, channel, account), channel.record, offer)
-            header = x402.wrap_payload(offer, payload, payment_id=transfer.transfer_id)
+            opening = opening_of(self._context, channel, account)
+            header = x402.wrap_upto(offer, opening, channel, payment_id=transfer.transfer_id)
         else:
             header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
         return to_response(transfer, payment, header=header, is_replay=is_replay)

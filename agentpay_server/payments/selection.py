@@ -32,13 +32,13 @@ from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, othe
 from agentpay_server.payments import store
 from agentpay_server.payments.authorizing import build_fault, channel_fault
 from agentpay_server.payments.challenges import offers as rules
-from agentpay_server.payments.challenges.differences import differences
-from agentpay_server.payments.challenges.offers import Sifted
+from agentpay_server.payments.challenges.offers import Sifted, differences
 from agentpay_server.payments.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.session_payments import KeyUse, Selected, session_conflict, use_of
+from agentpay_server.payments.channels.opening import Selected
+from agentpay_server.payments.channels.session_payments import session_conflict
 from agentpay_server.payments.channels.signing import OpeningBlockhash, landing_of
-from agentpay_server.payments.channels.store import Channel
+from agentpay_server.payments.channels.store import Channel, KeyUse, use_of
 from agentpay_server.payments.judging import (
     Shown,
     read_shown,
@@ -384,7 +384,7 @@ def _conflict(
     payment = store.PAYMENTS.existing(connection, holder.transfer_id)
     if payment.protocol == Protocol.X402_UPTO and payment.raw is not None:
         # Once it is settled, its amount is what the seller took; the terms are the maximum.
-        maximum = channel_store.of_session(connection, holder.transfer_id).session.cap
+        maximum = channel_store.CHANNELS.existing(connection, holder.transfer_id).deposit
         holder = attrs.evolve(holder, amount=maximum)
     memo = request.memo or None
     found = [

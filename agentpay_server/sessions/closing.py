@@ -6,14 +6,18 @@ settled. If the chain does not respond, or its state has changed since the settl
 party paid into the escrow, the payee's token account was closed), the chain is read again. If a token account
 is frozen, the session stays `closing`, with the money in its escrow and the reason stored. The next close
 request then retries at once, the scheduler after a growing interval.
+
+Sessions close automatically at their idle limit or lifetime, by the server's clock, with the same settlement.
 """
 
 import asyncio
 import logging
+import math
 from contextlib import suppress
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, Protocol
 
-from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
+from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
@@ -39,8 +43,10 @@ from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import Backoff
-from agentpay_server.sessions import outcomes, store, unknown_payouts
-from agentpay_server.sessions.payout import (
+from agentpay_server.platform.tasks import SingleFlight, all_ended
+from agentpay_server.sessions import outcomes, payouts, store
+from agentpay_server.sessions.outcomes import limits_of, report
+from agentpay_server.sessions.payouts import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
     EscrowMissingError,
@@ -49,7 +55,6 @@ from agentpay_server.sessions.payout import (
     obstacle,
     read_payout,
 )
-from agentpay_server.sessions.responses import limits_of, report
 from agentpay_server.sessions.rules import (
     MAX_PAYEES_CREATED,
     PAYEES_CREATED_WITHIN_US,
@@ -58,6 +63,19 @@ from agentpay_server.sessions.rules import (
     retry_us,
     settlement,
 )
+
+
+class Channels(Protocol):
+    """Closes the channels of sessions over HTTP 402."""
+
+    async def close(self, principal: Principal, session: SessionRecord) -> Session:
+        """Begin to close an open session, and return it with the header to present to its seller."""
+        ...
+
+    async def advance(self, owner_id: str) -> None:
+        """Do what is due for a channel, of a session or of a payment, given what the chain shows of it."""
+        ...
+
 
 # Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
@@ -128,68 +146,34 @@ class Closing:
         return claimed
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
-        now_us = self._context.clock.now_us()
+        now_us, reason = self._context.clock.now_us(), None
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        if principal is None:
-            session = self._claim_due(connection, session_id, now_us, sign_us)
-        else:
-            session = store.SESSIONS.change(
-                connection,
-                session_id,
-                store.IS_OPEN,
-                status=SessionStatus.CLOSING.value,
-                closes_us=sign_us,
-            )
-        if session is None:
-            # Not open: it is closing, and perhaps postponed, or another server was faster.
-            retried = store.SESSIONS.change(
-                connection,
-                session_id,
-                store.IS_CLOSING,
-                store.IS_UNSIGNED,
-                error=None,
-                message=None,
-                closes_us=sign_us,
-            )
-            return retried or store.SESSIONS.existing(connection, session_id)
-        check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
-        audit.record(
-            connection,
-            principal or audit.ServerActor(session.operator_id),
-            action=CLOSE_SESSION.name,
-            subject=session_id,
-            now_us=now_us,
-            before={"status": SessionStatus.OPEN.value},
-            after={
-                "status": session.status,
-                "cap_usdc": audit.usdc(session.cap),
-                # No more charges are accepted, so this amount is final.
-                "settled_usdc": audit.usdc(session.running_total),
-                "returned_usdc": audit.usdc(session.cap - session.running_total),
-            },
-        )
-        return session
-
-    def _claim_due(
-        self, connection: Connection, session_id: str, now_us: int, sign_us: int
-    ) -> SessionRecord | None:
         session = store.SESSIONS.existing(connection, session_id)
-        if session.opened_us is None:
-            return None
-        reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
-        # A charge may have extended the time limit since the session was found due.
-        return store.SESSIONS.change(
+        if principal is None and session.opened_us is not None:
+            reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        claimed = claim(
             connection,
             session_id,
-            store.IS_OPEN,
-            store.IS_DUE,
-            given={"now_us": now_us},
-            status=SessionStatus.CLOSING.value,
-            closed_by=reason.value,
+            actor=principal or audit.ServerActor(session.operator_id),
+            now_us=now_us,
+            closes_us=sign_us,
+            reason=reason,
+            # A charge may have extended the time limit since the session was found due.
+            if_due=principal is None,
+        )
+        # If it is not open, it is closing, and perhaps postponed, or another server was faster.
+        retried = claimed or store.SESSIONS.change(
+            connection,
+            session_id,
+            store.IS_CLOSING,
+            store.IS_UNSIGNED,
+            error=None,
+            message=None,
             closes_us=sign_us,
         )
+        return retried or store.SESSIONS.existing(connection, session_id)
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, StoredTransaction | None]:
         """Sign the settlement of a claimed session, if the chain allows it.
@@ -206,7 +190,7 @@ class Closing:
         except ChainUnreachableError as error:
             if isinstance(error, EscrowMissingError):
                 with suppress(ChainUnreachableError):
-                    await unknown_payouts.compare(self._context, session)
+                    await payouts.compare(self._context, session)
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
@@ -262,16 +246,15 @@ def _accounts(tx: StoredTransaction, subject: SessionRecord) -> tuple[str, ...]:
 
 def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
     """Return the outcome of a session that is settled on chain."""
-    check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-    change = store.SESSIONS.to_change(
-        ending.subject,
-        store.IS_CLOSING,
-        status=SessionStatus.SETTLED.value,
-        settlement_tx_signature=ending.tx.signature,
-        settled_us=ending.now_us,
-        closes_us=None,
+    session = ending.subject
+    return outcomes.settled(
+        session,
+        ending.tx,
+        ending.now_us,
+        escrow=outcomes.escrow_of(session),
+        paid=session.running_total,
+        deposited=outcomes.deposited_micro(ending.tx),
     )
-    return outcomes.settled(change, ending.tx, ending.now_us)
 
 
 def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
@@ -295,7 +278,7 @@ async def _prepare(context: Context, subject: SessionRecord) -> PayoutState:
     except EscrowMissingError:
         # In a restored database, a replacement that it does not know may have paid out the escrow.
         with suppress(ChainUnreachableError):
-            await unknown_payouts.compare(context, subject)
+            await payouts.compare(context, subject)
         raise
 
 
@@ -339,6 +322,53 @@ SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     report=_report,
 )
 """The transaction that settles a session."""
+
+
+def claim(
+    connection: Connection,
+    session_id: str,
+    *,
+    actor: Principal | audit.ServerActor | None,
+    now_us: int,
+    closes_us: int | None,
+    reason: ClosingReason | None = None,
+    if_due: bool = False,
+) -> SessionRecord | None:
+    """Claim an open session for its close: from then on nothing is drawn; return None if it is not open.
+
+    Its settlement is signed at `closes_us`. Without a caller's request there is a `reason`. Without an
+    `actor`, the audit record of the cause says who closes it. With `if_due` it must be due too.
+    """
+    conditions = (store.IS_OPEN, store.IS_DUE) if if_due else (store.IS_OPEN,)
+    session = store.SESSIONS.change(
+        connection,
+        session_id,
+        *conditions,
+        given={"now_us": now_us} if if_due else {},
+        status=SessionStatus.CLOSING.value,
+        closed_by=None if reason is None else reason.value,
+        closes_us=closes_us,
+    )
+    if session is None:
+        return None
+    check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
+    if actor is not None:
+        # Nothing more is drawn, so these amounts are final; the seller of a channel may settle less.
+        total = audit.usdc(session.running_total)
+        amounts = {"running_total_usdc": total}
+        if session.channel is None:
+            returned = audit.usdc(session.cap - session.running_total)
+            amounts = {"settled_usdc": total, "returned_usdc": returned}
+        audit.record(
+            connection,
+            actor,
+            action=CLOSE_SESSION.name,
+            subject=session_id,
+            now_us=now_us,
+            before={"status": SessionStatus.OPEN.value},
+            after={"status": session.status, "cap_usdc": audit.usdc(session.cap), **amounts},
+        )
+    return session
 
 
 def takeover_us(context: Context, now_us: int) -> int:
@@ -435,3 +465,52 @@ def _unsigned(
         closes_us=sign_us,
         **values,
     )
+
+
+_BATCH: Final = 100
+_WAIT_SECONDS: Final = 5.0
+"""How long a run waits for an unresponsive chain; running closings continue."""
+
+
+class SessionSchedule:
+    """Closes sessions at their time limits, settles postponed ones, and looks at channels when due."""
+
+    def __init__(self, context: Context, closing: Closing, channels: Channels) -> None:
+        self._context = context
+        self._closing = closing
+        self._channels = channels
+        self._closes: SingleFlight[str, None] = SingleFlight(context.tasks)
+
+    async def resume(self) -> None:
+        """Settle sessions that an earlier process has claimed but not signed, without waiting."""
+        for session_id in await self._context.database.read(store.claimed):
+            self._close(session_id)
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next session is due that this process is not closing already, if any."""
+        due = await self._due(1)
+        return due[0][1] if due else None
+
+    async def run_due(self) -> bool:
+        """Close one batch of due sessions, and wait for their outcome; raises if one of them fails."""
+        closes = await self._started()
+        await all_ended(closes, within_seconds=_WAIT_SECONDS)
+        return bool(closes)
+
+    async def _started(self) -> "list[asyncio.Task[Any]]":
+        now_us = self._context.clock.now_us()
+        return [self._close(session_id) for session_id, due_us in await self._due(_BATCH) if due_us <= now_us]
+
+    async def _due(self, count: int) -> list[tuple[str, int]]:
+        found = await self._context.database.read(store.due, count + len(self._closes))
+        return [due for due in found if due[0] not in self._closes]
+
+    async def _closed(self, session_id: str) -> None:
+        session = await self._context.database.read(store.SESSIONS.get, session_id)
+        if session is None or session.channel is not None:
+            await self._channels.advance(session_id)
+        else:
+            await self._closing.closed(session, math.inf)
+
+    def _close(self, session_id: str) -> "asyncio.Task[Any]":
+        return self._closes.start(session_id, partial(self._closed, session_id))

@@ -3,9 +3,8 @@
 from typing import Any, Final
 
 from agentpay_server.feature import Core, Feature, Phase, Route
-from agentpay_server.sessions.closing import SESSION_SETTLE, Closing
+from agentpay_server.sessions.closing import SESSION_SETTLE, Closing, SessionSchedule
 from agentpay_server.sessions.opening import SESSION_OPEN
-from agentpay_server.sessions.schedule import SessionSchedule
 from agentpay_server.sessions.service import Sessions
 
 

@@ -10,11 +10,11 @@ import attrs
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
+from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionProtocol, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
-from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord
+from agentpay_server.database.tables import AccountRecord, ChannelRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.fees import Cost
@@ -25,7 +25,7 @@ from agentpay_server.engine.movement import (
     Resigning,
     pending_transaction,
 )
-from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
+from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, stored_policy
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
@@ -33,7 +33,7 @@ from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder,
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
-from agentpay_server.sessions.responses import limits_of, refused, report
+from agentpay_server.sessions.outcomes import limits_of, refused, report
 from agentpay_server.sessions.rules import (
     OpeningTerms,
     check_transition,
@@ -121,42 +121,20 @@ def new_session(
         cap_micro=terms.cap_micro,
         rent_exempt_lamports=rent_exempt_lamports,
     )
-    check_transition(None, SessionStatus.OPENING)
-    record = SessionRecord(
-        seq=0,
+    record = session_row(
+        principal,
+        terms,
+        preflight.recipient,
         session_id=session_id,
-        operator_id=principal.operator_id,
-        account_id=request.account_id,
-        key_id=principal.key_id,
-        to=request.to,
-        recipient_account_id=preflight.recipient.account_id,
-        recipient_token_account=preflight.recipient.token_account,
-        category=request.category,
-        cap=terms.cap_micro,
-        running_total=0,
         idempotency_key=request.idempotency_key,
-        key_expires_us=None,
-        status=SessionStatus.OPENING.value,
-        error=None,
-        message=None,
         escrow_token_account=escrow.escrow_address(
             context.signer, account_index=source.key_index, session_id=session_id
         ),
         tx_signature=signed.signature,
-        settlement_tx_signature=None,
-        settlements=0,
-        postponements=0,
-        opened_us=None,
-        settled_us=None,
-        closes_us=None,
-        created_us=now_us,
-        recipient_owner=preflight.recipient.owner,
-        closed_by=None,
-        stuck_reason=None,
-        payee_created_us=None,
         opening_fee=signed.fee_lamports,
         closing_fee=escrow.settlement_fee(preflight.blockhash),
         by_operator=gate.by_operator,
+        now_us=now_us,
     )
     store.SESSIONS.insert(connection, record)
     idempotency.put(connection, key, held, PurchaseKind.SESSION, session_id)
@@ -178,6 +156,54 @@ def new_session(
         after=outcomes.audited(record),
     )
     return Decided(record=record, tx=tx)
+
+
+def session_row(
+    principal: Principal,
+    terms: OpeningTerms,
+    recipient: Recipient,
+    *,
+    session_id: str,
+    idempotency_key: str,
+    escrow_token_account: str,
+    by_operator: bool,
+    now_us: int,
+    tx_signature: str | None = None,
+    opening_fee: int = 0,
+    closing_fee: int = 0,
+    channel: ChannelRecord | None = None,
+    url: str | None = None,
+) -> SessionRecord:
+    """Return the row of a new session: with an escrow of our own, or with the `channel` of a seller.
+
+    Without a `tx_signature`, the seller broadcasts the funding. A channel's row has its fees.
+    """
+    check_transition(None, SessionStatus.OPENING)
+    return SessionRecord(
+        session_id=session_id,
+        operator_id=principal.operator_id,
+        account_id=terms.account_id,
+        key_id=principal.key_id,
+        to=terms.to,
+        # If this service holds the payee of a channel, the deposit watcher posts the arrival.
+        recipient_account_id=recipient.account_id if channel is None else None,
+        recipient_token_account=recipient.token_account,
+        category=terms.category,
+        cap=terms.cap_micro,
+        idempotency_key=idempotency_key,
+        status=SessionStatus.OPENING.value,
+        escrow_token_account=escrow_token_account,
+        tx_signature=tx_signature,
+        created_us=now_us,
+        recipient_owner=recipient.owner,
+        opening_fee=opening_fee,
+        closing_fee=closing_fee,
+        protocol=(SessionProtocol.ESCROW if channel is None else SessionProtocol.MPP).value,
+        origin=None if channel is None else channel.origin,
+        url=url,
+        channel=None if channel is None else channel.address,
+        by_operator=by_operator,
+    )
 
 
 def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
@@ -263,7 +289,7 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
         )
         return outcomes.funded(reopened, tx.name or tx.signature, is_held=False)
     if session.status == SessionStatus.SETTLED:
-        return outcomes.lost(session, tx)
+        return outcomes.outcome_of(session, outcomes.escrow_of(session).lost(tx))
     return outcomes.outcome_of(session)
 
 

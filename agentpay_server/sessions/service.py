@@ -1,17 +1,18 @@
 """Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
 
 Checks run in the order of transfers (interface R17): the account, idempotency, paused, recipient, the rest of
-the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py` decide and
-post.
+the policy, balance. A charge is one unit of work, in which one SQL statement enforces the cap. A repeated key
+is handled before any other check, so that the replay of an accepted charge is never refused.
 """
 
 from functools import partial
 
 from attrs import frozen
 
-from agentpay.contract.errors import FieldError
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
+    CHARGE_SESSION,
     LIST_SESSIONS,
     OPEN_SESSION,
     ChargeSession,
@@ -20,14 +21,14 @@ from agentpay.contract.sessions import (
     Session,
     SessionStatus,
 )
-from agentpay.contract.usdc import format_number
+from agentpay.contract.usdc import format_number, to_micro
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database import pages
-from agentpay_server.database.connection import ConstraintError
+from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import PurchaseKind, SessionRecord
+from agentpay_server.database.tables import ChargeRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine.authorization import (
     Authorizer,
     Decided,
@@ -36,22 +37,143 @@ from agentpay_server.engine.authorization import (
     invalid_recipient,
     own_parties,
 )
+from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import idempotency
+from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.platform.errors import chain_unavailable, invalid
+from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import store
-from agentpay_server.sessions.access import own_session
-from agentpay_server.sessions.channels import Channels
-from agentpay_server.sessions.charging import Charge
-from agentpay_server.sessions.closing import Closing
+from agentpay_server.sessions import outcomes, store
+from agentpay_server.sessions.closing import Channels, Closing
 from agentpay_server.sessions.opening import key_holder_of, new_session, terms_of
-from agentpay_server.sessions.responses import limits_of, refused, stopped, to_response, unresolved
-from agentpay_server.sessions.rules import closing_refusal
+from agentpay_server.sessions.outcomes import limits_of, refused, stopped, to_response, unresolved
+from agentpay_server.sessions.rules import (
+    charge_refusal,
+    charge_verdict,
+    closes_us,
+    closing_refusal,
+    key_refusal,
+)
+from agentpay_server.sessions.store import FITS, IS_OPEN, own_session, visible
+
+
+@frozen
+class Charged:
+    """The result of a charge.
+
+    Attributes:
+        session: the session after the charge.
+        must_wake: whether to wake the schedulers: to send an event, or to close the session in time.
+    """
+
+    session: SessionRecord
+    must_wake: bool = False
+
+
+def draw(
+    unit: Unit,
+    session: SessionRecord,
+    amount: int,
+    *,
+    principal: Principal,
+    action: str,
+    key: str,
+    **shown: str,
+) -> Charged | None:
+    """Add an amount to what a session's payee gets, if the session is open and the cap allows it.
+
+    Returns None if it is no longer open, or if others have drawn meanwhile what is missing now. The audit
+    trail shows the `action`, its idempotency `key`, and what is `shown` besides.
+    """
+    context, now_us = unit.context, unit.now_us
+    assert session.opened_us is not None  # noqa: S101 - an open session was opened
+    closes = closes_us(limits_of(context), opened_us=session.opened_us, charged_us=now_us)
+    # Status and cap are checked in one statement, so that concurrent charges cannot exceed the cap.
+    drawn = store.SESSIONS.change(
+        unit.connection,
+        session,
+        IS_OPEN,
+        FITS,
+        given={"amount": amount},
+        add={"running_total": amount},
+        closes_us=closes,
+    )
+    if drawn is None:
+        return None
+    # Others may have drawn since the session was read.
+    before = drawn.running_total - amount
+    audit.record(
+        unit.connection,
+        principal,
+        action=action,
+        subject=drawn.session_id,
+        now_us=now_us,
+        before={"running_total_usdc": audit.usdc(before)},
+        after={
+            **shown,
+            "amount_usdc": audit.usdc(amount),
+            "running_total_usdc": audit.usdc(drawn.running_total),
+            "idempotency_key": key,
+        },
+    )
+    outcome = outcomes.charged(drawn, before_micro=before)
+    apply(unit, outcome)
+    return Charged(drawn, must_wake=bool(outcome.events) or closes is not None)
+
+
+def charge(
+    connection: Connection, context: Context, principal: Principal, session_id: str, request: ChargeSession
+) -> Charged | None:
+    """Charge a session: the unit of work.
+
+    Returns:
+        None if another unit of work has changed the session meanwhile: the charge must be judged again.
+
+    Raises:
+        Problem: `not_found`, `idempotency_conflict`, a refusal, or `service_unavailable` while the clocks
+            differ; nothing is stored.
+        ConflictError: another request has charged under the key meanwhile.
+    """
+    amount, key = to_micro(request.amount), request.idempotency_key
+    found = store.chargeable(connection, session_id, key)
+    session = visible(None if found is None else found.session, principal, session_id)
+    assert found is not None  # noqa: S101 - a session that is visible was found
+    if session.channel is not None:
+        raise Problem(
+            ErrorCode.SESSION_CLOSED,
+            "This session pays over HTTP 402: its seller gets vouchers, and it accepts no charges. "
+            "Pay its seller's next 402 instead.",
+            says_what_to_do=True,
+        )
+    judged = charge_verdict(found.charged, amount)
+    if judged is Verdict.CONFLICT:
+        raise Problem(
+            ErrorCode.IDEMPOTENCY_CONFLICT,
+            "This idempotency_key was used to charge another amount.",
+        )
+    if judged is Verdict.REPLAY:
+        return Charged(session)
+    refusal = charge_refusal(
+        stored_policy(found.policy),
+        status=session.status,
+        cap_micro=session.cap,
+        running_total_micro=session.running_total,
+        amount_micro=amount,
+    ) or key_refusal(opened_by=session.key_id, key=keys.of_principal(principal))
+    if refusal is not None:
+        raise refused(refusal, session)
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    unit = Unit(connection, context, now_us)
+    drawn = draw(unit, session, amount, principal=principal, action=CHARGE_SESSION.name, key=key)
+    if drawn is not None:
+        stored = ChargeRecord(session_id=session_id, idempotency_key=key, amount=amount, created_us=now_us)
+        store.CHARGES.insert(connection, stored)
+    return drawn
 
 
 @frozen(kw_only=True)
@@ -88,7 +210,6 @@ class Sessions:
         self._closing = closing
         self._authorizer = authorizer
         self._channels = channels
-        self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
         """Put a session's cap into escrow, or refuse with a reason.
@@ -112,22 +233,22 @@ class Sessions:
             Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
                 `chain_unavailable` while the session is opening; nothing was charged.
         """
-        charge = self._charge(principal, session_id, request)
+        charged = self._charge(principal, session_id, request)
         if self._database.is_inline:
-            return await charge
+            return await charged
         # The schedulers are notified even if the caller disconnects during the commit.
-        return await self._context.tasks.complete(charge)
+        return await self._context.tasks.complete(charged)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        charge = Charge(self._context, principal, session_id, request, self._limits)
         unit = OfAccounts(charge, frozenset(), frozenset((session_id,)), store.LOCK)
         while True:
             failpoint(Operation.SESSION_CHARGE, Step.BEGUN)
             try:
-                charged = await self._database.run(unit)
+                charged = await self._database.run(unit, self._context, principal, session_id, request)
             except ConstraintError:
                 # Another request took the key first. Any other violated constraint is a bug.
-                if await self._database.read(charge.is_made):
+                key = session_id, request.idempotency_key
+                if await self._database.read(store.CHARGES.get, key) is not None:
                     continue
                 raise
             if charged is None:

@@ -1,15 +1,26 @@
-"""SQL statements for sessions and their charges."""
+"""SQL statements for sessions and their charges, and which sessions a key may see."""
 
+from operator import itemgetter
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import and_, bindparam, func, literal_column, select
+from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
 
+from agentpay.contract import identifiers
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of
-from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
+from agentpay_server.database.tables import (
+    ChargeRecord,
+    SessionRecord,
+    accounts,
+    channels,
+    session_charges,
+    sessions,
+)
+from agentpay_server.platform.errors import not_found
+from agentpay_server.platform.principals import Principal
 
 
 @frozen(kw_only=True)
@@ -26,9 +37,6 @@ class Chargeable:
     charged: int | None
 
 
-IS_LISTED: Final = sessions.c.protocol != literal_column("'x402_upto'")
-"""Whether it is a session of a caller, and not the channel of a payment."""
-
 SESSIONS: Final = Rows(SessionRecord, "session_id")
 LOCK: Final = lock_of(sessions.c.session_id)
 """Locks sessions."""
@@ -36,7 +44,6 @@ LOCK: Final = lock_of(sessions.c.session_id)
 CHARGES: Final = Rows(ChargeRecord, "session_id", "idempotency_key")
 PAGES: Final = SESSIONS.pages(
     "operator_id",
-    IS_LISTED,
     equal=("account_id", "status", "idempotency_key"),
     filters={"since_us": pages.since(sessions), "until_us": pages.until(sessions)},
 )
@@ -50,10 +57,14 @@ IS_UNSIGNED: Final = sessions.c.closes_us.is_not(None)
 FITS: Final = sessions.c.running_total + bindparam("amount") <= sessions.c.cap
 """Whether a charge of `amount` fits into the cap."""
 
-_BY_ESCROW: Final = select(sessions.c.seq).where(sessions.c.escrow_token_account == bindparam("address"))
+_IS_ESCROW: Final = select(
+    or_(
+        exists().where(sessions.c.escrow_token_account == bindparam("address")),
+        exists().where(channels.c.escrow_token_account == bindparam("address")),
+    )
+)
 _UNSETTLED: Final = select(func.count()).where(
     sessions.c.account_id == bindparam("account_id"),
-    IS_LISTED,
     sessions.c.status.in_(
         literal_column(f"'{status}'")
         for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
@@ -64,6 +75,17 @@ _DUE: Final = (
     .where(sessions.c.closes_us.is_not(None))
     .order_by(sessions.c.closes_us)
     .limit(bindparam("count"))
+)
+_DUE_CHANNELS: Final = (
+    select(channels.c.owner_id, channels.c.due_us)
+    .where(channels.c.due_us.is_not(None))
+    .order_by(channels.c.due_us)
+    .limit(bindparam("count"))
+)
+_CLOSING_CHANNELS: Final = (
+    select(channels.c.owner_id)
+    .where(channels.c.due_us.is_not(None), channels.c.status == literal_column(f"'{SessionStatus.CLOSING}'"))
+    .order_by(channels.c.due_us)
 )
 _CLAIMED: Final = (
     select(sessions.c.session_id)
@@ -88,8 +110,8 @@ _CHARGEABLE: Final = (
 
 
 def is_escrow(connection: Connection, address: str) -> bool:
-    """Return whether an address is the escrow of a session, current or past."""
-    return connection.execute(_BY_ESCROW, {"address": address}).scalar_one_or_none() is not None
+    """Return whether an address is the escrow of a session or of a channel, current or past."""
+    return bool(connection.execute(_IS_ESCROW, {"address": address}).scalar_one())
 
 
 def unsettled(connection: Connection, account_id: str) -> int:
@@ -98,13 +120,22 @@ def unsettled(connection: Connection, account_id: str) -> int:
 
 
 def due(connection: Connection, count: int) -> list[tuple[str, int]]:
-    """Return up to `count` sessions to close or settle automatically, each with its time, earliest first."""
-    return [(row[0], int(row[1])) for row in connection.execute(_DUE, {"count": count})]
+    """Return up to `count` due sessions and owners of channels, each with its time, earliest first."""
+    found = [
+        (row[0], int(row[1]))
+        for statement in (_DUE, _DUE_CHANNELS)
+        for row in connection.execute(statement, {"count": count})
+    ]
+    return sorted(found, key=itemgetter(1))[:count]
 
 
 def claimed(connection: Connection) -> list[str]:
-    """Return the sessions that are claimed for closing and whose settlement is not signed yet."""
-    return list(connection.execute(_CLAIMED).scalars())
+    """Return what is claimed for closing and has no transaction yet: sessions, and owners of channels."""
+    return [
+        owner_id
+        for statement in (_CLAIMED, _CLOSING_CHANNELS)
+        for owner_id in connection.execute(statement).scalars()
+    ]
 
 
 def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
@@ -121,3 +152,30 @@ def chargeable(connection: Connection, session_id: str, idempotency_key: str) ->
         return None
     *columns, policy, charged = row
     return Chargeable(session=SESSIONS.record(columns), policy=policy, charged=charged)
+
+
+def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that a key may see.
+
+    Raises:
+        Problem: `not_found`.
+    """
+    record = None
+    if identifiers.is_identifier(session_id, identifiers.SESSION):
+        record = SESSIONS.get(connection, session_id)
+    return visible(record, principal, session_id)
+
+
+def visible(record: SessionRecord | None, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that was looked up, if a key may see it.
+
+    Raises:
+        Problem: `not_found`, the same for a missing session as for one that the key may not see.
+    """
+    if (
+        record is None
+        or record.operator_id != principal.operator_id
+        or (principal.is_agent and record.account_id != principal.account_id)
+    ):
+        raise not_found("session", session_id)
+    return record

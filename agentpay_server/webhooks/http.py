@@ -26,7 +26,7 @@ from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
 from agentpay_server.ledger.deliveries import TIMEOUT_SECONDS
 
-# DNS look-ups for webhooks, on dedicated threads, with a limit for each operator.
+# --- DNS look-ups, on dedicated threads, with a limit for each operator
 #
 # The system's resolver blocks, for half a minute if a name server does not respond, and cannot be cancelled.
 # The event loop's own threads resolve the names of the chain and the database, so they do not resolve names

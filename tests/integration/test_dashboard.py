@@ -24,7 +24,6 @@ HEADERS = {
 }
 FILES = resources.files("agentpay_server.dashboard")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
-MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
 
 
 @pytest.fixture(scope="module")

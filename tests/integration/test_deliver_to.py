@@ -22,9 +22,6 @@ from agentpay_server import AgentPayServer
 
 SECRET = "whsec_of_the_application"
 
-DELIVERY_TIMEOUT_SECONDS = 10
-"""After this, the server records an attempt as failed."""
-
 
 class Shop:
     """An application with a handler that takes its time, and the means to watch it."""

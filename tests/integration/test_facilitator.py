@@ -38,8 +38,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.payments.challenges.terms import ChallengeTerms
 from agentpay_server.testkit.facilitator import service
-from agentpay_server.testkit.facilitator.checking import CheckedPayment, check_payment
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.testkit.facilitator.settling import CheckedPayment, FeePayer, check_payment
 
 pytestmark = pytest.mark.embedded_chain("it is the chain that it settles on")
 

@@ -306,7 +306,6 @@ PUBLIC = {
     "agentpay_lab.pytest_plugin",
     "agentpay_lab.simulation",
 }
-PUBLIC_PACKAGES = ("agentpay_server.contract", "agentpay_server.cli.")
 # And what tests of faults use as another system, since no request and no fault of the sandbox does: what a
 # chain replies and raises, for stand-ins of chains, and the declared points at which a process dies.
 OTHER_SYSTEMS = {"agentpay_server.chain.protocol", "agentpay_server.platform.failpoints"}

@@ -272,11 +272,6 @@ def test_an_account_with_an_unknown_field_is_400(shared_server, shared_http, fie
     assert faults(response) == {field: "is not a known field"}
 
 
-def metadata_of(size, *, padding="x"):
-    """A metadata object that is exactly `size` bytes long, as sent."""
-    return b'{"a":"' + padding.encode() * ((size - 8) // len(padding.encode())) + b'"}'
-
-
 @pytest.mark.parametrize(
     "spelling", ["plain", "two bytes each", "escaped", "white space", "number", "last", "escaped name"]
 )

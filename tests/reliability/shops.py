@@ -9,7 +9,7 @@ from killing import Prepared
 
 from agentpay_server.paywall import Paywall
 from agentpay_server.platform.clock import SECOND_US, SystemClock
-from agentpay_server.testkit.facilitator.fee_payer import keypair_of
+from agentpay_server.testkit.facilitator.settling import keypair_of
 from agentpay_server.testkit.paywall.homes import NodeHome
 
 

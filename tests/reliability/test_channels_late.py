@@ -22,7 +22,6 @@ pytestmark = pytest.mark.anyio
 MAXIMUM = 50_000
 CHARGE = 12_000
 FUNDS = 10_000_000
-LATE_SECONDS = 150.0
 FORCED_SECONDS = 60 + 120 + 30
 """The seller's time, two minutes, and some for the cluster."""
 
@@ -92,8 +91,8 @@ async def judged(market: Market, payer: Party, transfer_id: str, taken: int) -> 
     assert (payment["status"], micro(payment["amount_usdc"])) == ("settled", taken)
     assert market.world.balance(payer) == FUNDS - taken
     assert await market.books(payer) == (FUNDS - taken, 0, 0)
-    (channel,) = await market.world.rows("sessions")
-    assert (channel["status"], channel["settled"]) == ("settled", taken)
+    (channel,) = await market.world.rows("channels")
+    assert (channel["owner_id"], channel["status"]) == (transfer_id, "settled")
     shown = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body["data"]
     moved = [(row["type"], micro(row["amount_usdc"])) for row in shown if row["status"] == "settled"]
     assert moved == [("transfer", taken), ("deposit", FUNDS)]
@@ -138,7 +137,7 @@ async def test_a_late_opening_and_its_key_lead_to_no_second_payment(market: Mark
     assert (await market.world.request("POST", allowed)).status == 200
     again = await market.authorize(payer)
     assert (again["transfer_id"], again["status"]) == (transfer_id, "settled")
-    assert len(await market.world.rows("sessions")) == 1
+    assert len(await market.world.rows("channels")) == 1
 
 
 async def test_a_start_does_not_wait_for_transactions_that_close_channels(

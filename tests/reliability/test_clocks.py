@@ -387,7 +387,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
     await asyncio.to_thread(seller.open_channel, paid.body["header"])
     path = f"/ext/v1/payments/{paid.body['transfer_id']}"
     assert (await server.request("GET", path)).body["status"] == "submitted"
-    (before,) = await server.rows("sessions")
+    (before,) = await server.rows("channels")
     assert before["status"] == "open"
 
     machine.ahead_us = 25 * HOUR_US
@@ -395,7 +395,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
         await wrong.runtime.services.built["sessions"].schedule.run_due()
     with machine.in_use():
         assert (await wrong.request("GET", path)).body["status"] == "submitted"
-    assert await server.rows("sessions") == [before]
+    assert await server.rows("channels") == [before]
 
 
 async def test_requests_with_one_wrong_reading_of_the_clock_are_done_or_can_be_repeated(

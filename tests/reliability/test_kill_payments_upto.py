@@ -20,7 +20,6 @@ from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
 FUNDS = 100_000_000
-MAXIMUM = 50_000
 CHARGE = 12_000
 GRACE_SECONDS = 20
 FORCED_SECONDS = 60 + 120 + 5
@@ -115,13 +114,13 @@ def finished(server: AgentPayServer, shop: Paywall, it: Prepared) -> Survey:
 def judged(survey: Survey, it: Prepared) -> dict[str, Any]:
     """Assert that every unit is accounted for; return the row of the only payment."""
     (transfer,) = survey.rows("transfers")
-    (channel,) = survey.rows("sessions")
+    (channel,) = survey.rows("channels")
     assert (transfer["status"], channel["status"]) == ("settled", "settled")
-    assert transfer["transfer_id"] == channel["session_id"]
+    assert transfer["transfer_id"] == channel["owner_id"]
     (payer,) = survey.rows("accounts", account_id=it.payer)
     assert (payer["in_flight"], payer["cap_holds"]) == (0, 0)
     taken = FUNDS - survey.balances()[payer["usdc_token_account"]]
-    assert transfer["amount"] == channel["settled"] == taken == FUNDS - payer["balance"]
+    assert transfer["amount"] == taken == FUNDS - payer["balance"]
     assert transfer["tx_signature"] in survey.landed()
     entries = [row for row in survey.rows("entries", account_id=it.payer) if row["type"] == "transfer"]
     assert [(row["amount"], row["transfer_id"]) for row in entries] == [(taken, transfer["transfer_id"])]
@@ -182,5 +181,5 @@ def test_an_opening_that_nobody_uses_expires_and_returns_everything(it: Prepared
             assert (payer["in_flight"], payer["cap_holds"]) == (0, 0)
             # The other transfer of 1 USDC may have left as well.
             assert FUNDS - payer["balance"] in (CHARGE, CHARGE + 1_000_000)
-            assert [row["status"] for row in survey.rows("sessions")] == ["failed", "settled"]
+            assert [row["status"] for row in survey.rows("channels")] == ["failed", "settled"]
             survey.assert_conserved()

@@ -19,7 +19,6 @@ from agentpay_server.paywall import Paywall
 from agentpay_server.platform.failpoints import Operation, points_of
 
 PRICE = 1_000
-FUNDS = 100_000_000
 CALLS = ("call-1", "call-2", "call-3")
 FORCED = ("channel_close.signed", "channel_close.sent", "channel_close.expired")
 """Steps that only a forced close passes."""

@@ -27,7 +27,6 @@ pytestmark = pytest.mark.unmeasured
 OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]
 CHARGING = points_of(Operation.SESSION_CHARGE)
 CLOSING = [*points_of(Operation.SESSION_CLOSE), "chain.executed@3", "chain.written@3"]
-ALL = (*OPENING, *CHARGING, *CLOSING)
 
 
 def terms(it: Prepared) -> dict[str, str]:

@@ -121,7 +121,7 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     assert len({answer.body["transfer_id"] for answer in answers}) == 1
     assert len({payload(answer)["openTransaction"] for answer in answers}) == 1
     assert [answer.body["is_replay"] for answer in answers].count(False) == 1
-    assert len(await market.first.rows("sessions")) == 1
+    assert len(await market.first.rows("channels")) == 1
     (row,) = await market.first.rows("accounts", account_id=payer.account_id)
     assert (row["balance"], row["in_flight"], row["cap_holds"]) == (FUNDS, MAXIMUM, MAXIMUM)
 
@@ -132,7 +132,7 @@ async def test_racing_requests_under_one_key_open_one_channel(market: Market) ->
     again = await market.race(payer, ["answer-1"] * 4, market.seller.ask_upto(MAXIMUM))
     assert {answer.body["transfer_id"] for answer in again} == {payment["transfer_id"]}
     assert {answer.body["status"] for answer in again} == {"settled"}
-    assert len(await market.first.rows("sessions")) == 1
+    assert len(await market.first.rows("channels")) == 1
 
 
 async def test_racing_keys_for_one_challenge_stay_within_the_daily_limit(market: Market) -> None:

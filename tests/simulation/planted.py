@@ -46,7 +46,7 @@ from agentpay_server.ledger.deliveries import DeliveryStatus, NextStep
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
-from agentpay_server.sessions import charging, closing
+from agentpay_server.sessions import closing, service
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import store as session_store
 from agentpay_server.transfers import approvals
@@ -286,7 +286,7 @@ def _claims_nothing(patch: Patch, of: PurchaseKind) -> None:
 
 @planted
 def a_charge_is_made_at_every_request(patch: Patch) -> None:
-    patch(charging, "charge_verdict", lambda *_: Verdict.NEW)
+    patch(service, "charge_verdict", lambda *_: Verdict.NEW)
     insert = session_store.CHARGES.insert
     seen: list[str] = []
 
@@ -371,9 +371,9 @@ def a_pause_is_ignored(patch: Patch) -> None:
 @planted
 def a_cap_is_not_checked(patch: Patch) -> None:
     refusal = session_rules.charge_refusal
-    patch(charging, "FITS", bindparam("amount") > 0)
+    patch(service, "FITS", bindparam("amount") > 0)
     patch(
-        charging,
+        service,
         "charge_refusal",
         lambda policy, *, cap_micro, **rest: refusal(policy, cap_micro=10**15, **rest),
     )
@@ -426,12 +426,12 @@ def a_settlement_overlooks_dust(patch: Patch) -> None:
 @planted
 def a_closing_session_takes_charges(patch: Patch) -> None:
     refusal = session_rules.charge_refusal
-    patch(charging, "IS_OPEN", sessions.c.status != "settled")
+    patch(service, "IS_OPEN", sessions.c.status != "settled")
 
     def lenient(policy, *, status, **rest):
         return refusal(policy, status="open" if status == "closing" else status, **rest)
 
-    patch(charging, "charge_refusal", lenient)
+    patch(service, "charge_refusal", lenient)
 
 
 @planted

@@ -8,11 +8,10 @@ from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.chain.rpc import history
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import on_chain, upto
-from agentpay_server.payments.channels import rules as channel_rules
+from agentpay_server.payments.channels import on_chain, owners
 from agentpay_server.payments.channels.session_payments import SessionPayments
 from agentpay_server.payments.selection import SelectOffer
-from agentpay_server.sessions import unknown_payouts
+from agentpay_server.sessions import payouts
 
 
 def _signs(patch: Patch, cumulative) -> None:
@@ -69,7 +68,7 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
 
 @planted
 def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
-    payout_of = channel_rules.payout_of
+    payout_of = on_chain.payout_of
 
     def unsettled(*payout, cap_micro, **others):
         return attrs.evolve(payout_of(*payout, cap_micro=cap_micro, **others), settled_micro=0)
@@ -98,7 +97,7 @@ def what_a_seller_has_only_verified_counts_as_settled(patch: Patch) -> None:
 
 @planted
 def what_a_seller_adds_to_a_payout_has_returned(patch: Patch) -> None:
-    payout_of = channel_rules.payout_of
+    payout_of = on_chain.payout_of
 
     def returned(payout, session_id, *, cap_micro, **_):
         return payout_of(payout, session_id, cap_micro=cap_micro, owed={session_id: cap_micro})
@@ -113,14 +112,14 @@ def a_payout_is_a_deposit_too(patch: Patch) -> None:
 
 @planted
 def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
-    settled = upto.settled
+    settled = owners.settled
 
     def at_most(transfer, **outcome):
         return settled(transfer, **{**outcome, "paid_micro": transfer.amount})
 
-    patch(upto, "settled", at_most)
+    patch(owners, "settled", at_most)
 
 
 @planted
 def lost_vouchers_suspend_no_account(patch: Patch) -> None:
-    patch(unknown_payouts, "suspending", lambda outcome, *_, **__: outcome)
+    patch(payouts, "suspending", lambda outcome, *_, **__: outcome)

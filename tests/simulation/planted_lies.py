@@ -8,7 +8,7 @@ from agentpay_server.chain.rpc.replies import Landing
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.sessions import unknown_payouts
+from agentpay_server.sessions import payouts
 
 
 @planted
@@ -56,4 +56,4 @@ def a_lost_payout_of_an_escrow_is_a_lagging_node(patch: Patch) -> None:
     async def content(context, session):
         """The next close reads the escrow again."""
 
-    patch(unknown_payouts, "compare", content)
+    patch(payouts, "compare", content)

@@ -3,7 +3,7 @@
 import pytest
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.testkit.facilitator.settling import FeePayer
 from agentpay_server.testkit.node.jsonrpc import RpcError
 
 

@@ -27,7 +27,7 @@ from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.payments.store import PINS, Pin
 from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall.channel_chain import ChannelChain
+from agentpay_server.testkit.paywall.channel_settling import ChannelChain
 
 GRACE_SECONDS = 900
 

@@ -18,10 +18,6 @@ COMMIT = "COMMIT"
 SNAPSHOT = "SNAPSHOT"
 SEND = "SEND"
 
-_STATEMENT = re.compile(
-    r"(SELECT|INSERT|UPDATE|DELETE)(?: INTO| FROM| count\(\*\) AS \w+ FROM| \(SELECT)? (\w+)"
-)
-
 
 class Watched:
     """Every statement, every commit, and every transaction that is sent, in order.

@@ -1,4 +1,4 @@
-"""The blocks of the embedded chain: its height, and which blockhashes are valid. No I/O.
+"""The blocks of the embedded chain: its height, valid blockhashes, and messages seen. No I/O.
 
 A block takes 0.4 s of the server's clock. Heights and blockhashes are computed, not produced, so a manual
 clock can jump by days at no cost. A blockhash is derived from the chain's name, its height and the number of
@@ -156,7 +156,7 @@ class Blocks:
         del self._forks[:count]
 
 
-# The messages that the embedded chain has executed or permanently refused. No I/O.
+# --- The messages that the embedded chain has executed or permanently refused
 #
 # A message is the part of a transaction that is signed. Like a cluster, the chain executes a message at most
 # once, whatever its signatures: a fee payer can sign one message in many valid ways. A message is remembered

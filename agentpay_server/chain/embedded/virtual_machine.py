@@ -1,4 +1,4 @@
-"""LiteSVM, the virtual machine of the embedded chain: create it, read and set accounts, restore a state.
+"""LiteSVM, the virtual machine of the embedded chain: create it, read and set accounts, execute.
 
 The chain decides what executes, which blockhashes are valid, and what is remembered.
 """
@@ -237,6 +237,8 @@ def built_program() -> bytes:
     return files("agentpay_server.chain.channels").joinpath(_CHANNEL_PROGRAM).read_bytes()
 
 
+# --- Spare machines
+#
 # A released machine is emptied and reused by the next chain of the process. Keys, blockhashes and transaction
 # statuses belong to the `EmbeddedChain`, so a reused machine behaves exactly like a new one.
 
@@ -266,7 +268,7 @@ def release(machine: LiteSVM) -> None:
         _spare.append(machine)
 
 
-# An executed transaction of the embedded chain, with everything that an RPC node reports.
+# --- Executing a transaction, and everything that an RPC node reports of it
 
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _NO_SIGNATURE: Final = Signature.default()

@@ -427,7 +427,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-# Connecting to a cluster: identifies it, and checks that a server may run on it.
+# --- Connecting: identifies the cluster, and checks that a server may run on it
 
 _OPTIONS: Final = {"encoding": "base64", "commitment": "confirmed"}
 

@@ -26,7 +26,7 @@ from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import Epoch, count, member, read_hash, read_slots, read_validity
 
-# Reads irreversible blocks, to check what nodes report about them.
+# --- Irreversible blocks, to check what nodes report about them.
 #
 # A node has a gap in its blocks after downtime and a restart from a snapshot. It knows the blocks before and
 # after the gap, and responds as if it were complete. Heights reveal the gap because they count blocks: the
@@ -119,6 +119,8 @@ async def _slots_from(call: Call, slot: int, most: int) -> list[int]:
     return read_slots(await call("getBlocksWithLimit", slot, most, {"commitment": "finalized"}))
 
 
+# --- The plausibility of heights
+#
 # A height is a claim of a node. It is compared with earlier claims by the server's own clock: blocks come at
 # a measured pace, and none comes early. `chain.py` does not sign with a blockhash whose last valid height is
 # implausible, and `engine/broadcast.py` accepts no expiry before a blockhash can have expired.

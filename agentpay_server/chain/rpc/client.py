@@ -28,7 +28,7 @@ from agentpay.contract.bodies import Body, BodyError
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
 
-# HTTP/1.1 requests to one endpoint over kept connections: httpcore's connections, without its pool.
+# --- HTTP/1.1 requests to one endpoint over kept connections: httpcore's connections, without its pool.
 #
 # httpcore writes and reads messages, encrypts, and connects through proxies. A transfer on a cluster makes
 # two or three requests, and httpcore's pool and network streams spend most of each: the pool examines every

@@ -40,7 +40,9 @@ from agentpay_server.chain.rpc.replies import (
     signature_text,
 )
 
-# Deposits and debits are changes of the reported balance by a transaction, whatever instructions caused them.
+# --- Deposits and debits
+#
+# Both are changes of the reported balance by a transaction, whatever instructions caused them.
 
 _MAX_U64_DIGITS: Final = 20
 _MAX_DATA_CHARACTERS: Final = 13_985

@@ -170,6 +170,8 @@ def _failed(task: "asyncio.Task[T]") -> bool:
     return task.cancelled() or task.exception() is not None
 
 
+# --- When to ask first
+#
 # The status of a transaction is first requested when most would have landed. Earlier requests cost a commit,
 # because the caller is then told that the transaction was sent; later ones make callers wait.
 
@@ -236,7 +238,7 @@ class _Sent:
     is_missed: bool = False
 
 
-# Notifications of final transactions over a node's websocket. They only shorten waiting.
+# --- Notifications of final transactions over a node's websocket. They only shorten waiting.
 #
 # A notification is a reason to query the status now. Without a websocket, or while it is down, waiting takes
 # its full time and nothing else changes.

@@ -85,7 +85,7 @@ class PolicyRecordRow:
 @row("account_claims", sqlite_with_rowid=False)
 @frozen
 class ClaimRecord:
-    """An account of an operator, counted before it is provisioned (accounts/claim_store.py)."""
+    """An account of an operator, counted before it is provisioned (accounts/store.py)."""
 
     operator_id: Annotated[str, KEY]
     number: Annotated[int, KEY]

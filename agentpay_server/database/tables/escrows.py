@@ -25,59 +25,58 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
         "payee_created_us IS NOT NULL", "ix_sessions_payee_created", "account_id", "payee_created_us"
     ),
 )
-@frozen
+@frozen(kw_only=True)
 class SessionRecord:
     """A session."""
 
-    seq: Seq
+    seq: Seq = 0
     session_id: Annotated[str, UNIQUE]
     operator_id: str
     account_id: str
     key_id: str
     to: str
-    recipient_account_id: str | None
+    recipient_account_id: str | None = None
     recipient_token_account: str
     category: str | None
     cap: int
     # The sum of the charges, at most the cap. It is what the settlement pays.
-    running_total: int
+    running_total: int = 0
     idempotency_key: str
     # Until when it may hold its key (`key_claims`), if it has failed; else NULL.
-    key_expires_us: int | None
+    key_expires_us: int | None = None
     status: str
     # Why it failed; while it is closing, why its settlement failed.
-    error: str | None
-    message: str | None
+    error: str | None = None
+    message: str | None = None
     escrow_token_account: Annotated[str, UNIQUE]
     # NULL until it is known: the seller broadcasts the opening of a channel.
-    tx_signature: str | None
+    tx_signature: str | None = None
     # Not unique: a seller may pay out several channels in one transaction.
-    settlement_tx_signature: str | None
+    settlement_tx_signature: str | None = None
     # Number of signed settlements. Each is a different transaction, even with the same amounts.
-    settlements: Annotated[int, SMALL]
+    settlements: Annotated[int, SMALL] = 0
     # How often its settlement was postponed: the retry interval grows each time. The column keeps its first
     # name, which servers of the previous version use.
-    postponements: Annotated[int, SMALL, {"name": "put_offs"}]
-    opened_us: int | None
-    settled_us: int | None
+    postponements: Annotated[int, SMALL, {"name": "put_offs"}] = 0
+    opened_us: int | None = None
+    settled_us: int | None = None
     # While open: when it closes automatically; NULL without a limit. While closing: when its settlement is
-    # signed (again); NULL once signed.
-    closes_us: int | None
+    # signed (again); NULL once signed, and for a channel, whose row says when it is looked at.
+    closes_us: int | None = None
     created_us: int
     # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     recipient_owner: str | None
     # Which time limit closed it (`ClosingReason`); NULL if a caller closed it, or if it is open.
-    closed_by: str | None
+    closed_by: str | None = None
     # The obstacle to its settlement (`ClosingReason`); NULL without one.
-    stuck_reason: str | None
+    stuck_reason: str | None = None
     # When a settlement that creates the payee's token account was signed; NULL if none was.
-    payee_created_us: int | None
+    payee_created_us: int | None = None
     # The fees in lamports of its opening, and of its settlement: an estimate until that is signed. They count
     # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
-    opening_fee: Annotated[int, ZERO]
-    closing_fee: Annotated[int, ZERO]
-    # `SessionProtocol`, or `x402_upto` for the channel of a payment: no session of a caller. It has the
-    # payment's transfer_id as its session_id.
+    opening_fee: Annotated[int, ZERO] = 0
+    closing_fee: Annotated[int, ZERO] = 0
+    # `SessionProtocol`.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
     # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.
     origin: str | None = None
@@ -98,20 +97,25 @@ class SessionRecord:
     "channels",
     Index("ix_channels_terms", "account_id", "terms_digest", "seq"),
     Index("ix_channels_origin", "operator_id", "origin", "created_us"),
+    Index("ix_channels_account_status", "account_id", "status", "seq"),
+    index_where("due_us IS NOT NULL", "ix_channels_due", "due_us"),
 )
 @frozen(kw_only=True)
 class ChannelRecord:
-    """The columns that a session has whose escrow is a channel on chain."""
+    """A channel on chain. It belongs to a session over HTTP 402, or to a payment up to a maximum."""
 
     seq: Seq = 0
-    # A channel is also a session.
-    session_id: Annotated[str, UNIQUE]
+    # Its owner: a session_id, or the transfer_id of a payment.
+    owner_id: Annotated[str, UNIQUE]
+    is_payment: bool
     operator_id: str
     account_id: str
     # What its vouchers have in common (`ChannelTerms.digest`).
     terms_digest: str
     origin: str
-    # The terms on chain, which nobody can change; the deposit is the session's cap.
+    # Its addresses and terms on chain, which nobody can change.
+    address: Annotated[str, UNIQUE]
+    escrow_token_account: Annotated[str, UNIQUE]
     payee: str
     rent_payer: str
     signer: str
@@ -120,6 +124,23 @@ class ChannelRecord:
     grace_seconds: Annotated[int, SMALL]
     # JSON: [[owner, hundredths of a percent], …].
     shares: str
+    deposit: int
+    # The most that its seller can settle: the highest voucher, or all of a payment, whose vouchers it signs.
+    cumulative: int
+    # `SessionStatus`: that of its session. A payment stays `submitted` from `opening` to `closing`.
+    status: str
+    # When to look at it on chain, if its seller does nothing; NULL while there is no need.
+    due_us: int | None = None
+    # While closing: from when on it is closed by force, or the service pays it out.
+    force_us: int | None = None
+    # How often its payout was postponed: the interval grows each time.
+    postponements: Annotated[int, SMALL] = 0
+    # The transaction that paid it out; a seller may pay out several in one.
+    payout_signature: str | None = None
+    # The fees in lamports of its transactions so far, and at most of those to come (engine/fees.py).
+    opening_fee: int = 0
+    closing_fee: int
+    by_operator: bool
     # The challenge that the opening answers, and the newest one, as the seller wrote them, in JSON.
     challenge: str
     challenge_expires_us: int | None
@@ -131,9 +152,7 @@ class ChannelRecord:
     in_flight: str | None = None
     in_flight_until_us: int | None = None
     # How many vouchers in a row the seller has refused.
-    refusals: Annotated[int, ZERO] = 0
-    # While closing: from when on it is closed by force, or the service pays it out.
-    force_us: int | None = None
+    refusals: int = 0
     created_us: int
 
 

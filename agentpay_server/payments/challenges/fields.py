@@ -1,19 +1,23 @@
-"""Reads fields that a seller has written. A field of the wrong form makes what it is part of unreadable.
+"""Reads fields that a stranger has written. A field of the wrong form makes what it is part of unreadable.
 
 Lengths are checked before decoding. An error names the field and never repeats the value, which a stranger
-wrote.
+wrote. `replace_member` replaces what is not parsed at all: extensions of x402 may be anything, such as
+schemas that nest deeply, or numbers that no parser keeps exactly, and are repeated as the seller wrote them.
 """
 
 import base64
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 from solders.hash import Hash
 from solders.pubkey import Pubkey
+from solders.signature import Signature
 
 from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
+from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.payments.challenges.terms import Offer, Skipped, UnreadableChallengeError
 
 T = TypeVar("T")
@@ -34,6 +38,10 @@ MAX_AMOUNT: Final = 2**64 - 1
 _AMOUNT: Final = re.compile(r"[0-9]{1,20}")
 _BASE64: Final = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _BASE64_URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
+_MARK: Final = re.compile(r'["{}\[\]]')
+_REST_OF_STRING: Final = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL)
+_COLON: Final = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_LITERAL: Final = re.compile(r"[^,}\]\s]*")
 
 
 def json_object(body: bytes, name: str) -> dict[str, Any]:
@@ -62,6 +70,17 @@ def base64_bytes(text: str, name: str, *, is_url: bool = False) -> bytes:
         return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except ValueError:
         raise UnreadableChallengeError(f"{name} is not base64") from None
+
+
+def encoded(content: object) -> str:
+    """Return JSON in base64."""
+    return base64.b64encode(json_text.print_json(content)).decode("ascii")
+
+
+def encoded_for_url(content: object) -> str:
+    """Return canonical JSON in unpadded base64 for URLs."""
+    canonical = json_text.print_canonical_json(content)
+    return base64.urlsafe_b64encode(canonical).rstrip(b"=").decode("ascii")
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
@@ -132,12 +151,42 @@ def token(holder: Mapping[str, Any], key: str) -> str:
         return found
 
 
-def amount(holder: Mapping[str, Any], key: str) -> int:
+def amount(holder: Mapping[str, Any], key: str, *, least: int = 1) -> int:
     """Return an amount in the smallest units of any token, written as a text."""
     found = member(holder, key, str)
-    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_AMOUNT:
-        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_AMOUNT}, as a string")
+    if _AMOUNT.fullmatch(found) is None or not least <= int(found) <= MAX_AMOUNT:
+        raise UnreadableChallengeError(
+            f"{key} must be a whole number from {least} to {MAX_AMOUNT}, as a string"
+        )
     return int(found)
+
+
+def whole(holder: Mapping[str, Any], key: str, *, below: int = 2**64) -> int:
+    """Return a whole number, or its decimal digits as text: JSON loses digits of large numbers."""
+    found = holder.get(key)
+    if isinstance(found, str) and _AMOUNT.fullmatch(found) is not None:
+        found = int(found)
+    if type(found) is not int or not 0 <= found < below:
+        raise UnreadableChallengeError(f"{key} must be a whole number, as a string")
+    return found
+
+
+def transaction(holder: Mapping[str, Any], key: str) -> bytes:
+    """Return the bytes of a transaction, written in padded base64."""
+    found = member(holder, key, str)
+    try:
+        return base64.b64decode(found, validate=True)
+    except ValueError:
+        raise UnreadableChallengeError(f"{key} is not base64") from None
+
+
+def signature(holder: Mapping[str, Any], key: str) -> Signature:
+    """Return a signature."""
+    found = member(holder, key, str)
+    try:
+        return Signature.from_string(found)
+    except ValueError:
+        raise UnreadableChallengeError(f"{key} is not base58 of 64 bytes") from None
 
 
 def blockhash(holder: Mapping[str, Any], key: str) -> str | None:
@@ -153,14 +202,16 @@ def blockhash(holder: Mapping[str, Any], key: str) -> str | None:
 
 def slot(holder: Mapping[str, Any], key: str) -> int | None:
     """Return an optional slot, a number or a text; None if it is missing."""
-    found = holder.get(key)
-    if found is None:
-        return None
-    if type(found) is int and 0 <= found < 2**63:
-        return found
-    if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) <= 18:
-        return int(found)
-    raise UnreadableChallengeError(f"{key} must be a whole number, as a string")
+    return None if holder.get(key) is None else whole(holder, key, below=2**63)
+
+
+def token_fault(details: Mapping[str, Any]) -> str | None:
+    """Return what decimals or a token program say that USDC does not have; None without a fault."""
+    if optional(details, "decimals", int) not in (None, USDC_DECIMALS):
+        return f"decimals must be {USDC_DECIMALS}, as for USDC"
+    if text(details, "tokenProgram") not in (None, str(TOKEN_PROGRAM)):
+        return "tokenProgram must be that of USDC"
+    return None
 
 
 def each_alone(challenges: Iterable[T], read: Callable[[T], Offer | Skipped]) -> Iterator[Offer | Skipped]:
@@ -189,3 +240,56 @@ _NAMES: Final[dict[type, str]] = {
     dict: "a JSON object",
     list: "a list",
 }
+
+
+# --- What is repeated without being parsed
+
+
+def replace_member(text: str, name: str, replacement: Callable[[str], str], *, depth: int = 1) -> str:
+    """Return a JSON text in which the values of some members are replaced.
+
+    The result is valid JSON only if the rest of the text is. Time is linear in the length of the text.
+
+    Args:
+        text: the text, which may be invalid.
+        name: name of the members, which must be written without escapes.
+        replacement: takes the text of a value, and returns its replacement.
+        depth: how many objects and arrays enclose the members; 1 for members of the whole.
+    """
+    key, pieces = json.dumps(name), []
+    level, position, copied = 0, 0, 0
+    while (mark := _MARK.search(text, position)) is not None:
+        position = mark.end()
+        if mark[0] != '"':
+            level += 1 if mark[0] in "{[" else -1
+            continue
+        end = _REST_OF_STRING.match(text, position)
+        if end is None:
+            break
+        position = end.end()
+        colon = _COLON.match(text, position)
+        if level == depth and colon is not None and text[mark.start() : position] == key:
+            position = _end_of_value(text, colon.end())
+            pieces += [text[copied : colon.end()], replacement(text[colon.end() : position])]
+            copied = position
+    return "".join((*pieces, text[copied:]))
+
+
+def _end_of_value(text: str, start: int) -> int:
+    """Return where a value ends; the end of the text if it does not."""
+    if text[start : start + 1] not in ("{", "[", '"'):
+        literal = _LITERAL.match(text, start)
+        return start if literal is None else literal.end()
+    level, position = 0, start
+    while (mark := _MARK.search(text, position)) is not None:
+        position = mark.end()
+        if mark[0] == '"':
+            end = _REST_OF_STRING.match(text, position)
+            if end is None:
+                break
+            position = end.end()
+        else:
+            level += 1 if mark[0] in "{[" else -1
+        if level == 0:
+            return position
+    return len(text)

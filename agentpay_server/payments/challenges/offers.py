@@ -1,4 +1,4 @@
-"""Chooses the offer of a 402 to pay, and judges repeated requests. Pure functions."""
+"""Reads 402s and their payments, chooses the offer to pay, and judges repeated requests. Pure functions."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -11,19 +11,24 @@ from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import MAX_MICRO
+from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.policy import usdc_text
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.payments.challenges import mpp, x402
-from agentpay_server.payments.challenges.mpp_fields import USDC
+from agentpay_server.payments.challenges.mpp import SessionAction
 from agentpay_server.payments.challenges.terms import (
+    ChallengeTerms,
     Network,
     Offer,
+    Presented,
     Protocol,
     Skipped,
     UnreadableChallengeError,
 )
+from agentpay_server.payments.challenges.x402 import UptoPayment
 from agentpay_server.platform.clock import from_us
-from agentpay_server.platform.errors import named
+from agentpay_server.platform.errors import named, quote
+from agentpay_server.transfers.store import splits_of
 
 _PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
 
@@ -147,7 +152,7 @@ def _money_reason(offer: Offer, networks: Collection[Network], usdc_mint: str) -
     terms = offer.terms
     if terms.network not in networks:
         return f"network is {terms.network}; this service pays on {' or '.join(sorted(networks))}"
-    if terms.mint not in (usdc_mint, USDC):
+    if terms.mint not in (usdc_mint, mpp.USDC):
         return f"token is {named(terms.mint)}; this service pays only USDC, {usdc_mint}"
     if offer.fault is not None:
         form = "" if offer.channel is None else _FORMS[offer.is_session] + ", and "
@@ -192,6 +197,34 @@ def _preference(placed: tuple[int, Offer]) -> tuple[int, int, int]:
     return kind, offer.terms.amount_micro, _PREFERRED.index(offer.terms.protocol)
 
 
+def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment of an exact price, by its protocol."""
+    if offer.terms.protocol is Protocol.MPP:
+        return mpp.wrap(offer, transaction)
+    return x402.wrap(offer, transaction, payment_id=payment_id)
+
+
+def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | SessionAction | UptoPayment | None:
+    """Return the payment that a request presents, of any protocol; None without one.
+
+    Raises:
+        UnreadableChallengeError: the first header of a payment cannot be read.
+    """
+    for name, value in headers:
+        lower = name.lower()
+        try:
+            if lower in mpp.PAYMENT_HEADERS and value.lower().startswith(mpp.SCHEME):
+                return mpp.read_payment(value)
+            if lower in x402.PAYMENT_HEADERS:
+                return x402.read_payment(lower, value)
+        except UnreadableChallengeError as error:
+            raise UnreadableChallengeError(f"{name} cannot be read: {error}") from None
+    return None
+
+
+# --- Repeated requests
+
+
 def verdict_if_equal(status: str, error: str | None) -> Verdict:
     """Return how to treat a request that equals the payment that holds its key.
 
@@ -202,8 +235,39 @@ def verdict_if_equal(status: str, error: str | None) -> Verdict:
     return Verdict.RESUME if status == TransferStatus.APPROVED else Verdict.REPLAY
 
 
-def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """Return name and value of the header that presents a payment of an exact price, by its protocol."""
-    if offer.terms.protocol is Protocol.MPP:
-        return mpp.wrap(offer, transaction)
-    return x402.wrap(offer, transaction, payment_id=payment_id)
+def differences(
+    transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, *, origin: str, memo: str | None
+) -> list[str]:
+    """Return the terms in which a purchase differs from a stored payment, with both values where they fit.
+
+    Args:
+        transfer: the transfer of the stored payment.
+        payment: the stored payment.
+        terms: the terms of the new challenge.
+        origin: the new seller.
+        memo: the memo of the new request.
+    """
+    # What no column holds: the network, and the name of the token.
+    return list(_differences(transfer, payment, terms, origin, memo)) or ["its network or token was another"]
+
+
+def _differences(
+    transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, origin: str, memo: str | None
+) -> Iterator[str]:
+    if payment.origin != origin:
+        yield f"origin was {quote(payment.origin)} and is {quote(origin)}"
+    if payment.protocol != terms.protocol.value:
+        yield f"protocol was {payment.protocol} and is {terms.protocol.value}"
+    if transfer.amount != terms.amount_micro:
+        yield f"amount was {usdc_text(transfer.amount)} USDC and is {usdc_text(terms.amount_micro)} USDC"
+    if payment.recipient != terms.recipient:
+        yield f"recipient was {payment.recipient} and is {terms.recipient}"
+    splits = [(split.recipient, split.amount_micro) for split in splits_of(transfer)]
+    if splits != [(leg.recipient, leg.amount_micro) for leg in terms.legs[1:]]:
+        yield "splits differ"
+    if (payment.fee_payer is None) != (terms.fee_payer is None):
+        payers = ("this service", "the seller")
+        was, now = (payers[payer is not None] for payer in (payment.fee_payer, terms.fee_payer))
+        yield f"the network fee was to be paid by {was} and now by {now}"
+    if transfer.memo != memo:
+        yield "memo differs"

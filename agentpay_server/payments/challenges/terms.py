@@ -1,6 +1,7 @@
-"""The terms of a seller's challenge, independent of its protocol."""
+"""The terms of a seller's challenge, and a payment as it is presented, independent of the protocol."""
 
 import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -175,3 +176,19 @@ class Offer:
     def is_session(self) -> bool:
         """Whether it sells by session: one channel for many requests."""
         return self.channel is not None and self.terms.protocol is Protocol.MPP
+
+
+@frozen(kw_only=True)
+class Presented:
+    """A payment of an exact price as a seller receives it; its transaction is not checked yet.
+
+    Attributes:
+        transaction: the signed bytes; empty for a payment that the payer broadcast.
+        signature: that of a payment that the payer broadcast.
+        echo: the parts of the challenge that it repeats.
+    """
+
+    protocol: Protocol
+    transaction: bytes = field(default=b"", repr=False)
+    signature: str | None = None
+    echo: Mapping[str, Any]

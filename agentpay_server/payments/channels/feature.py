@@ -7,10 +7,8 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.feature import Core, Feature, Phase
 from agentpay_server.ledger import accounts
 from agentpay_server.payments.channels import store
-from agentpay_server.payments.channels.closing import ChannelClosing
+from agentpay_server.payments.channels.closing import CHANNEL_CLOSE, ChannelClosing, ChannelWatch
 from agentpay_server.payments.channels.opening import CHANNEL_OPEN
-from agentpay_server.payments.channels.settling import CHANNEL_CLOSE
-from agentpay_server.payments.channels.watch import ChannelWatch
 
 _RECOVERY_SECONDS: Final = 5.0
 """How long a start waits for what happened to channels while no server ran."""

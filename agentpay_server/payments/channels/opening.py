@@ -5,33 +5,39 @@ and the seller broadcasts the transaction: until that can no longer land, its am
 terms get the same opening as long as it may land, and one new one after that.
 """
 
-from typing import Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay.contract.sessions import SessionProtocol, SessionStatus
-from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
+from agentpay.contract.payments import AUTHORIZE_PAYMENT, AuthorizePayment
+from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import to_micro
+from agentpay_server.database.rows import Condition
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Outcome
-from agentpay_server.ledger.idempotency import Held, RequestedKey
+from agentpay_server.ledger.apply import Outcome, Posting
+from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
-from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
+from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels import upto
-from agentpay_server.payments.channels.building import closing_fee
-from agentpay_server.payments.channels.rules import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.payments.channels.signing import ChannelDeposit, OpeningBlockhash, sign_channel
-from agentpay_server.payments.channels.upto import PaymentChannel
+from agentpay_server.payments.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US
+from agentpay_server.payments.channels.owners import Owned, owned
+from agentpay_server.payments.channels.signing import (
+    OpeningBlockhash,
+    closing_fee,
+    sign_channel,
+)
+from agentpay_server.payments.channels.store import CHANNELS, IS_FAILED, IS_OPENING, Channel, KeyUse
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import category_of
 from agentpay_server.payments.settling import EXPIRED, cosigned_status, failure_of
@@ -41,9 +47,10 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.opening import SESSION_OPEN, failed
-from agentpay_server.sessions.responses import refused
-from agentpay_server.sessions.rules import escalation_refusal, session_limit_refusal
+from agentpay_server.sessions.opening import SESSION_OPEN, failed, session_row
+from agentpay_server.sessions.outcomes import refused
+from agentpay_server.sessions.rules import OpeningTerms, escalation_refusal, session_limit_refusal
+from agentpay_server.transfers import outcomes as transfer_outcomes
 from agentpay_server.transfers.responses import report as report_transfer
 
 _EXPIRED: Final = Refusal(
@@ -57,45 +64,34 @@ _FAILED: Final = Refusal(
 
 
 @frozen(kw_only=True)
-class Opening:
-    """What a new channel is opened for.
+class Selected:
+    """The session's offer to pay, and what is stored about it.
 
     Attributes:
-        position: the position of the offer in its 402.
-        token_account: of the payee.
-        landing: where the opening can land; None for a paused account.
-        digest: of the terms that all vouchers of the channel share.
+        digest: of the purchase.
+        channel_digest: of the terms that all vouchers of the channel share.
+        channel: the channel to use; None to open one.
+        token_accounts: of the payee and of the shares, each with its account if this service holds it.
+        landing: where an opening can land; None if none is signed.
     """
 
-    account_id: str
-    origin: str
-    url: str | None
-    cap_micro: int
+    source: AccountRecord
     offer: Offer
     position: int
-    pin: Pin | None
-    token_account: str
-    landing: OpeningBlockhash | None
     digest: str
-
-    @property
-    def channel(self) -> ChannelTerms:
-        """What the offer asks of the channel."""
-        assert self.offer.channel is not None  # noqa: S101 - a session's offer has it
-        return self.offer.channel
+    channel_digest: str
+    pin: Pin | None
+    key: RequestedKey
+    use: KeyUse
+    channel: Channel | None
+    token_accounts: Mapping[str, AccountRecord | None]
+    landing: OpeningBlockhash | None = None
 
 
 def open_channel(
-    gate: Gate, *, principal: Principal, opening: Opening, key: RequestedKey, held: Held
+    gate: Gate, *, principal: Principal, request: AuthorizePayment, selected: Selected
 ) -> Decided[SessionRecord] | None:
     """Decide about a requested session over HTTP 402, as `sessions/opening.py` decides about one.
-
-    Args:
-        gate: the gate.
-        principal: who opens it.
-        opening: the channel.
-        key: the idempotency key of the request.
-        held: the key's claims when the request was judged.
 
     Returns:
         The decision; None if the seller's pin, its channels or the key's claims have changed meanwhile.
@@ -104,10 +100,18 @@ def open_channel(
         ConstraintError: another request has taken the key.
         Problem: a refusal, `too_many_sessions`, `nothing_payable`, `invalid_recipient`.
     """
-    connection, offer = gate.connection, opening.offer
+    connection, offer, pin = gate.connection, selected.offer, selected.pin
+    key, held, digest = selected.key, selected.use.held, selected.channel_digest
+    assert request.session_cap is not None  # noqa: S101 - without it no session is payable
+    terms = OpeningTerms(
+        account_id=request.account_id,
+        to=next(iter(selected.token_accounts)),
+        cap_micro=to_micro(request.session_cap),
+        category=category_of(offer, pin),
+    )
     if not (
-        pin_is_as_seen(connection, principal.operator_id, opening.origin, opening.pin)
-        and channel_store.live(connection, opening.account_id, opening.digest) is None
+        pin_is_as_seen(connection, principal.operator_id, request.origin, pin)
+        and channel_store.live(connection, terms.account_id, digest) is None
         and idempotency.is_as_seen(connection, key, held, gate.now_us)
     ):
         return None
@@ -116,41 +120,44 @@ def open_channel(
         raise refused(refusal, None)
     preflight = gate.preflight
     # The policy judges the whole cap, and the first voucher within it.
-    spend = spend_on(
-        offer, (preflight.recipient, *preflight.others), pin=opening.pin, cap_micro=opening.cap_micro
-    )
-    refusal = purchase_objection(opening.pin, offer.terms, offer.owners, preflight) or gate.refusal(
+    spend = spend_on(offer, (preflight.recipient, *preflight.others), pin=pin, cap_micro=terms.cap_micro)
+    refusal = purchase_objection(pin, offer.terms, offer.owners, preflight) or gate.refusal(
         spend, keys.of_principal(principal)
     )
-    if refusal is None and principal.is_agent and gate.needs_approval(opening.cap_micro):
+    if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
         # It cannot wait for an operator.
-        refusal = escalation_refusal(gate.policy, opening.cap_micro)
+        refusal = escalation_refusal(gate.policy, terms.cap_micro)
     if refusal is not None:
         raise refused(refusal, None)
     # The fees of a forced close: the seller pays for the opening, and lends the rent.
     gate.pay(Cost(fees=closing_fee(preflight.blockhash)))
-    _check_limits(gate, principal, opening.origin)
-    assert opening.landing is not None  # noqa: S101 - the account is not paused
-    deposit = ChannelDeposit(
-        subject_id=gate.context.identifiers.new(identifiers.SESSION),
-        operator_id=principal.operator_id,
-        account_id=opening.account_id,
-        key_id=principal.key_id,
-        protocol=SessionProtocol.MPP.value,
-        origin=opening.origin,
-        url=opening.url,
-        category=category_of(offer, opening.pin),
-        deposit_micro=opening.cap_micro,
-        offer=offer,
-        position=opening.position,
-        token_account=opening.token_account,
-        landing=opening.landing,
-        terms_digest=opening.digest,
-        idempotency_key=key.idempotency_key,
+    _check_limits(gate, principal, request.origin)
+    assert selected.landing is not None  # noqa: S101 - the account is not paused
+    channel, tx = sign_channel(
+        gate,
+        offer,
+        selected.landing,
+        owner_id=gate.context.identifiers.new(identifiers.SESSION),
+        origin=request.origin,
+        deposit_micro=terms.cap_micro,
+        terms_digest=digest,
+        position=selected.position,
         expires_us=offer.expires_us,
     )
-    channel, tx = sign_channel(gate, deposit)
-    session, tx = channel.session, gate.hold_cap(tx, opening.cap_micro)
+    session = session_row(
+        principal,
+        terms,
+        preflight.recipient,
+        session_id=channel.owner_id,
+        idempotency_key=key.idempotency_key,
+        escrow_token_account=channel.escrow_token_account,
+        by_operator=gate.by_operator,
+        now_us=gate.now_us,
+        channel=channel,
+        url=request.url,
+    )
+    session_store.SESSIONS.insert(connection, session)
+    tx = gate.hold_cap(tx, terms.cap_micro)
     idempotency.put(connection, key, held, PurchaseKind.CHANNEL, session.session_id)
     audit.record(
         connection,
@@ -188,54 +195,77 @@ def _check_limits(gate: Gate, principal: Principal, origin: str) -> None:
         )
 
 
-def _load(connection: Connection, subject_id: str, /, *, lock: bool = False) -> SessionRecord:
-    """Return the session; that of a payment up to a maximum has the payment."""
-    session = SESSION_OPEN.load(connection, subject_id, lock=lock)
-    return upto.with_payment(connection, session, lock=lock) if upto.is_upto(session) else session
+def _landed(ending: Ending[Owned]) -> Outcome[Any]:
+    """Return the outcome of an opening that has landed."""
+    return _opened(ending, IS_OPENING, SESSION_OPEN.landed)
 
 
-def _landed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-    outcome = SESSION_OPEN.landed(ending)
-    return upto.opened(outcome, ending.now_us) if upto.is_upto(ending.subject) else outcome
+def _failed(ending: Ending[Owned]) -> Outcome[Any]:
+    """Return the outcome of an opening that the chain refused."""
+    return _never_opened(ending, failure_of(ending) if ending.subject.channel.is_payment else _FAILED)
 
 
-def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-    if isinstance(ending.subject, PaymentChannel):
-        return _payment_failed(ending, ending.subject, failure_of(ending))
-    return failed(ending, _FAILED)
+def _expired(ending: Ending[Owned]) -> Outcome[Any]:
+    """Return the outcome of an opening that has expired."""
+    return _never_opened(ending, EXPIRED if ending.subject.channel.is_payment else _EXPIRED)
 
 
-def _expired(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-    if isinstance(ending.subject, PaymentChannel):
-        return _payment_failed(ending, ending.subject, EXPIRED)
-    return failed(ending, _EXPIRED)
+def _late(ending: Ending[Owned]) -> Outcome[Any]:
+    """Return the outcome of an opening that landed after it was considered expired."""
+    found = ending.subject
+    if found.channel.status == SessionStatus.OPENING:
+        return _landed(ending)
+    if found.channel.status == SessionStatus.FAILED:
+        return _opened(ending, IS_FAILED, SESSION_OPEN.late, is_held=False)
+    is_over = found.channel.status == SessionStatus.SETTLED
+    return found.outcome(*([found.escrow.lost(ending.tx)] if is_over else []))
 
 
-def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
-    is_in_progress = ending.subject.status == SessionStatus.OPENING
-    outcome = _landed(ending) if is_in_progress else SESSION_OPEN.late(ending)
-    return evolve(outcome, events=()) if upto.is_upto(ending.subject) else outcome
+def _opened(
+    ending: Ending[Any],
+    condition: Condition,
+    of_session: Callable[[Ending[SessionRecord]], Outcome[SessionRecord]],
+    *,
+    is_held: bool = True,
+) -> Outcome[Any]:
+    """Return the outcome of an open channel; without `is_held` it had seemed to have failed."""
+    found: Owned = ending.subject
+    outcome: Outcome[Any]
+    if isinstance(found.owner, SessionRecord):
+        outcome, due_us = of_session(evolve(ending, subject=found.owner)), None
+    else:
+        # No event is about it. It is due at once: its seller may have settled it already.
+        outcome, due_us = found.outcome(found.escrow.funded(is_held=is_held)), ending.now_us
+    change = CHANNELS.to_change(found.channel, condition, status=SessionStatus.OPEN.value, due_us=due_us)
+    return evolve(outcome, changes=(*outcome.changes, change))
 
 
-def _report(ending: Ending[SessionRecord]) -> None:
+def _never_opened(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
+    """Return the outcome of an opening that moved nothing and never will."""
+    found: Owned = ending.subject
+    outcome: Outcome[Any]
+    if isinstance(found.owner, SessionRecord):
+        outcome = failed(evolve(ending, subject=found.owner), refusal)
+    else:
+        reserved = Posting(account_id=found.channel.account_id, cap_release=found.channel.deposit)
+        outcome = transfer_outcomes.failed(evolve(ending, subject=found.owner), refusal).also(reserved)
+    change = CHANNELS.to_change(found.channel, IS_OPENING, status=SessionStatus.FAILED.value)
+    return evolve(outcome, changes=(*outcome.changes, change))
+
+
+def _report(ending: Ending[Any]) -> None:
     """Log the session, or the payment that has failed."""
-    subject: SessionRecord | TransferRecord = ending.subject
-    if isinstance(subject, TransferRecord):
-        report_transfer(ending.context, subject)
-    elif not upto.is_upto(subject):
+    subject = ending.subject
+    if isinstance(subject, SessionRecord):
         SESSION_OPEN.report(ending)
+    elif isinstance(subject, TransferRecord) and subject.status == TransferStatus.FAILED:
+        report_transfer(ending.context, subject)
 
 
-def _payment_failed(
-    ending: Ending[SessionRecord], subject: PaymentChannel, refusal: Refusal
-) -> Outcome[SessionRecord]:
-    return upto.opening_failed(failed(ending, refusal), ending, subject.transfer, refusal)
-
-
-CHANNEL_OPEN: Final[Movement[SessionRecord]] = evolve(
-    SESSION_OPEN,
+CHANNEL_OPEN: Final[Movement[Any]] = Movement(
     kind=Kind.CHANNEL_OPEN,
-    load=_load,
+    load=owned,
+    newest=lambda found: found.owner.tx_signature,
     landed=_landed,
     failed=_failed,
     expired=_expired,

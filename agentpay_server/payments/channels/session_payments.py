@@ -7,11 +7,8 @@ under any key get the same opening as long as it may land. Once it has landed, e
 import asyncio
 import contextlib
 import json
-from collections.abc import Mapping
 from functools import partial
 from typing import Final
-
-from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.payments import (
@@ -26,25 +23,22 @@ from agentpay.contract.payments import (
 )
 from agentpay.contract.requests import UNSET
 from agentpay.contract.sessions import SessionStatus
-from agentpay.contract.usdc import format_number, from_micro, to_micro
-from agentpay_server.database.connection import Connection, ConstraintError
+from agentpay.contract.usdc import format_number, from_micro
+from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord, PurchaseKind, VoucherRecord
+from agentpay_server.database.tables import VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Order, Parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.challenges import mpp, mpp_sessions
-from agentpay_server.payments.challenges.terms import Offer
+from agentpay_server.payments.challenges import mpp
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.building import opening_of, voucher_header
-from agentpay_server.payments.channels.opening import Opening, open_channel
-from agentpay_server.payments.channels.signing import OpeningBlockhash
-from agentpay_server.payments.channels.store import Channel
-from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher, ReportVoucher, VoucherRequest
-from agentpay_server.payments.store import Pin
+from agentpay_server.payments.channels import vouchers
+from agentpay_server.payments.channels.opening import Selected, open_channel
+from agentpay_server.payments.channels.signing import opening_of, voucher_header
+from agentpay_server.payments.channels.store import Channel, KeyUse
+from agentpay_server.payments.channels.vouchers import Paid, PayByVoucher
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -56,64 +50,6 @@ _POLL_SECONDS: Final = 0.5
 
 _ABSENCES: Final = 2
 """After how many polls an opening counts as not sent: a node may list one a moment after its seller does."""
-
-_LIVE: Final = (SessionStatus.OPENING, SessionStatus.OPEN)
-
-
-@frozen(kw_only=True)
-class KeyUse:
-    """What an idempotency key has been used for in sessions.
-
-    Attributes:
-        held: its claims.
-        voucher: the voucher signed under it, if any.
-        opened: the channel of that voucher, else the one that was opened under the key.
-    """
-
-    held: Held
-    voucher: VoucherRecord | None = None
-    opened: Channel | None = None
-
-    @property
-    def channel(self) -> Channel | None:
-        """The channel, if it has the voucher or may still get it."""
-        opened = self.opened
-        return opened if self.voucher or (opened and opened.session.status in _LIVE) else None
-
-
-@frozen(kw_only=True)
-class Selected:
-    """The session's offer to pay, and what is stored about it.
-
-    Attributes:
-        digest: of the purchase.
-        channel_digest: of the terms that all vouchers of the channel share.
-        channel: the channel to use; None to open one.
-        token_accounts: of the payee and of the shares, each with its account if this service holds it.
-        landing: where an opening can land; None if none is signed.
-    """
-
-    source: AccountRecord
-    offer: Offer
-    position: int
-    digest: str
-    channel_digest: str
-    pin: Pin | None
-    key: RequestedKey
-    use: KeyUse
-    channel: Channel | None
-    token_accounts: Mapping[str, AccountRecord | None]
-    landing: OpeningBlockhash | None = None
-
-
-def use_of(connection: Connection, held: Held) -> KeyUse:
-    """Return what a key has been used for in sessions, given its claims."""
-    subject_id = held.subject_of(PurchaseKind.CHANNEL)
-    if subject_id is None:
-        return KeyUse(held=held)
-    voucher = channel_store.VOUCHERS.get(connection, subject_id)
-    session_id = subject_id if voucher is None else voucher.session_id
-    return KeyUse(held=held, voucher=voucher, opened=channel_store.of_session(connection, session_id))
 
 
 class SessionPayments:
@@ -171,14 +107,14 @@ class SessionPayments:
         Raises:
             Problem: `not_found`.
         """
-        paid = await self._database.run(ReportVoucher(self._context, principal, charge_id, request))
+        paid = await self._database.run(vouchers.report, self._context, principal, charge_id, request)
         self._context.wakeup.set()
         return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
         with contextlib.suppress(Problem):
-            await self._database.run(ReportVoucher(self._context, principal, report.charge_id, report))
+            await self._database.run(vouchers.report, self._context, principal, report.charge_id, report)
             self._context.wakeup.set()
 
     # --- Vouchers
@@ -186,7 +122,9 @@ class SessionPayments:
     async def _charge(
         self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
     ) -> SessionStep | None:
-        charge = VoucherRequest(
+        pay = PayByVoucher(
+            context=self._context,
+            principal=principal,
             session_id=channel.session.session_id,
             key=selected.key,
             held=selected.use.held,
@@ -197,11 +135,10 @@ class SessionPayments:
         )
         # An older copy of the database does not know the newest vouchers.
         await self._authorizer.reconcile(selected.source)
-        pay = PayByVoucher(self._context, principal, charge)
         unit = OfAccounts(
             pay,
-            frozenset((charge.key.account_id,)),
-            frozenset((charge.session_id,)),
+            frozenset((pay.key.account_id,)),
+            frozenset((pay.session_id,)),
             session_store.LOCK,
         )
         failpoint(Operation.VOUCHER, Step.BEGUN)
@@ -223,7 +160,7 @@ class SessionPayments:
     def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
         header = voucher_header(
             self._context.signer,
-            paid.channel,
+            paid.channel.record,
             selected.source,
             paid.voucher.cumulative,
             challenge=selected.offer.echo,
@@ -241,19 +178,6 @@ class SessionPayments:
     async def _open(
         self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
     ) -> SessionStep | None:
-        assert request.session_cap is not None  # noqa: S101 - without it no session is payable
-        opening = Opening(
-            account_id=request.account_id,
-            origin=request.origin,
-            url=request.url,
-            cap_micro=to_micro(request.session_cap),
-            offer=selected.offer,
-            position=selected.position,
-            pin=selected.pin,
-            token_account=next(iter(selected.token_accounts)),
-            landing=selected.landing,
-            digest=selected.channel_digest,
-        )
         first, *others = selected.token_accounts
         parties = Parties(
             source=selected.source,
@@ -262,13 +186,12 @@ class SessionPayments:
             others={each: selected.token_accounts[each] for each in others},
             is_broadcast_by_us=False,
         )
-        key, held = selected.key, selected.use.held
         order = Order(
             operation=Operation.CHANNEL_OPEN,
             parties=parties,
-            decide=partial(open_channel, principal=principal, opening=opening, key=key, held=held),
+            decide=partial(open_channel, principal=principal, request=request, selected=selected),
             by_operator=not principal.is_agent,
-            key=key,
+            key=selected.key,
         )
         decided = await self._authorizer.authorize(order, deadline)
         if decided is None:
@@ -300,7 +223,7 @@ class SessionPayments:
             await asyncio.sleep(_POLL_SECONDS)
 
     def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
-        opening = opening_of(self._context, channel, selected.source)
+        opening = opening_of(self._context, channel.record, selected.source)
         expires_us = channel.record.challenge_expires_us
         # The opening has the blockhash of its own challenge, which its seller compares.
         is_in_force = expires_us is None or self._context.clock.now_us() < expires_us
@@ -309,7 +232,7 @@ class SessionPayments:
             channel,
             voucher=None,
             amount_micro=selected.offer.terms.amount_micro,
-            header=mpp.credential(challenge, mpp_sessions.open_payload(opening, channel.record.raw)),
+            header=mpp.credential(challenge, mpp.open_payload(opening, channel.record.raw)),
             is_replay=is_replay,
         )
 

@@ -1,6 +1,7 @@
-"""Signs the opening of a channel, for a session over HTTP 402 and for a payment up to a maximum.
+"""Builds and signs what a channel needs: its opening, its vouchers, and both transactions of a forced close.
 
-The seller broadcasts the transaction: until that can no longer land, its amount stays reserved.
+The seller pays for the opening, signs it first and broadcasts it: until that can no longer land, its amount
+stays reserved. The treasury pays for the rest.
 """
 
 import json
@@ -8,27 +9,153 @@ from typing import Final
 
 import attrs
 from attrs import frozen
+from solders.hash import Hash
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.signature import Signature
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server.chain.channels.codecs import ChannelError
-from agentpay_server.chain.custody import voucher_key
-from agentpay_server.chain.protocol import Chain, ChainUnreachableError, Cosigned, SignedTransaction
-from agentpay_server.chain.signing import TransactionTooLargeError
-from agentpay_server.database.tables import ChannelRecord, SessionRecord
+from agentpay_server.chain.channels import codecs
+from agentpay_server.chain.channels.codecs import TREASURIES, ChannelError, OnchainTerms, Voucher
+from agentpay_server.chain.custody import Signer, spending_key, voucher_key
+from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set_compute_unit_price
+from agentpay_server.chain.protocol import (
+    Blockhash,
+    Chain,
+    ChainUnreachableError,
+    Cosigned,
+    SignedTransaction,
+)
+from agentpay_server.chain.signing import (
+    TransactionTooLargeError,
+    fee_lamports,
+    sign_transaction,
+    with_units_for,
+)
+from agentpay_server.database.tables import AccountRecord, ChannelRecord
 from agentpay_server.engine.authorization import Gate
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.payments.challenges.terms import ChannelTerms, Offer
-from agentpay_server.payments.channels.building import build_opening, closing_fee, opening_of
-from agentpay_server.payments.channels.rules import MAX_SLOT_DISTANCE
-from agentpay_server.payments.channels.store import CHANNELS, Channel
+from agentpay_server.payments.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
+from agentpay_server.payments.challenges import mpp
+from agentpay_server.payments.challenges.terms import Offer
+from agentpay_server.payments.channels.on_chain import MAX_SLOT_DISTANCE
+from agentpay_server.payments.channels.store import CHANNELS
 from agentpay_server.payments.responses import nothing_payable
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import chain_unavailable
-from agentpay_server.sessions.rules import check_transition
-from agentpay_server.sessions.store import SESSIONS
+
+OPEN_UNITS: Final = 90_000
+"""Compute units of an opening; it needs about half of them."""
+
+_UNIT_PRICE: Final = 1
+_REQUEST_SIGNATURES: Final = 2
+_PAYOUT_SIGNATURES: Final = 1
+_PAYOUT_UNITS: Final = 2
+"""How many times the usual compute limit a payout may need."""
+
+
+def opening_of(context: Context, channel: ChannelRecord, account: AccountRecord) -> OnchainTerms:
+    """Return the terms of an account's stored channel, as the chain has them."""
+    return OnchainTerms(
+        payer=Pubkey.from_string(context.signer.address(spending_key(account.key_index))),
+        rent_payer=Pubkey.from_string(channel.rent_payer),
+        payee=Pubkey.from_string(channel.payee),
+        mint=Pubkey.from_string(context.chain.usdc_mint),
+        signer=Pubkey.from_string(channel.signer),
+        salt=channel.salt,
+        open_slot=channel.open_slot,
+        deposit_micro=channel.deposit,
+        grace_seconds=channel.grace_seconds,
+        shares=mpp.shares_of([(owner, bps) for owner, bps in json.loads(channel.shares)]),
+    )
+
+
+def build_opening(
+    signer: Signer,
+    opening: OnchainTerms,
+    *,
+    account_index: int,
+    blockhash: str,
+    last_valid_height: int,
+    text: str | None = None,
+) -> PreparedPayment:
+    """Return the transaction that opens a channel, with the payer's signature; `text` is its memo.
+
+    Raises:
+        ChannelError: the program would refuse the terms.
+        TransactionTooLargeError: the transaction does not fit into a packet.
+    """
+    steps = [
+        set_compute_unit_limit(OPEN_UNITS + (UNITS_PER_MEMO_BYTE * len(text.encode("utf-8")) if text else 0)),
+        set_compute_unit_price(_UNIT_PRICE),
+        codecs.open_channel(opening),
+        *([memo(text)] if text else []),
+    ]
+    message = MessageV0.try_compile(opening.rent_payer, steps, [], Hash.from_string(blockhash))
+    check_size(message)
+    return cosigned(
+        signer,
+        message,
+        {str(opening.payer): spending_key(account_index)},
+        payer=str(opening.payer),
+        last_valid_height=last_valid_height,
+    )
+
+
+def voucher_header(
+    signer: Signer,
+    channel: ChannelRecord,
+    account: AccountRecord,
+    cumulative_micro: int,
+    *,
+    is_closing: bool = False,
+    challenge: dict[str, object] | None = None,
+) -> tuple[str, str]:
+    """Sign a stored voucher; return name and value of the header that presents it, the same each time.
+
+    Args:
+        signer: it has the accounts' keys.
+        channel: the channel.
+        account: the paying account.
+        cumulative_micro: the stored amount of the voucher.
+        is_closing: whether the voucher closes the channel.
+        challenge: the challenge to answer; None for the newest one.
+    """
+    voucher = Voucher(channel=Pubkey.from_string(channel.address), cumulative_micro=cumulative_micro)
+    signature = Signature.from_bytes(signer.sign_voucher(voucher_key(account.key_index), voucher.message()))
+    payload = mpp.voucher_payload(
+        voucher, signer=channel.signer, signature=str(signature), is_closing=is_closing
+    )
+    return mpp.credential(challenge or json.loads(channel.newest_challenge), payload)
+
+
+def closing_fee(blockhash: Blockhash) -> int:
+    """Return the most lamports that the fees of a forced close can be."""
+    return fee_lamports(_REQUEST_SIGNATURES, blockhash.compute_budget) + fee_lamports(
+        _PAYOUT_SIGNATURES, with_units_for(blockhash, _PAYOUT_UNITS).compute_budget
+    )
+
+
+def request_close(
+    signer: Signer, blockhash: Blockhash, opening: OnchainTerms, *, account_index: int
+) -> SignedTransaction:
+    """Build the transaction that begins to close a channel by force."""
+    step = codecs.request_close(payer=opening.payer, channel=opening.address)
+    return sign_transaction(signer, blockhash, [step], spending_key(account_index))
+
+
+def pay_out(
+    signer: Signer, blockhash: Blockhash, opening: OnchainTerms, *, cluster: str, seals: bool
+) -> SignedTransaction:
+    """Build the transaction that pays out a channel; with `seals`, after its grace period."""
+    treasury = TREASURIES.get(cluster, TREASURIES["devnet"])
+    steps = [codecs.seal(opening.address)] if seals else []
+    steps.append(codecs.distribute_opened(opening, treasury=treasury))
+    return sign_transaction(signer, with_units_for(blockhash, _PAYOUT_UNITS), steps)
+
 
 _LATER_BLOCKS: Final = 32
 """How many blocks a seller's blockhash may be newer than the newest one that this service knows."""
@@ -40,45 +167,6 @@ class OpeningBlockhash:
 
     blockhash: str
     slot: int
-
-
-@frozen(kw_only=True)
-class ChannelDeposit:
-    """A channel to sign: an offer's, and what its rows say besides.
-
-    Attributes:
-        subject_id: the session, or the payment up to a maximum.
-        position: the position of the offer in its 402.
-        token_account: of the primary recipient.
-        terms_digest: what vouchers of the channel have in common.
-        idempotency_key: the key of the request.
-        expires_us: until when the seller may use the opening, if it says.
-        memo: a memo in the transaction.
-    """
-
-    subject_id: str
-    operator_id: str
-    account_id: str
-    key_id: str
-    protocol: str
-    origin: str
-    url: str | None
-    category: str | None
-    deposit_micro: int
-    offer: Offer
-    position: int
-    token_account: str
-    landing: OpeningBlockhash
-    terms_digest: str
-    idempotency_key: str
-    expires_us: int | None = None
-    memo: str | None = None
-
-    @property
-    def terms(self) -> ChannelTerms:
-        """The channel's terms in the offer."""
-        assert self.offer.channel is not None  # noqa: S101 - the offer sells through a channel
-        return self.offer.channel
 
 
 async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
@@ -104,40 +192,95 @@ async def landing_of(chain: Chain, offer: Offer) -> OpeningBlockhash | str:
     return OpeningBlockhash(blockhash=blockhash, slot=min(slot, named))
 
 
-def sign_channel(unit: Gate, deposit: ChannelDeposit) -> tuple[Channel, StoredTransaction]:
-    """Sign a channel's opening and store the channel; return it, and the transaction to hold its amount with.
+def sign_channel(
+    gate: Gate,
+    offer: Offer,
+    landing: OpeningBlockhash,
+    *,
+    owner_id: str,
+    origin: str,
+    deposit_micro: int,
+    terms_digest: str,
+    position: int,
+    expires_us: int | None = None,
+    text: str | None = None,
+) -> tuple[ChannelRecord, StoredTransaction]:
+    """Sign the opening of a channel on an offer's terms, and store the channel.
+
+    Args:
+        gate: the decision.
+        offer: the offer.
+        landing: where the opening can land.
+        owner_id: the session, or the payment up to a maximum.
+        origin: the seller.
+        deposit_micro: what to pay into it.
+        terms_digest: what its vouchers have in common.
+        position: the position of the offer in its 402.
+        expires_us: until when the seller may use the opening, if it says.
+        text: a memo in the transaction.
+
+    Returns:
+        The channel, and the transaction to hold its amount with.
 
     Raises:
         Problem: `nothing_payable`.
     """
-    connection, context = unit.connection, unit.context
-    channel = _rows(unit, deposit)
-    opening = opening_of(context, channel, unit.source)
+    context, source, terms = gate.context, gate.source, offer.channel
+    assert terms is not None and terms.rent_payer is not None  # noqa: PT018, S101 - else it is not payable
+    challenge = json.dumps(offer.echo)
+    channel = ChannelRecord(
+        owner_id=owner_id,
+        is_payment=not offer.is_session,
+        operator_id=source.operator_id,
+        account_id=source.account_id,
+        terms_digest=terms_digest,
+        origin=origin,
+        # What follows from the rest comes below.
+        address="",
+        escrow_token_account="",
+        raw=b"",
+        payee=terms.payee,
+        rent_payer=terms.rent_payer,
+        signer=terms.signer or context.signer.address(voucher_key(source.key_index)),
+        salt=int.from_bytes(context.randomness.randbytes(8), "big") >> 1,
+        open_slot=landing.slot,
+        grace_seconds=terms.grace_seconds,
+        shares=json.dumps(terms.shares),
+        deposit=deposit_micro,
+        cumulative=0 if offer.is_session else deposit_micro,
+        status=SessionStatus.OPENING.value,
+        closing_fee=closing_fee(gate.preflight.blockhash),
+        by_operator=gate.by_operator,
+        challenge=challenge,
+        challenge_expires_us=expires_us,
+        newest_challenge=challenge,
+        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+        created_us=gate.now_us,
+    )
+    opening = opening_of(context, channel, source)
     try:
         prepared = build_opening(
             context.signer,
             opening,
-            account_index=unit.source.key_index,
-            blockhash=deposit.landing.blockhash,
-            last_valid_height=_last_valid_height(unit, deposit.landing.blockhash),
-            text=deposit.memo,
+            account_index=source.key_index,
+            blockhash=landing.blockhash,
+            last_valid_height=_last_valid_height(gate, landing.blockhash),
+            text=text,
         )
     except (ChannelError, TransactionTooLargeError) as error:
-        raise nothing_payable({deposit.position: str(error)}) from None
-    check_transition(None, SessionStatus.OPENING)
-    channel = Channel(
-        session=attrs.evolve(
-            channel.session, channel=str(opening.address), escrow_token_account=str(opening.escrow)
-        ),
-        record=attrs.evolve(channel.record, raw=prepared.raw),
+        raise nothing_payable({position: str(error)}) from None
+    channel = attrs.evolve(
+        channel,
+        address=str(opening.address),
+        escrow_token_account=str(opening.escrow),
+        raw=prepared.raw,
     )
-    SESSIONS.insert(connection, channel.session)
-    CHANNELS.insert(connection, channel.record)
+    CHANNELS.insert(gate.connection, channel)
     found_by = Cosigned(
-        token_account=unit.source.usdc_token_account,
+        token_account=gate.source.usdc_token_account,
         signature=prepared.signature,
         message_hash=prepared.message_hash,
-        after=unit.preflight.newest_signature,
+        after=gate.preflight.newest_signature,
     )
     tx = pending_transaction(
         SignedTransaction(
@@ -146,87 +289,16 @@ def sign_channel(unit: Gate, deposit: ChannelDeposit) -> tuple[Channel, StoredTr
             last_valid_block_height=prepared.last_valid_block_height,
         ),
         kind=Kind.CHANNEL_OPEN,
-        subject_id=deposit.subject_id,
-        account_id=deposit.account_id,
+        subject_id=channel.owner_id,
+        account_id=channel.account_id,
         detail=detail_of(found_by),
-        now_us=unit.now_us,
+        now_us=gate.now_us,
     )
-    return channel, attrs.evolve(tx, announced_us=unit.now_us, leased_until_us=0)
+    return channel, attrs.evolve(tx, announced_us=gate.now_us, leased_until_us=0)
 
 
-def opening_expires_us(context: Context, now_us: int) -> int:
-    """Return about when an opening that is signed now can no longer land."""
-    return now_us + round(context.chain.usual_life_seconds * SECOND_US)
-
-
-def _last_valid_height(unit: Gate, blockhash: str) -> int:
+def _last_valid_height(gate: Gate, blockhash: str) -> int:
     """Return the last height at which the opening can land, or a higher one, which only takes longer."""
-    newest = unit.preflight.blockhash
-    is_newest = newest.value == blockhash or not unit.context.is_cluster
+    newest = gate.preflight.blockhash
+    is_newest = newest.value == blockhash or not gate.context.is_cluster
     return newest.last_valid_block_height + (0 if is_newest else _LATER_BLOCKS)
-
-
-def _rows(unit: Gate, deposit: ChannelDeposit) -> Channel:
-    """Return the rows to store; the addresses that follow from them are still missing."""
-    context, terms = unit.context, deposit.terms
-    assert terms.rent_payer is not None  # noqa: S101 - only sponsored openings are payable
-    challenge = json.dumps(deposit.offer.echo)
-    record = ChannelRecord(
-        session_id=deposit.subject_id,
-        operator_id=deposit.operator_id,
-        account_id=deposit.account_id,
-        terms_digest=deposit.terms_digest,
-        origin=deposit.origin,
-        payee=terms.payee,
-        rent_payer=terms.rent_payer,
-        signer=terms.signer or context.signer.address(voucher_key(unit.source.key_index)),
-        salt=int.from_bytes(context.randomness.randbytes(8), "big") >> 1,
-        open_slot=deposit.landing.slot,
-        grace_seconds=terms.grace_seconds,
-        shares=json.dumps(terms.shares),
-        challenge=challenge,
-        challenge_expires_us=deposit.expires_us,
-        newest_challenge=challenge,
-        raw=b"",
-        expires_us=opening_expires_us(context, unit.now_us),
-        created_us=unit.now_us,
-    )
-    session = SessionRecord(
-        seq=0,
-        session_id=deposit.subject_id,
-        operator_id=deposit.operator_id,
-        account_id=deposit.account_id,
-        key_id=deposit.key_id,
-        to=deposit.token_account,
-        # If this service holds the payee, the deposit watcher posts the arrival.
-        recipient_account_id=None,
-        recipient_token_account=unit.preflight.recipient.token_account,
-        category=deposit.category,
-        cap=deposit.deposit_micro,
-        running_total=0,
-        idempotency_key=deposit.idempotency_key,
-        key_expires_us=None,
-        status=SessionStatus.OPENING.value,
-        error=None,
-        message=None,
-        escrow_token_account="",
-        tx_signature=None,
-        settlement_tx_signature=None,
-        settlements=0,
-        postponements=0,
-        opened_us=None,
-        settled_us=None,
-        closes_us=None,
-        created_us=unit.now_us,
-        recipient_owner=terms.payee,
-        closed_by=None,
-        stuck_reason=None,
-        payee_created_us=None,
-        opening_fee=0,
-        closing_fee=closing_fee(unit.preflight.blockhash),
-        protocol=deposit.protocol,
-        origin=deposit.origin,
-        url=deposit.url,
-        by_operator=unit.by_operator,
-    )
-    return Channel(session=session, record=record)

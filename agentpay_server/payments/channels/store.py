@@ -1,4 +1,4 @@
-"""SQL statements for the channels of payments over HTTP 402, and for their vouchers."""
+"""SQL statements for channels, for their vouchers, and for their sessions."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
@@ -11,6 +11,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (
     ChannelRecord,
+    PurchaseKind,
     SessionRecord,
     VoucherRecord,
     chain_transactions,
@@ -18,16 +19,38 @@ from agentpay_server.database.tables import (
     sessions,
     vouchers,
 )
+from agentpay_server.ledger.idempotency import Held
 from agentpay_server.ledger.transactions import Kind, State
-from agentpay_server.sessions.store import IS_LISTED, SESSIONS
+from agentpay_server.sessions.store import SESSIONS
 
 
 @frozen(kw_only=True)
 class Channel:
-    """A channel, with the session that it is."""
+    """The channel of a session, with the session."""
 
     session: SessionRecord
     record: ChannelRecord
+
+
+@frozen(kw_only=True)
+class KeyUse:
+    """What an idempotency key has been used for in sessions.
+
+    Attributes:
+        held: its claims.
+        voucher: the voucher signed under it, if any.
+        opened: the channel of that voucher, else the one that was opened under the key.
+    """
+
+    held: Held
+    voucher: VoucherRecord | None = None
+    opened: Channel | None = None
+
+    @property
+    def channel(self) -> Channel | None:
+        """The channel, if it has the voucher or may still get it."""
+        opened = self.opened
+        return opened if self.voucher or (opened and opened.session.status in LIVE) else None
 
 
 @frozen(kw_only=True)
@@ -44,39 +67,44 @@ class Step:
     voucher: VoucherRecord | None = None
 
 
-CHANNELS: Final = Rows(ChannelRecord, "session_id")
+LIVE: Final = (SessionStatus.OPENING, SessionStatus.OPEN)
+
+CHANNELS: Final = Rows(ChannelRecord, "owner_id")
 VOUCHERS: Final = Rows(VoucherRecord, "charge_id")
+
+IS_OPENING: Final = channels.c.status == literal_column(f"'{SessionStatus.OPENING}'")
+IS_OPEN: Final = channels.c.status == literal_column(f"'{SessionStatus.OPEN}'")
+IS_CLOSING: Final = channels.c.status == literal_column(f"'{SessionStatus.CLOSING}'")
+IS_FAILED: Final = channels.c.status == literal_column(f"'{SessionStatus.FAILED}'")
 
 _COLUMNS: Final = len(sessions.columns)
 
 
 def _both(*conditions: ColumnElement[bool]) -> Select[Any]:
-    """Return the statement that reads channels with their sessions."""
-    of_channel = sessions.c.session_id == channels.c.session_id
+    """Return the statement that reads the channels of sessions with their sessions."""
+    of_channel = sessions.c.session_id == channels.c.owner_id
     return select(sessions, channels).where(of_channel, *conditions)
 
 
-_OF_SESSION: Final = _both(channels.c.session_id == bindparam("session_id"))
+_OF_SESSION: Final = _both(channels.c.owner_id == bindparam("session_id"))
 _OF_SESSION_LOCKED: Final = _OF_SESSION.with_for_update()
 _LIVE: Final = (
     _both(
         channels.c.account_id == bindparam("account_id"),
         channels.c.terms_digest == bindparam("terms_digest"),
-        sessions.c.status.in_(
-            literal_column(f"'{status}'") for status in (SessionStatus.OPENING, SessionStatus.OPEN)
-        ),
+        sessions.c.status.in_(literal_column(f"'{status}'") for status in LIVE),
     )
     .order_by(channels.c.seq.desc())
     .limit(1)
 )
-_AT: Final = _both(
-    channels.c.account_id == bindparam("account_id"),
-    sessions.c.channel == bindparam("address"),
+_AT: Final = select(channels).where(
+    channels.c.account_id == bindparam("account_id"), channels.c.address == bindparam("address")
 )
 _UNSETTLED: Final = (
-    _both(
+    select(channels)
+    .where(
         channels.c.seq > bindparam("after"),
-        sessions.c.status.in_(
+        channels.c.status.in_(
             literal_column(f"'{status}'") for status in (SessionStatus.OPEN, SessionStatus.CLOSING)
         ),
     )
@@ -86,18 +114,16 @@ _UNSETTLED: Final = (
 _UNSETTLED_OF: Final = select(sessions.c.session_id).where(
     sessions.c.account_id == bindparam("account_id"),
     sessions.c.channel.is_not(None),
-    IS_LISTED,
     sessions.c.status.in_(
         literal_column(f"'{status}'")
         for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
     ),
 )
-# Each payment up to a maximum has a channel of its own; the fee budget limits what these cost.
+# Of sessions only: each payment up to a maximum has a channel, and the fee budget limits what these cost.
 _NEWEST_OPENINGS: Final = (
     select(channels.c.created_us)
     .where(
-        sessions.c.session_id == channels.c.session_id,
-        IS_LISTED,
+        sessions.c.session_id == channels.c.owner_id,
         sessions.c.key_id == bindparam("key_id"),
         channels.c.operator_id == bindparam("operator_id"),
         channels.c.origin == bindparam("origin"),
@@ -108,7 +134,7 @@ _NEWEST_OPENINGS: Final = (
 )
 
 _NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
-    channels.c.session_id == chain_transactions.c.subject_id,
+    channels.c.owner_id == chain_transactions.c.subject_id,
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
     chain_transactions.c.kind == literal_column(f"'{Kind.CHANNEL_OPEN}'"),
 )
@@ -152,12 +178,12 @@ def _steps(select_: Select[Any], record: Callable[[Sequence[Any]], Step], table:
 
 _VOUCHER_STEPS: Final = _steps(
     select(vouchers, sessions, channels).where(
-        vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.session_id
+        vouchers.c.session_id == sessions.c.session_id, sessions.c.session_id == channels.c.owner_id
     ),
     _voucher_step,
     vouchers,
 )
-_OPENING_STEPS: Final = _steps(_both(IS_LISTED), _opening_step, sessions)
+_OPENING_STEPS: Final = _steps(_both(), _opening_step, sessions)
 
 
 def steps(connection: Connection, /, owner: str, before: int, count: int, **given: object) -> list[Step]:
@@ -182,18 +208,18 @@ def live(connection: Connection, account_id: str, terms_digest: str) -> Channel 
     return None if row is None else _channel(row)
 
 
-def at(connection: Connection, account_id: str, addresses: Collection[str]) -> list[Channel]:
+def at(connection: Connection, account_id: str, addresses: Collection[str]) -> list[ChannelRecord]:
     """Return the channels of an account at given addresses."""
     return [
-        _channel(row)
+        channel
         for address in sorted(addresses)
-        for row in connection.execute(_AT, {"account_id": account_id, "address": address})
+        for channel in CHANNELS.all(connection, _AT, account_id=account_id, address=address)
     ]
 
 
-def unsettled_after(connection: Connection, seq: int, count: int) -> list[Channel]:
+def unsettled_after(connection: Connection, seq: int, count: int) -> list[ChannelRecord]:
     """Return up to `count` channels that are open or closing, by `seq`, above a given one."""
-    return [_channel(row) for row in connection.execute(_UNSETTLED, {"after": seq, "count": count})]
+    return CHANNELS.all(connection, _UNSETTLED, after=seq, count=count)
 
 
 def unsettled_of(connection: Connection, account_id: str) -> list[str]:
@@ -214,3 +240,13 @@ def next_expiry_us(connection: Connection) -> int | None:
     """Return the earliest expiry of the openings that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
+
+
+def use_of(connection: Connection, held: Held) -> KeyUse:
+    """Return what a key has been used for in sessions, given its claims."""
+    subject_id = held.subject_of(PurchaseKind.CHANNEL)
+    if subject_id is None:
+        return KeyUse(held=held)
+    voucher = VOUCHERS.get(connection, subject_id)
+    session_id = subject_id if voucher is None else voucher.session_id
+    return KeyUse(held=held, voucher=voucher, opened=of_session(connection, session_id))

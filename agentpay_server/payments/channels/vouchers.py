@@ -28,47 +28,28 @@ from agentpay_server.engine.policy import (
 )
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Unit, apply
+from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.payments.authorizing import pin_is_as_seen
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.payments.channels import store as channel_store
-from agentpay_server.payments.channels.claims import to_closing
-from agentpay_server.payments.channels.rules import IN_FLIGHT_US, MAX_REFUSALS
-from agentpay_server.payments.channels.store import CHANNELS, VOUCHERS, Channel
+from agentpay_server.payments.channels.closing import to_closing
+from agentpay_server.payments.channels.on_chain import IN_FLIGHT_US, MAX_REFUSALS
+from agentpay_server.payments.channels.owners import Owned
+from agentpay_server.payments.channels.store import CHANNELS, IS_OPEN, VOUCHERS, Channel
 from agentpay_server.payments.judging import spend_on
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.store import Pin
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, not_found, signing_suspended
 from agentpay_server.platform.principals import Principal
-from agentpay_server.sessions import outcomes
-from agentpay_server.sessions.responses import limits_of, refused
-from agentpay_server.sessions.rules import closes_us, key_refusal
-from agentpay_server.sessions.store import FITS, IS_OPEN, SESSIONS
+from agentpay_server.sessions.outcomes import refused
+from agentpay_server.sessions.rules import key_refusal
+from agentpay_server.sessions.service import draw
 
 _REFUSED: Final = 402
 _SERVER_ERROR: Final = 500
-
-
-@frozen(kw_only=True)
-class VoucherRequest:
-    """A request to pay within a session.
-
-    Attributes:
-        held: the claims of the key, as read before the unit of work.
-        digest: of the purchase, which the same key must repeat.
-        pin: the operator's pin of the origin, as read before the unit of work.
-    """
-
-    session_id: str
-    key: RequestedKey
-    held: Held
-    offer: Offer
-    digest: str
-    url: str | None
-    pin: Pin | None
 
 
 @frozen(kw_only=True)
@@ -80,13 +61,25 @@ class Paid:
     is_replay: bool = False
 
 
+@frozen(kw_only=True)
 class PayByVoucher:
-    """The unit of work that adds a request's price to what a session's seller can claim."""
+    """The unit of work that adds a request's price to what a session's seller can claim.
 
-    def __init__(self, context: Context, principal: Principal, charge: VoucherRequest) -> None:
-        self._context = context
-        self._principal = principal
-        self._charge = charge
+    Attributes:
+        held: the claims of the key, as read before the unit of work.
+        digest: of the purchase, which the same key must repeat.
+        pin: the operator's pin of the origin, as read before the unit of work.
+    """
+
+    context: Context
+    principal: Principal
+    session_id: str
+    key: RequestedKey
+    held: Held
+    offer: Offer
+    digest: str
+    url: str | None
+    pin: Pin | None
 
     def __call__(self, connection: Connection) -> Paid | None:
         """Store the voucher.
@@ -100,18 +93,18 @@ class PayByVoucher:
                 `service_unavailable` while another voucher is in flight or clocks differ.
             ConflictError: another request has used the key meanwhile.
         """
-        charge, key = self._charge, self._charge.key
+        key = self.key
         # Every change of the policy takes this lock, and so does every other payment under the key.
         source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
-        now_us = self._context.clock.now_us()
-        self._context.clock_check.require(now_us)
-        channel = channel_store.of_session(connection, charge.session_id, lock=True)
+        now_us = self.context.clock.now_us()
+        self.context.clock_check.require(now_us)
+        channel = channel_store.of_session(connection, self.session_id, lock=True)
         if channel.session.status != SessionStatus.OPEN:
             return None
-        if not idempotency.is_as_seen(connection, key, charge.held, now_us):
+        if not idempotency.is_as_seen(connection, key, self.held, now_us):
             return None
         # Comparing the account with the chain may have taken long since the pin was read.
-        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, charge.pin):
+        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, self.pin):
             return None
         refusal = self._refusal(connection, source, channel)
         if refusal is not None:
@@ -123,8 +116,7 @@ class PayByVoucher:
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        now_us = self._context.clock.now_us()
-        return idempotency.find(connection, self._charge.key, now_us).is_held
+        return idempotency.find(connection, self.key, self.context.clock.now_us()).is_held
 
     def _require_turn(self, channel: Channel) -> None:
         until_us = channel.record.in_flight_until_us
@@ -138,15 +130,15 @@ class PayByVoucher:
             )
 
     def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
-        charge, session, policy = self._charge, channel.session, stored_policy(source.policy)
-        terms, owners = charge.offer.terms, charge.offer.owners
+        session, policy = channel.session, stored_policy(source.policy)
+        terms, owners = self.offer.terms, self.offer.owners
         recipients = [self._recipient(connection, owner) for owner in owners]
-        spend = spend_on(charge.offer, recipients, pin=charge.pin)
+        spend = spend_on(self.offer, recipients, pin=self.pin)
         refusal = (
             paused_refusal(policy)
             # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self._principal))
-            or pin_refusal(charge.pin, terms, owners)
+            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self.principal))
+            or pin_refusal(self.pin, terms, owners)
             or voucher_refusal(policy, spend)
         )
         if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
@@ -159,7 +151,7 @@ class PayByVoucher:
         )
 
     def _recipient(self, connection: Connection, owner: str) -> Recipient:
-        token_account = associated_token_address(owner, self._context.chain.usdc_mint)
+        token_account = associated_token_address(owner, self.context.chain.usdc_mint)
         account = account_store.account_at(connection, token_account)
         return Recipient(
             account_id=None if account is None else account.account_id,
@@ -168,122 +160,96 @@ class PayByVoucher:
         )
 
     def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
-        charge, context = self._charge, self._context
-        amount = charge.offer.terms.amount_micro
-        opened_us = channel.session.opened_us
-        assert opened_us is not None  # noqa: S101 - an open session was opened
-        session = SESSIONS.change(
-            connection,
+        context, key = self.context, self.key.idempotency_key
+        amount, charge_id = self.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
+        drawn = draw(
+            Unit(connection, context, now_us),
             channel.session,
-            IS_OPEN,
-            FITS,
-            given={"amount": amount},
-            add={"running_total": amount},
-            closes_us=closes_us(limits_of(context), opened_us=opened_us, charged_us=now_us),
+            amount,
+            principal=self.principal,
+            action=AUTHORIZE_PAYMENT.name,
+            key=key,
+            charge_id=charge_id,
         )
-        if session is None:
+        if drawn is None:
             return None
+        session = drawn.session
         voucher = VoucherRecord(
-            charge_id=context.identifiers.new(identifiers.CHARGE),
+            charge_id=charge_id,
             session_id=session.session_id,
             operator_id=session.operator_id,
             account_id=session.account_id,
-            idempotency_key=charge.key.idempotency_key,
-            digest=charge.digest,
-            url=charge.url,
+            idempotency_key=key,
+            digest=self.digest,
+            url=self.url,
             amount=amount,
             cumulative=session.running_total,
             created_us=now_us,
         )
         VOUCHERS.insert(connection, voucher)
-        idempotency.put(connection, charge.key, charge.held, PurchaseKind.CHANNEL, voucher.charge_id)
+        idempotency.put(connection, self.key, self.held, PurchaseKind.CHANNEL, charge_id)
         record = CHANNELS.changed(
             connection,
             channel.record,
-            in_flight=voucher.charge_id,
+            IS_OPEN,
+            cumulative=session.running_total,
+            in_flight=charge_id,
             in_flight_until_us=real_now_us() + IN_FLIGHT_US,
-            newest_challenge=json.dumps(charge.offer.echo),
+            newest_challenge=json.dumps(self.offer.echo),
         )
-        before = session.running_total - amount
-        audit.record(
-            connection,
-            self._principal,
-            action=AUTHORIZE_PAYMENT.name,
-            subject=session.session_id,
-            now_us=now_us,
-            before={"running_total_usdc": audit.usdc(before)},
-            after={
-                "charge_id": voucher.charge_id,
-                "amount_usdc": audit.usdc(amount),
-                "running_total_usdc": audit.usdc(session.running_total),
-                "idempotency_key": voucher.idempotency_key,
-            },
-        )
-        apply(Unit(connection, context, now_us), outcomes.charged(session, before_micro=before))
         return Paid(channel=Channel(session=session, record=record), voucher=voucher)
 
 
-class ReportVoucher:
-    """The unit of work that stores the seller's response to a voucher, as the client reports it.
+def report(
+    connection: Connection, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
+) -> Paid:
+    """Store the seller's response to a voucher, as the client reports it, and return the voucher.
 
     Two refusals in a row close the session by force.
+
+    Raises:
+        Problem: `not_found`.
     """
+    voucher = VOUCHERS.get(connection, charge_id)
+    if (
+        voucher is None
+        or voucher.operator_id != principal.operator_id
+        or (principal.is_agent and voucher.account_id != principal.account_id)
+    ):
+        raise not_found("payment", charge_id)
+    is_first = voucher.outcome_status is None
+    found = channel_store.of_session(connection, voucher.session_id, lock=True)
+    voucher = VOUCHERS.changed(
+        connection,
+        voucher,
+        outcome_status=request.status_code,
+        outcome_receipt=request.receipt,
+        outcome_duration_ms=request.duration_ms,
+    )
+    now_us = context.clock.now_us()
+    audit.record(
+        connection,
+        principal,
+        action=REPORT_OUTCOME.name,
+        subject=charge_id,
+        now_us=now_us,
+        after={"status_code": request.status_code},
+    )
+    if found.record.in_flight == charge_id and is_first:
+        _count(connection, found, request.status_code, now_us)
+        found = channel_store.of_session(connection, voucher.session_id)
+    return Paid(channel=found, voucher=voucher)
 
-    def __init__(
-        self, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
-    ) -> None:
-        self._context = context
-        self._principal = principal
-        self._charge_id = charge_id
-        self._request = request
 
-    def __call__(self, connection: Connection) -> Paid:
-        """Store it, and return the voucher.
-
-        Raises:
-            Problem: `not_found`.
-        """
-        principal, request = self._principal, self._request
-        voucher = VOUCHERS.get(connection, self._charge_id)
-        if (
-            voucher is None
-            or voucher.operator_id != principal.operator_id
-            or (principal.is_agent and voucher.account_id != principal.account_id)
-        ):
-            raise not_found("payment", self._charge_id)
-        is_first = voucher.outcome_status is None
-        channel = channel_store.of_session(connection, voucher.session_id, lock=True)
-        voucher = VOUCHERS.changed(
-            connection,
-            voucher,
-            outcome_status=request.status_code,
-            outcome_receipt=request.receipt,
-            outcome_duration_ms=request.duration_ms,
-        )
-        now_us = self._context.clock.now_us()
-        audit.record(
-            connection,
-            principal,
-            action=REPORT_OUTCOME.name,
-            subject=voucher.charge_id,
-            now_us=now_us,
-            after={"status_code": request.status_code},
-        )
-        if channel.record.in_flight == voucher.charge_id and is_first:
-            channel = self._count(connection, channel)
-        return Paid(channel=channel, voucher=voucher)
-
-    def _count(self, connection: Connection, channel: Channel) -> Channel:
-        # A seller that keeps a voucher and serves nothing may as well claim to have failed.
-        status_code = self._request.status_code
-        is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
-        refusals = channel.record.refusals + 1 if is_refused else 0
-        record = CHANNELS.changed(
-            connection, channel.record, in_flight=None, in_flight_until_us=None, refusals=refusals
-        )
-        channel = Channel(session=channel.session, record=record)
-        if refusals < MAX_REFUSALS:
-            return channel
+def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> None:
+    # A seller that keeps a voucher and serves nothing may as well claim to have failed.
+    is_refused = status_code == _REFUSED or status_code >= _SERVER_ERROR
+    refusals = found.record.refusals + 1 if is_refused else 0
+    channel = CHANNELS.changed(
+        connection, found.record, in_flight=None, in_flight_until_us=None, refusals=refusals
+    )
+    if refusals >= MAX_REFUSALS:
         # Due at once, whatever this server's clock says.
-        due_us, reason = channel.session.created_us, ClosingReason.PAYEE_REFUSES
-        return to_closing(connection, channel, due_us=due_us, force_us=due_us, reason=reason) or channel
+        due_us, reason = channel.created_us, ClosingReason.PAYEE_REFUSES
+        closed = Owned(owner=found.session, channel=channel)
+        to_closing(connection, closed, now_us=now_us, due_us=due_us, force_us=due_us, reason=reason)

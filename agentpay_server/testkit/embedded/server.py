@@ -37,7 +37,7 @@ from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import RpcSettings
-    from agentpay_server.testkit.paywall import Paywall
+    from agentpay_server.testkit.paywall.paywall import Paywall
     from agentpay_server.testkit.scenes.building import BuiltScene
     from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook
     from agentpay_server.testkit.scenes.scenarios import (

@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import frozen
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
@@ -22,30 +21,23 @@ from agentpay_server.feature import Header
 from agentpay_server.http.requests import DisconnectedError, read_body, require_json
 from agentpay_server.http.responses import respond
 from agentpay_server.payments.challenges import fields, x402
-from agentpay_server.payments.challenges.terms import (
-    ChallengeTerms,
-    Leg,
-    Network,
-    Protocol,
-    UnreadableChallengeError,
-)
+from agentpay_server.payments.challenges.terms import Network, Protocol, UnreadableChallengeError
+from agentpay_server.payments.challenges.x402 import FacilitatorRequest
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.sandbox.faults import FacilitatorFault, RequestFaults
-from agentpay_server.testkit.facilitator.checking import (
+from agentpay_server.testkit.facilitator.settling import (
     DUPLICATE,
-    PENDING,
     UNDECODABLE,
     CheckedPayment,
-    InvalidPaymentError,
-    check_payment,
-)
-from agentpay_server.testkit.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
+    InvalidPaymentError,
     NotConfirmedError,
     SimulationFailedError,
+    check_payment,
     keypair_of,
+    pending,
     rpc_of,
 )
 from agentpay_server.testkit.node.jsonrpc import RpcError
@@ -54,31 +46,9 @@ from agentpay_server.testkit.node.methods import Node
 PATH: Final = EXTENSIONS + "/sandbox/x402"
 """The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
 
-NETWORKS: Final = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
-"""The embedded chain's name in each version of x402, whose packages know no private chains."""
-
-_SCHEME: Final = "exact"
-_PROTOCOLS: Final = {2: Protocol.X402_V2, 1: Protocol.X402_V1}
-_AMOUNT_KEYS: Final = {2: "amount", 1: "maxAmountRequired"}
-
 Json = dict[str, Any]
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-class MalformedRequestError(ValueError):
-    """The message names the field."""
-
-
-@frozen
-class _Request:
-    version: int
-    scheme: str
-    network: str
-    payload_scheme: str
-    payload_network: str
-    transaction: str
-    requirements: Mapping[str, Any]
 
 
 class Facilitator:
@@ -94,8 +64,8 @@ class Facilitator:
         extra = {"feePayer": self._fee_payer.address}
         return {
             "kinds": [
-                {"x402Version": version, "scheme": _SCHEME, "network": network, "extra": extra}
-                for version, network in NETWORKS.items()
+                {"x402Version": version, "scheme": x402.EXACT, "network": _network(protocol), "extra": extra}
+                for version, protocol in x402.VERSIONS.items()
             ],
             "extensions": [],
             "signers": {"solana:*": [self._fee_payer.address]},
@@ -103,7 +73,7 @@ class Facilitator:
 
     async def verify(self, body: bytes) -> Json:
         try:
-            checked = self._checked(_read(body))
+            checked = self._checked(x402.read_request(body))
             await self._simulate(checked)
         except InvalidPaymentError as refused:
             return {
@@ -115,7 +85,7 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, body: bytes) -> Json:
-        request = _read(body)
+        request = x402.read_request(body)
         try:
             checked = self._checked(request)
             signature = await self._settled_or_not(checked)
@@ -126,23 +96,23 @@ class Facilitator:
                 "errorMessage": str(refused),
                 "payer": refused.payer,
                 "transaction": refused.transaction,
-                "network": request.network,
+                "network": request.requirements["network"],
             }
-        return {
-            "success": True,
-            "payer": checked.payer,
-            "transaction": signature,
-            "network": request.network,
-        }
+        return x402.settled(payer=checked.payer, signature=signature, network=request.network)
 
-    def _checked(self, request: _Request) -> CheckedPayment:
-        if (request.scheme, request.payload_scheme) != (_SCHEME, _SCHEME):
+    def _checked(self, request: FacilitatorRequest) -> CheckedPayment:
+        requirements, network = request.requirements, _network(request.protocol)
+        if (requirements["scheme"], request.scheme) != (x402.EXACT, x402.EXACT):
             raise InvalidPaymentError("unsupported_scheme", "the scheme must be exact")
-        if request.network != request.payload_network:
+        if requirements["network"] != request.network:
             raise InvalidPaymentError("network_mismatch", "the payment is for another network")
-        if request.network != NETWORKS[request.version]:
-            raise InvalidPaymentError("invalid_network", f"the network must be {NETWORKS[request.version]}")
-        terms = _terms(request)
+        if request.network != network:
+            raise InvalidPaymentError("invalid_network", f"the network must be {network}")
+        try:
+            terms = x402.terms_of(requirements, request.protocol, Network.DEVNET)
+            fields.address(requirements, "asset")
+        except UnreadableChallengeError as error:
+            raise InvalidPaymentError("invalid_payment_requirements", str(error)) from None
         if terms.fee_payer is None:
             raise InvalidPaymentError(
                 "invalid_exact_svm_payload_missing_fee_payer", "extra.feePayer is missing"
@@ -167,10 +137,10 @@ class Facilitator:
         if self._takes(FacilitatorFault.FALSE_SUCCESS):
             return signature
         if self._takes(FacilitatorFault.FORGETS):
-            raise _pending(checked, signature)
+            raise pending(checked, signature)
         if self._takes(FacilitatorFault.PENDING):
             await self._settled(checked, waits=False)
-            raise _pending(checked, signature)
+            raise pending(checked, signature)
         if self._takes(FacilitatorFault.FALSE_FAILURE):
             await self._settled(checked)
             raise InvalidPaymentError("transaction_failed", "the transaction failed on chain", checked.payer)
@@ -204,56 +174,19 @@ class Facilitator:
             raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
         completed = self._fee_payer.completed(checked.transaction)
-        signature, is_sent = str(completed.signatures[0]), False
         try:
             if await self._fee_payer.has_landed(completed):
                 raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
             await self._simulate(checked)
-            is_sent = True
-            await self._fee_payer.broadcast(completed)
-            if waits:
-                await self._fee_payer.confirmed(signature)
-        except (RpcError, FailedOnChainError, NotConfirmedError) as error:
-            # A node that does not respond may have the transaction all the same.
-            if is_sent and not isinstance(error, FailedOnChainError):
-                raise _pending(checked, signature) from None
+            return await self._fee_payer.settle(checked, waits=waits)
+        except RpcError as error:
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
         finally:
             self._settling.discard(checked.message_hash)
-        return signature
 
 
-def _pending(checked: CheckedPayment, signature: str) -> InvalidPaymentError:
-    return InvalidPaymentError(
-        PENDING,
-        f"{signature} has not landed yet: look it up before you ask for another payment",
-        checked.payer,
-        transaction=signature,
-    )
-
-
-def _read(body: bytes) -> _Request:
-    try:
-        # The extensions are those of the payment, which is a member of the body.
-        request, _ = x402.parsed(body, "the body", depth=2)
-        payload = fields.member(request, "paymentPayload", dict)
-        requirements = fields.member(request, "paymentRequirements", dict)
-        version = fields.member(payload, "x402Version", int)
-        if version not in NETWORKS:
-            raise MalformedRequestError("x402Version must be 2 or 1")
-        named = fields.member(payload, "accepted", dict) if version == 2 else payload
-        encoded = fields.member(fields.member(payload, "payload", dict), "transaction", str)
-        return _Request(
-            version=version,
-            scheme=fields.member(requirements, "scheme", str),
-            network=fields.member(requirements, "network", str),
-            payload_scheme=fields.member(named, "scheme", str),
-            payload_network=fields.member(named, "network", str),
-            transaction=encoded,
-            requirements=requirements,
-        )
-    except UnreadableChallengeError as error:
-        raise MalformedRequestError(str(error)) from None
+def _network(protocol: Protocol) -> str:
+    return x402.NETWORK_NAMES[protocol][Network.DEVNET]
 
 
 def _decoded(text: str) -> bytes:
@@ -261,27 +194,6 @@ def _decoded(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except ValueError:
         raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
-
-
-def _terms(request: _Request) -> ChallengeTerms:
-    requirements = request.requirements
-    try:
-        extra = fields.optional(requirements, "extra", dict) or {}
-        return ChallengeTerms(
-            protocol=_PROTOCOLS[request.version],
-            network=Network.DEVNET,
-            mint=fields.address(requirements, "asset"),
-            legs=(
-                Leg(
-                    recipient=fields.address(requirements, "payTo"),
-                    amount_micro=fields.amount(requirements, _AMOUNT_KEYS[request.version]),
-                    memo=fields.memo(extra, "memo"),
-                ),
-            ),
-            fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
-        )
-    except UnreadableChallengeError as error:
-        raise InvalidPaymentError("invalid_payment_requirements", str(error)) from None
 
 
 class FacilitatorHttp:
@@ -321,7 +233,7 @@ class FacilitatorHttp:
             return
         except Problem as problem:
             await _respond(send, problem.http_status, {"error": problem.message})
-        except MalformedRequestError as error:
+        except UnreadableChallengeError as error:
             await _respond(send, 400, {"error": f"Not an x402 request: {error}."})
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "facilitator.failed", exception=error)

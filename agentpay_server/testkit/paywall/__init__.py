@@ -5,24 +5,3 @@ test chain. It also sells through payment channels: by session of MPP, and up to
 `SessionMode` and `UptoMode` list its possible misbehavior. `HostilePayer` is the other side: it tries to get
 more from a seller than it pays for.
 """
-
-from agentpay_server.payments.challenges.terms import Protocol
-from agentpay_server.testkit.paywall.channel_products import SessionMode, UptoMode
-from agentpay_server.testkit.paywall.hostile_payer import Attempt, HostilePayer, Trick
-from agentpay_server.testkit.paywall.modes import Mode
-from agentpay_server.testkit.paywall.paywall import Paywall
-from agentpay_server.testkit.paywall.records import PaywallChannel, PaywallRequest, Sale
-
-__all__ = [
-    "Attempt",
-    "HostilePayer",
-    "Mode",
-    "Paywall",
-    "PaywallChannel",
-    "PaywallRequest",
-    "Protocol",
-    "Sale",
-    "SessionMode",
-    "Trick",
-    "UptoMode",
-]

@@ -1,45 +1,46 @@
-"""Challenges as sellers write them (hostile ones: `hostile.py`), and payments as sellers read them."""
+"""The challenges of this seller, honest or hostile, and whether a payment is for one of them.
 
-import base64
+`write` is honest. `malformed` writes what no caller can read, and `on_mainnet` to `to_other_payee` change
+terms so that nobody should pay them.
+"""
+
 import hashlib
 import hmac
-import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from attrs import field, frozen
-from solders.signature import Signature
+from attrs import evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.fields import format_timestamp
-from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
-from agentpay_server.payments.challenges import fields, x402
+from agentpay_server.payments.challenges import fields, mpp, x402
+from agentpay_server.payments.challenges.fields import encoded, encoded_for_url
+from agentpay_server.payments.challenges.mpp import SessionAction
 from agentpay_server.payments.challenges.terms import (
     ChallengeTerms,
     Network,
+    Presented,
     Protocol,
     UnreadableChallengeError,
 )
+from agentpay_server.payments.challenges.x402 import UptoPayment
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
-from agentpay_server.testkit.facilitator.service import NETWORKS
+from agentpay_server.testkit.facilitator.settling import InvalidPaymentError
 
 Headers = list[tuple[str, str]]
 
-REALM: Final = "agentpay paywall"
+_REALM: Final = "agentpay paywall"
 _SECRET: Final = b"agentpay paywall: binds challenges of tests, protects nothing"
 _CHALLENGE_SECONDS: Final = 300
-_NOT_PLAIN: Final = re.compile(r'[^ -~]|[\\"]')
-_TIMEOUT_SECONDS: Final = 60
-_V1, _V2 = Protocol.X402_V1, Protocol.X402_V2
-_MAINNETS: Final = {_V2: "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp", _V1: "solana"}
-_PAYMENT_HEADERS: Final = {
-    "payment-signature": _V2,
-    "x-payment": _V1,
-    "payment-authorization": Protocol.MPP,
-    "authorization": Protocol.MPP,
-}
+_VOLATILE: Final = ("recentBlockhash", "recentSlot")
+"""What differs between two challenges on equal terms."""
+
+OTHER_MINT: Final = "So11111111111111111111111111111111111111112"
+"""Wrapped SOL: a mint that exists on every chain and is not USDC."""
+
+PRICE_FACTOR: Final = 5
+ENORMOUS: Final = "A" * 2**20
+"""A description that makes a challenge too large to be read."""
 
 
 @frozen(kw_only=True)
@@ -58,22 +59,6 @@ class ChallengeParts:
     message: str | None = None
 
 
-@frozen(kw_only=True)
-class Presented:
-    """`echo` repeats parts of the challenge.
-
-    `signature` is that of a payment that the payer broadcast; such a payment has no `transaction`.
-    """
-
-    protocol: Protocol
-    transaction: bytes = field(default=b"", repr=False)
-    signature: str | None = None
-    echo: Mapping[str, Any]
-
-
-# --- Writing
-
-
 def write(
     offers: Sequence[ChallengeTerms],
     challenge: ChallengeParts,
@@ -87,14 +72,19 @@ def write(
     accepts: list[Mapping[str, Any]] = []
     for terms in offers:
         if terms.protocol is Protocol.MPP:
-            headers.append(("www-authenticate", _mpp(terms, challenge)))
-        elif terms.protocol is _V2:
-            accepts.append(requirements(terms))
+            headers.append(mpp_challenge(mpp.request_of(terms), challenge, intent="charge"))
+        elif terms.protocol is Protocol.X402_V2:
+            accepts.append(x402.entry(terms))
         else:
-            content = _v1(terms, challenge)
+            entry = x402.entry(terms, url=challenge.url, description=challenge.description)
+            content = x402.body([entry], error=challenge.error)
     accepts += entries
     if accepts:
-        headers.append(("payment-required", encoded(_v2(accepts, challenge))))
+        headers.append(
+            x402.challenge(
+                accepts, url=challenge.url, description=challenge.description, error=challenge.error
+            )
+        )
     if challenge.message is not None:
         content = {"message": challenge.message, **content}
     if challenge.error is not None:
@@ -102,202 +92,17 @@ def write(
     return headers, json_text.print_json(content)
 
 
-def requirements(terms: ChallengeTerms, *, url: str = "", description: str = "") -> dict[str, Any]:
-    """Return the entry of an x402 challenge, which a payment of version 2 must repeat."""
-    extra: dict[str, Any] = {}
-    if terms.fee_payer is not None:
-        extra["feePayer"] = terms.fee_payer
-    if terms.legs[0].memo is not None:
-        extra["memo"] = terms.legs[0].memo
-    version = 2 if terms.protocol is _V2 else 1
-    is_main = terms.network is Network.MAINNET
-    entry = {
-        "scheme": "exact",
-        "network": _MAINNETS[terms.protocol] if is_main else NETWORKS[version],
-        "asset": terms.mint,
-        "amount" if version == 2 else "maxAmountRequired": str(terms.amount_micro),
-        "payTo": terms.recipient,
-        "maxTimeoutSeconds": _TIMEOUT_SECONDS,
-        "extra": extra,
-    }
-    if version == 2:
-        return entry
-    return {**entry, "resource": url, "description": description, "mimeType": "application/json"}
-
-
-def _v2(accepts: Sequence[Mapping[str, Any]], challenge: ChallengeParts) -> dict[str, Any]:
-    return {
-        "x402Version": 2,
-        "error": challenge.error or "Payment required",
-        "resource": {
-            "url": challenge.url,
-            "description": challenge.description,
-            "mimeType": "application/json",
-        },
-        "accepts": list(accepts),
-    }
-
-
-def _v1(terms: ChallengeTerms, challenge: ChallengeParts) -> dict[str, Any]:
-    entry = requirements(terms, url=challenge.url, description=challenge.description)
-    return {"x402Version": 1, "error": challenge.error or "Payment required", "accepts": [entry]}
-
-
-def _mpp(terms: ChallengeTerms, challenge: ChallengeParts) -> str:
-    return mpp_challenge(
-        mpp_request(terms),
-        intent="charge",
+def mpp_challenge(request: Mapping[str, Any], challenge: ChallengeParts, *, intent: str) -> tuple[str, str]:
+    """Return name and value of the header that asks for `request`."""
+    parameters = mpp.parameters_of(
+        request,
+        realm=_REALM,
+        intent=intent,
+        expires_us=challenge.now_us + _CHALLENGE_SECONDS * SECOND_US,
         category=challenge.category,
         description=challenge.description,
-        now_us=challenge.now_us,
     )
-
-
-def mpp_challenge(
-    request: Mapping[str, Any], *, intent: str, category: str | None, description: str, now_us: int
-) -> str:
-    """Return the value of the header that asks for `request`."""
-    parameters = {
-        "realm": REALM,
-        "method": "solana",
-        "intent": intent,
-        "request": encoded_for_url(request),
-        "expires": format_timestamp(from_us(now_us + _CHALLENGE_SECONDS * SECOND_US)),
-    }
-    if category is not None:
-        parameters["opaque"] = encoded_for_url({"category": category})
-    if description:
-        parameters["description"] = description
-    return "Payment " + ", ".join(
-        f'{name}="{_quoted(value)}"' for name, value in {"id": _mac(parameters), **parameters}.items()
-    )
-
-
-def mpp_request(terms: ChallengeTerms) -> dict[str, Any]:
-    primary, *others = terms.legs
-    details: dict[str, Any] = {
-        "network": terms.network.value,
-        "decimals": USDC_DECIMALS,
-        "tokenProgram": str(TOKEN_PROGRAM),
-    }
-    if terms.fee_payer is not None:
-        details |= {"feePayer": True, "feePayerKey": terms.fee_payer}
-    if others:
-        details["splits"] = [{"recipient": leg.recipient, "amount": str(leg.amount_micro)} for leg in others]
-    request: dict[str, Any] = {
-        "amount": str(terms.amount_micro),
-        "currency": terms.mint,
-        "recipient": terms.recipient,
-        "methodDetails": details,
-    }
-    if primary.memo is not None:
-        request["externalId"] = primary.memo
-    return request
-
-
-def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
-    """`signature` is empty for none."""
-    if presented.protocol is Protocol.MPP:
-        parameters = {
-            "status": "success",
-            "method": "solana",
-            "reference": signature,
-            "challengeId": str(presented.echo.get("id", "")),
-            "timestamp": format_timestamp(from_us(now_us)),
-        }
-        return "payment-receipt", encoded_for_url(parameters)
-    version = 2 if presented.protocol is _V2 else 1
-    content = {"success": True, "payer": payer, "transaction": signature, "network": NETWORKS[version]}
-    return "payment-response" if version == 2 else "x-payment-response", encoded(content)
-
-
-# --- Reading
-
-
-def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the presented payment, if any; `InvalidPaymentError` if it cannot be read."""
-    for name, value in headers:
-        protocol = _PAYMENT_HEADERS.get(name.lower())
-        if protocol is None or (protocol is Protocol.MPP and value[:8].lower() != "payment "):
-            continue
-        try:
-            return _presented(protocol, value)
-        except UnreadableChallengeError as error:
-            raise InvalidPaymentError("invalid_payload", f"{name} cannot be read: {error}") from None
-    return None
-
-
-def require_own(presented: Presented, terms: ChallengeTerms, now_us: int) -> None:
-    """Refuse a payment unless it is for a challenge that this seller issued for `terms`."""
-    if presented.protocol is Protocol.MPP:
-        _require_own_mpp(presented.echo, terms, now_us)
-    elif presented.protocol is _V2:
-        if presented.echo != requirements(terms):
-            raise InvalidPaymentError(
-                "no_matching_payment_requirements", "accepted is not an offer of this seller"
-            )
-    elif (presented.echo.get("scheme"), presented.echo.get("network")) != ("exact", NETWORKS[1]):
-        raise InvalidPaymentError(
-            "no_matching_payment_requirements", "scheme and network are not an offer of this seller"
-        )
-
-
-def require_issued(echo: Mapping[str, Any]) -> None:
-    """Refuse the parameters of a challenge of MPP unless this seller issued it."""
-    parameters = {name: value for name, value in echo.items() if name != "id"}
-    if not all(isinstance(value, str) for value in echo.values()):
-        raise InvalidPaymentError("payment_invalid", "the parameters of a challenge are texts")
-    if not hmac.compare_digest(_mac(parameters).encode(), echo.get("id", "").encode()):
-        raise InvalidPaymentError("payment_invalid", "this seller did not issue the challenge")
-
-
-def _require_own_mpp(echo: Mapping[str, Any], terms: ChallengeTerms, now_us: int) -> None:
-    require_issued(echo)
-    if echo["request"] != encoded_for_url(mpp_request(terms)):
-        raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
-    if echo["expires"] < format_timestamp(from_us(now_us)):
-        raise InvalidPaymentError("payment_expired", "the challenge has expired")
-
-
-def _presented(protocol: Protocol, value: str) -> Presented:
-    if protocol is Protocol.MPP:
-        content = fields.base64_object(value[8:].strip(), "the payment", is_url=True)
-        echo = fields.member(content, "challenge", dict)
-        for parameter in itertools.chain.from_iterable(echo.items()):
-            fields.unicode_text(parameter, "a parameter of the challenge")
-    else:
-        content, _ = x402.parsed(fields.base64_bytes(value.strip(), "the payment"), "the payment")
-        version = 2 if protocol is _V2 else 1
-        if fields.member(content, "x402Version", int) != version:
-            raise UnreadableChallengeError(f"x402Version must be {version}")
-        echo = fields.member(content, "accepted", dict) if protocol is _V2 else content
-    payload = fields.member(content, "payload", dict)
-    if protocol is Protocol.MPP and payload.get("type") == "signature":
-        return Presented(protocol=protocol, signature=_signature(payload), echo=echo)
-    text = fields.member(payload, "transaction", str)
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except ValueError:
-        raise UnreadableChallengeError("transaction is not base64") from None
-    return Presented(protocol=protocol, transaction=raw, echo=echo)
-
-
-def _signature(payload: Mapping[str, Any]) -> str:
-    text = fields.member(payload, "signature", str)
-    try:
-        return str(Signature.from_string(text))
-    except ValueError:
-        raise UnreadableChallengeError("signature is not base58 of 64 bytes") from None
-
-
-def encoded(content: object) -> str:
-    return base64.b64encode(json_text.print_json(content)).decode("ascii")
-
-
-def encoded_for_url(content: object) -> str:
-    """Return canonical JSON in unpadded base64 for URLs."""
-    canonical = json_text.print_canonical_json(content)
-    return base64.urlsafe_b64encode(canonical).rstrip(b"=").decode("ascii")
+    return mpp.challenge({"id": _mac(parameters), **parameters})
 
 
 def _mac(parameters: Mapping[str, str]) -> str:
@@ -306,13 +111,183 @@ def _mac(parameters: Mapping[str, str]) -> str:
     return hmac.new(_SECRET, content, hashlib.sha256).hexdigest()[:32]
 
 
-def _quoted(text: str) -> str:
-    r"""A header is printable ASCII, so `é` becomes `\u00e9`, as mppx writes it."""
-    return _NOT_PLAIN.sub(lambda found: _escaped(found[0]), text)
+# --- Whether a payment is for a challenge of this seller
 
 
-def _escaped(character: str) -> str:
-    if character in '\\"':
-        return f"\\{character}"
-    units = character.encode("utf-16-be")
-    return "".join(f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2))
+def require_own(presented: Presented, terms: ChallengeTerms, now_us: int) -> None:
+    """Refuse a payment unless it is for a challenge that this seller issued for `terms`."""
+    echo = presented.echo
+    if presented.protocol is Protocol.MPP:
+        _require_issued(echo)
+        if echo["request"] != encoded_for_url(mpp.request_of(terms)):
+            raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
+        _require_unexpired(echo, now_us)
+    elif presented.protocol is Protocol.X402_V2:
+        _require_offered(echo, x402.entry(terms))
+    elif (echo.get("scheme"), echo.get("network")) != (
+        x402.EXACT,
+        x402.NETWORK_NAMES[presented.protocol][terms.network],
+    ):
+        raise InvalidPaymentError(
+            "no_matching_payment_requirements", "scheme and network are not an offer of this seller"
+        )
+
+
+def require_own_session(
+    action: SessionAction, requests: Sequence[Mapping[str, Any]], now_us: int
+) -> tuple[str, int]:
+    """Refuse an action unless it is for a challenge of this seller, for one of these requests.
+
+    Return blockhash and slot of the challenge. An expired challenge refuses only openings.
+    """
+    _require_issued(action.challenge)
+    try:
+        request = fields.base64_object(action.challenge["request"], "the challenge", is_url=True)
+        details = fields.member(request, "methodDetails", dict)
+    except (KeyError, UnreadableChallengeError):
+        raise InvalidPaymentError("payment_invalid", "the challenge cannot be read") from None
+    if {**request, "methodDetails": _lasting(details)} not in requests:
+        raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
+    if action.action == "open":
+        _require_unexpired(action.challenge, now_us)
+    return details["recentBlockhash"], int(details["recentSlot"])
+
+
+def require_own_upto(payment: UptoPayment, entry: Mapping[str, Any]) -> None:
+    """Refuse a payment up to a maximum unless it repeats `entry`."""
+    extra = payment.accepted.get("extra")
+    _require_offered({**payment.accepted, "extra": _lasting(extra if isinstance(extra, dict) else {})}, entry)
+
+
+def _require_issued(echo: Mapping[str, str]) -> None:
+    parameters = {name: value for name, value in echo.items() if name != "id"}
+    if not hmac.compare_digest(_mac(parameters).encode(), echo.get("id", "").encode()):
+        raise InvalidPaymentError("payment_invalid", "this seller did not issue the challenge")
+
+
+def _require_unexpired(echo: Mapping[str, str], now_us: int) -> None:
+    if echo["expires"] < format_timestamp(from_us(now_us)):
+        raise InvalidPaymentError("payment_expired", "the challenge has expired")
+
+
+def _require_offered(accepted: Mapping[str, Any], entry: Mapping[str, Any]) -> None:
+    if accepted != entry:
+        raise InvalidPaymentError(
+            "no_matching_payment_requirements", "accepted is not an offer of this seller"
+        )
+
+
+def _lasting(holder: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in holder.items() if name not in _VOLATILE}
+
+
+# --- Hostile challenges
+
+
+def on_mainnet(terms: ChallengeTerms) -> ChallengeTerms:
+    return evolve(terms, network=Network.MAINNET)
+
+
+def of_other_mint(terms: ChallengeTerms) -> ChallengeTerms:
+    return evolve(terms, mint=OTHER_MINT)
+
+
+def at_higher_price(terms: ChallengeTerms) -> ChallengeTerms:
+    return evolve(
+        terms,
+        legs=tuple(evolve(leg, amount_micro=leg.amount_micro * PRICE_FACTOR) for leg in terms.legs),
+    )
+
+
+def to_other_payee(terms: ChallengeTerms, payee: str) -> ChallengeTerms:
+    primary, *others = terms.legs
+    return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
+
+
+def malformed(
+    offers: Sequence[ChallengeTerms], challenge: ChallengeParts, number: int
+) -> tuple[Headers, bytes]:
+    """An unreadable 402; `number` selects the malformation."""
+    headers: Headers = []
+    body = b"{}"
+    for terms in offers:
+        writers = _MALFORMED[terms.protocol]
+        made = writers[number % len(writers)](terms, challenge)
+        if isinstance(made, bytes):
+            body = made
+        else:
+            headers.append(made)
+    return headers, body
+
+
+def _mpp_header(request: str, **more: str) -> tuple[str, str]:
+    parameters = {"id": "0", "realm": _REALM, "method": "solana", "intent": "charge", "request": request}
+    return mpp.challenge({**parameters, **more})
+
+
+_Made = tuple[str, str] | bytes
+_Writer = Callable[[ChallengeTerms, ChallengeParts], _Made]
+
+
+def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
+    def write(terms: ChallengeTerms, challenge: ChallengeParts) -> _Made:
+        entry = {**x402.entry(terms, url=challenge.url), **changed}
+        if terms.protocol is Protocol.X402_V2:
+            return "payment-required", encoded({"x402Version": 2, "accepts": [entry]})
+        return json_text.print_json({"x402Version": 1, "accepts": [entry]})
+
+    return write
+
+
+def _request_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
+    def write(terms: ChallengeTerms, _challenge: ChallengeParts) -> _Made:
+        return _mpp_header(encoded_for_url({**mpp.request_of(terms), **changed}))
+
+    return write
+
+
+def _v2_text(text: str) -> _Writer:
+    return lambda _terms, _challenge: ("payment-required", text)
+
+
+def _mpp_text(text: str) -> _Writer:
+    return lambda _terms, _challenge: ("www-authenticate", text)
+
+
+_AMOUNTS: Final[tuple[Any, ...]] = ("-1000", "1e9", "0.5", "0", 1000, "9" * 30, None)
+
+_MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
+    Protocol.X402_V2: (
+        _v2_text("%%% not base64 %%%"),
+        _v2_text(encoded([1, 2, 3])),
+        _v2_text(encoded({"x402Version": 2})),
+        _v2_text(encoded({"x402Version": 2, "accepts": {"0": "x"}})),
+        _v2_text(encoded({"x402Version": "2", "accepts": []})),
+        *(_entry_with(amount=amount) for amount in _AMOUNTS),
+        _entry_with(payTo="not an address"),
+        _entry_with(extra=["feePayer"]),
+        _entry_with(extra={"feePayer": "\u0000"}),
+    ),
+    Protocol.X402_V1: (
+        lambda _terms, _challenge: b'{"x402Version":1,"accepts":[{"scheme":"exact"',
+        lambda _terms, _challenge: b'{"x402Version":1,"accepts":"everything"}',
+        lambda _terms, _challenge: b'{"x402Version":1,"accepts":[' + b"[" * 1000,
+        *(_entry_with(maxAmountRequired=amount) for amount in _AMOUNTS),
+        _entry_with(payTo="not an address"),
+        _entry_with(amount="1", maxAmountRequired="2"),
+    ),
+    Protocol.MPP: (
+        _mpp_text('Payment id="1", realm="r", method="solana", intent="charge", request="%%%"'),
+        _mpp_text('Payment id="1", realm="r, method="solana", intent="charge'),
+        _mpp_text('Payment method="solana", intent="charge"'),
+        *(_request_with(amount=amount) for amount in _AMOUNTS),
+        _request_with(recipient="not an address"),
+        _request_with(methodDetails={"network": "moonnet"}),
+        _request_with(methodDetails={"decimals": "6"}),
+        _request_with(methodDetails={"feePayer": True}),
+        _request_with(
+            methodDetails={"splits": [{"recipient": OTHER_MINT, "amount": "999999999999"}]},
+        ),
+        lambda terms, _challenge: _mpp_header(encoded_for_url(mpp.request_of(terms)), header="Cookie"),
+    ),
+}

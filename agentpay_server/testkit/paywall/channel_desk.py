@@ -13,67 +13,58 @@ the highest voucher in time. A channel without requests for `idle_seconds` is se
 """
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final, Literal
 
-from attrs import evolve, field, frozen
-from solders.signature import Signature
+from attrs import evolve, frozen
 
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainStatus, OnchainTerms, Voucher
+from agentpay_server.payments.challenges import mpp, x402
+from agentpay_server.payments.challenges.mpp import SessionAction, SignedVoucher
+from agentpay_server.payments.challenges.terms import Protocol
+from agentpay_server.payments.challenges.x402 import UptoPayment
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
-from agentpay_server.testkit.facilitator.fee_payer import (
+from agentpay_server.testkit.facilitator.settling import (
     FailedOnChainError,
     FeePayer,
+    InvalidPaymentError,
     NotConfirmedError,
     Rpc,
     SimulationFailedError,
 )
 from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall import channel_wire
-from agentpay_server.testkit.paywall.channel_chain import TREASURY, ChannelChain, SellerKeys
-from agentpay_server.testkit.paywall.channel_checking import (
+from agentpay_server.testkit.paywall import challenges
+from agentpay_server.testkit.paywall.challenges import PRICE_FACTOR, ChallengeParts
+from agentpay_server.testkit.paywall.channel_settling import (
     EXPIRY_MARGIN_SECONDS,
+    TREASURY,
+    ChannelChain,
     CheckedOpening,
     check_session_opening,
     check_upto_opening,
     check_voucher,
 )
-from agentpay_server.testkit.paywall.channel_products import (
-    SellerTerms,
+from agentpay_server.testkit.paywall.products import (
+    ChannelStatus,
+    PaywallChannel,
+    SellerKeys,
     SessionMode,
     SessionProduct,
     UptoMode,
     UptoProduct,
 )
-from agentpay_server.testkit.paywall.channel_wire import (
-    ChainMoment,
-    SessionAction,
-    UptoPayment,
-)
-from agentpay_server.testkit.paywall.hostile import PRICE_FACTOR
-from agentpay_server.testkit.paywall.records import ChannelStatus, PaywallChannel
 
 RETRY_SECONDS: Final = 5
 LOOKS_PER_GRACE: Final = 3
 """How often the seller polls a channel within its grace period."""
 
 
-@frozen(kw_only=True)
-class ServedByChannel:
-    """The outcome of a request that was paid through a channel.
-
-    `content` is what to send: the product's, or a status of the channel. `product` is None for such a status.
-    """
-
-    receipt: tuple[str, str]
-    product: SessionProduct | UptoProduct | None
-    paid_micro: int = 0
-    content: Mapping[str, Any] = field(factory=dict)
+Served = tuple[tuple[str, str], Any]
+"""The receipt of a request that was paid through a channel, and the JSON to send."""
 
 
 class UnservedError(Exception):
@@ -96,9 +87,7 @@ class _Account:
     poll_us: int
     tx_signature: str
     idle_seconds: int | None = None
-    accepted_micro: int = 0
-    signature: Signature | None = None
-    expires_at: int = 0
+    highest: SignedVoucher | None = None
     spent_micro: int = 0
     served: int = 0
     last_request: str | None = None
@@ -110,12 +99,12 @@ class _Account:
     settlement: str | None = None
 
     @property
-    def voucher(self) -> Voucher | None:
-        if self.signature is None:
-            return None
-        return Voucher(
-            channel=self.opening.address, cumulative_micro=self.accepted_micro, expires_at=self.expires_at
-        )
+    def accepted_micro(self) -> int:
+        return 0 if self.highest is None else self.highest.voucher.cumulative_micro
+
+    @property
+    def expires_at(self) -> int:
+        return 0 if self.highest is None else self.highest.voucher.expires_at
 
     def record(self) -> PaywallChannel:
         return PaywallChannel(
@@ -138,8 +127,8 @@ class _Account:
 class ChannelDesk:
     """Sells through channels. It belongs to the event loop of its seller.
 
-    `recipient` is the payee of `upto`; sessions are paid to `keys.payee`, which must sign their settlements.
-    `on_work` is called when there is more to do.
+    Sessions are paid to `keys.payee`, which must sign their settlements. `on_work` is called when there is
+    more to do.
     """
 
     def __init__(
@@ -148,8 +137,6 @@ class ChannelDesk:
         rpc: Rpc,
         fee_payer: FeePayer,
         keys: SellerKeys,
-        usdc_mint: str,
-        recipient: str,
         now_us: Callable[[], int],
         on_work: Callable[[], None],
         chain: ChannelChain | None = None,
@@ -160,13 +147,6 @@ class ChannelDesk:
         self._fee_payer = fee_payer
         self._keys = keys
         self._chain = chain or ChannelChain(rpc, fee_payer, keys)
-        self._terms = SellerTerms(
-            fee_payer=fee_payer.address,
-            payee=str(keys.payee.pubkey()),
-            authorizer=str(keys.authorizer.pubkey()),
-            recipient=recipient,
-            mint=usdc_mint,
-        )
         self._now_us = now_us
         self._on_work = on_work
         self._accounts: dict[str, _Account] = {}
@@ -204,11 +184,11 @@ class ChannelDesk:
         """Settle every open channel, whatever the mode."""
         for name, account in list(self._accounts.items()):
             # A payment by `upto` that nothing was served for is about to be settled, or is polled soon.
-            is_undecided = account.protocol == "upto" and account.signature is None and not account.served
+            is_undecided = account.protocol == "upto" and account.highest is None and not account.served
             if account.status != "open" or name in self._busy or is_undecided:
                 continue
             with contextlib.suppress(InvalidPaymentError):
-                if account.protocol == "upto" and account.signature is None:
+                if account.protocol == "upto" and account.highest is None:
                     await self._take(name, account.spent_micro, expires_at=0)
                 else:
                     await self._settle(name)
@@ -264,29 +244,23 @@ class ChannelDesk:
     def sells(self, path: str) -> bool:
         return path in self.sessions or path in self.uptos
 
-    async def offers(self, path: str) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
+    async def offers(
+        self, path: str, challenge: ChallengeParts
+    ) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
         """Return the headers of sessions, and the x402 entries of `upto`, that a 402 for a path has."""
         headers, entries = [], []
         if self.sells(path):
             await self._prepare(path)
             latest = await self._rpc("getLatestBlockhash")
-            moment = ChainMoment(blockhash=latest["value"]["blockhash"], slot=latest["context"]["slot"])
+            blockhash, slot = latest["value"]["blockhash"], latest["context"]["slot"]
             session, upto = self.sessions.get(path), self.uptos.get(path)
             if session is not None:
-                request = channel_wire.session_request(
-                    session, self._terms, amount_micro=self._price(session)
-                )
-                headers.append(
-                    channel_wire.session_challenge(
-                        request,
-                        moment,
-                        category=session.category,
-                        description=session.description,
-                        now_us=self._now_us(),
-                    )
-                )
+                price = self._price(session)
+                request = session.request(self._keys, amount_micro=price, blockhash=blockhash, slot=slot)
+                parts = evolve(challenge, category=session.category, description=session.description)
+                headers.append(challenges.mpp_challenge(request, parts, intent="session"))
             if upto is not None:
-                entries.append(channel_wire.with_moment(channel_wire.upto_entry(upto, self._terms), moment))
+                entries.append(upto.entry(self._keys, blockhash=blockhash, slot=slot))
         return headers, entries
 
     def _price(self, product: SessionProduct) -> int:
@@ -298,15 +272,16 @@ class ChannelDesk:
     async def _prepare(self, path: str) -> None:
         """Fund the fee payer, and create the token accounts of all beneficiaries and of the treasury."""
         await self._fee_payer.ready()
-        owners = {self._terms.recipient, self._terms.payee, self._terms.fee_payer, str(TREASURY)}
+        keys = (self._keys.payee.pubkey(), self._keys.fee_payer.pubkey(), TREASURY)
+        owners = {self._keys.recipient, *map(str, keys)}
         session = self.sessions.get(path)
         if session is not None:
-            owners |= {str(share.recipient) for share in session.shares}
-        await self._fee_payer.ensure_token_accounts(sorted(owners), self._terms.mint)
+            owners |= {owner for owner, _ in session.shares}
+        await self._fee_payer.ensure_token_accounts(sorted(owners), self._keys.mint)
 
     # --- Sessions
 
-    async def session(self, path: str, request: str, action: SessionAction) -> ServedByChannel:
+    async def session(self, path: str, request: str, action: SessionAction) -> Served:
         """Perform an action of a session. `request` identifies the paid request: its method and its URL.
 
         Raises:
@@ -317,13 +292,11 @@ class ChannelDesk:
         if product is None:
             raise InvalidPaymentError("unsupported_scheme", "sessions are not offered here")
         # A voucher of before a raise is for the old price.
-        terms = [
-            channel_wire.session_request(product, self._terms, amount_micro=price)
-            for price in {product.amount_micro, self._price(product)}
-        ]
-        moment = channel_wire.require_own_session(action, terms, self._now_us())
+        prices = {product.amount_micro, self._price(product)}
+        requests = [product.request(self._keys, amount_micro=price) for price in prices]
+        recent = challenges.require_own_session(action, requests, self._now_us())
         if action.action == "open":
-            return await self._open(product, action, moment)
+            return await self._open(product, action, *recent)
         if action.action == "voucher":
             return self._after_voucher(product, action, await self._voucher(product, action, request))
         if action.action == "close":
@@ -331,18 +304,18 @@ class ChannelDesk:
         raise InvalidPaymentError("invalid_payload", f"the action {action.action} is not supported")
 
     async def _open(
-        self, product: SessionProduct, action: SessionAction, moment: ChainMoment
-    ) -> ServedByChannel:
-        checked = check_session_opening(action, product, self._terms)
+        self, product: SessionProduct, action: SessionAction, blockhash: str, slot: int
+    ) -> Served:
+        checked = check_session_opening(action, product, self._keys)
         opening = checked.opening
         name = str(opening.address)
         if name in self._accounts:
             # The same opening again, perhaps because the reply was lost.
             self._forgotten.discard(name)
         else:
-            if str(checked.transaction.message.recent_blockhash) != moment.blockhash:
+            if str(checked.transaction.message.recent_blockhash) != blockhash:
                 raise InvalidPaymentError("payment_invalid", "the blockhash is not that of the challenge")
-            if not moment.slot - codecs.OPEN_SLOT_WINDOW <= opening.open_slot <= moment.slot:
+            if not slot - codecs.OPEN_SLOT_WINDOW <= opening.open_slot <= slot:
                 raise InvalidPaymentError("payment_invalid", "openSlot does not fit recentSlot")
             signature = await self._land(checked)
             now_us = self._now_us()
@@ -390,9 +363,7 @@ class ChannelDesk:
         is_stolen = product.mode is SessionMode.STEAL_VOUCHER
         self._accounts[name] = evolve(
             account,
-            accepted_micro=cumulative,
-            signature=presented.signature,
-            expires_at=presented.voucher.expires_at,
+            highest=presented,
             spent_micro=account.spent_micro + (0 if is_stolen else price),
             served=account.served + (0 if is_stolen else 1),
             last_request=request,
@@ -407,13 +378,13 @@ class ChannelDesk:
             await self._settle(name, status="sealed")
         return name
 
-    def _after_voucher(self, product: SessionProduct, action: SessionAction, name: str) -> ServedByChannel:
-        served = self._status(name, action)
+    def _after_voucher(self, product: SessionProduct, action: SessionAction, name: str) -> Served:
+        receipt, _ = self._status(name, action)
         if product.mode is SessionMode.FORGET:
             self._forgotten.add(name)
-        return evolve(served, product=product, paid_micro=self._accounts[name].last_micro)
+        return receipt, product.served(from_micro(self._accounts[name].last_micro))
 
-    async def _close(self, product: SessionProduct, action: SessionAction) -> ServedByChannel:
+    async def _close(self, product: SessionProduct, action: SessionAction) -> Served:
         if product.mode is SessionMode.NEVER_CLOSE:
             raise UnservedError(503)
         name = action.channel
@@ -424,12 +395,7 @@ class ChannelDesk:
                 "cumulative-not-monotonic",
                 f"{presented.voucher.cumulative_micro} is below {account.accepted_micro}",
             )
-        self._accounts[name] = evolve(
-            account,
-            accepted_micro=presented.voucher.cumulative_micro,
-            signature=presented.signature,
-            expires_at=presented.voucher.expires_at,
-        )
+        self._update(name, highest=presented)
         await self._settle(name)
         closed = self._accounts[name]
         refunded = closed.opening.deposit_micro - closed.settled_micro
@@ -443,23 +409,22 @@ class ChannelDesk:
             raise InvalidPaymentError("channel-sealed", "the channel is closed")
         return account
 
-    def _status(self, name: str, action: SessionAction, **more: str) -> ServedByChannel:
+    def _status(self, name: str, action: SessionAction, **more: str) -> Served:
         account = self._accounts[name]
-        receipt = channel_wire.session_receipt(
-            channel=name,
+        receipt = mpp.receipt(
+            reference=name,
             challenge_id=action.challenge.get("id", ""),
             now_us=self._now_us(),
-            accepted_micro=account.accepted_micro,
-            spent_micro=account.spent_micro,
+            intent="session",
+            acceptedCumulative=str(account.accepted_micro),
+            spent=str(account.spent_micro),
             **more,
         )
-        return ServedByChannel(
-            receipt=receipt, product=None, content={"channel": name, "status": account.status}
-        )
+        return receipt, {"channel": name, "status": account.status}
 
     # --- Up to a maximum
 
-    async def upto(self, path: str, payment: UptoPayment) -> ServedByChannel:
+    async def upto(self, path: str, payment: UptoPayment) -> Served:
         """Open the channel of a payment, serve, take what the request cost, and return the rest.
 
         Raises:
@@ -469,8 +434,8 @@ class ChannelDesk:
         product = self.uptos.get(path)
         if product is None:
             raise InvalidPaymentError("unsupported_scheme", "upto is not offered here")
-        channel_wire.require_own_upto(payment, channel_wire.upto_entry(product, self._terms))
-        checked = check_upto_opening(payment, product, self._terms, now=self._now_us() // SECOND_US)
+        challenges.require_own_upto(payment, product.entry(self._keys))
+        checked = check_upto_opening(payment, product, self._keys, now=self._now_us() // SECOND_US)
         name = str(checked.opening.address)
         if name in self._accounts or name in self._busy:
             payer = str(checked.opening.payer)
@@ -494,20 +459,23 @@ class ChannelDesk:
             raise
         if product.mode is not UptoMode.NEVER_SETTLE:
             try:
-                await self._take(name, charged, expires_at=payment.whole("expiresAt"))
+                await self._take(name, charged, expires_at=payment.payload["expiresAt"])
             except InvalidPaymentError:
                 # Nothing is served, so a later settlement returns everything.
-                self._update(name, accepted_micro=0, signature=None, expires_at=0)
+                self._update(name, highest=None)
                 raise
         if product.mode is UptoMode.LOSE_REPLY:
             raise UnservedError(None)
         if product.mode in (UptoMode.CHARGE_MAXIMUM, UptoMode.FAIL):
             raise UnservedError(503 if product.mode is UptoMode.CHARGE_MAXIMUM else 500)
         settled = self._update(name, served=1, spent_micro=charged)
-        receipt = channel_wire.upto_receipt(
-            payer=str(settled.opening.payer), signature=settled.settlement or "", amount_micro=charged
+        receipt = x402.receipt(
+            Protocol.X402_V2,
+            payer=str(settled.opening.payer),
+            signature=settled.settlement or "",
+            amount_micro=charged,
         )
-        return ServedByChannel(receipt=receipt, product=product, paid_micro=charged)
+        return receipt, product.served(from_micro(charged))
 
     @staticmethod
     def _charged(product: UptoProduct) -> int:
@@ -526,8 +494,13 @@ class ChannelDesk:
                 cumulative_micro=amount_micro,
                 expires_at=expires_at,
             )
-            signature = self._keys.authorizer.sign_message(voucher.message())
-            self._update(name, accepted_micro=amount_micro, signature=signature, expires_at=expires_at)
+            authorizer = self._keys.authorizer
+            signed = SignedVoucher(
+                voucher=voucher,
+                signer=str(authorizer.pubkey()),
+                signature=authorizer.sign_message(voucher.message()),
+            )
+            self._update(name, highest=signed)
         await self._settle(name)
 
     # --- The chain
@@ -546,12 +519,13 @@ class ChannelDesk:
     async def _settle(self, name: str, *, status: ChannelStatus = "settled") -> None:
         """Settle the highest voucher, seal the channel, and pay everyone, in one transaction."""
         account = self._accounts[name]
-        voucher = account.voucher
-        if voucher is not None and 0 < voucher.expires_at <= self._now_us() // SECOND_US:
-            voucher = None
+        highest = account.highest
+        if 0 < account.expires_at <= self._now_us() // SECOND_US:
+            highest = None
+        voucher, signed = (None, None) if highest is None else (highest.voucher, highest.signature)
         self._busy.add(name)
         try:
-            signature = await self._chain.settle(account.opening, voucher, account.signature)
+            signature = await self._chain.settle(account.opening, voucher, signed)
         finally:
             self._busy.discard(name)
         settled_micro = 0 if voucher is None else voucher.cumulative_micro

@@ -1,4 +1,7 @@
-"""Where a seller runs: on the thread of a server in process, or on its own thread next to an RPC node."""
+"""Where a seller runs: on the thread of a server in process, or on its own thread next to an RPC node.
+
+`SellerApp` is the seller as an ASGI application, for any event loop; requests run on the seller's own loop.
+"""
 
 import asyncio
 import contextlib
@@ -6,26 +9,43 @@ import itertools
 import ssl
 from functools import cache
 from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
 
 import httpx
 from solders.keypair import Keypair
+from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
+from agentpay.contract.errors import FieldError
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.http.port import Served
+from agentpay_server.http.requests import REFUSED, WHOLE
+from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.platform.clock import Clock, SystemClock
+from agentpay_server.platform.errors import Problem, invalid
+from agentpay_server.platform.metrics import Metrics
 from agentpay_server.platform.scheduler import Scheduled
+from agentpay_server.platform.settings import Settings
 from agentpay_server.sandbox.snapshots import Part
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner, OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
+from agentpay_server.testkit.facilitator.settling import (
+    FailedOnChainError,
+    NotConfirmedError,
+    Rpc,
+    keypair_of,
+    rpc_of,
+)
 from agentpay_server.testkit.node.jsonrpc import INTERNAL_ERROR, RpcError
 from agentpay_server.testkit.node.methods import Node
+from agentpay_server.testkit.paywall.channel_desk import UnservedError
+from agentpay_server.testkit.paywall.seller import Seller, SellerReply
 
 _RPC_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.2
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Work(Scheduled, Part, Protocol):
@@ -201,3 +221,78 @@ class NodeHome:
 def _ssl_context() -> ssl.SSLContext:
     """Shared in this process: loading the CA file takes 20 ms or more."""
     return httpx.create_ssl_context(trust_env=False)
+
+
+# --- Requests
+
+
+class SellerApp:
+    def __init__(self, seller: Seller, owner: LoopOwner) -> None:
+        self.settings: Settings = Settings()
+        self.metrics: Metrics = Metrics()
+        self._seller = seller
+        self._owner = owner
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        status, headers, body = rendered(problem, "none")
+        return status, [*headers, (b"content-length", str(len(body)).encode("ascii"))], body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        refused: Problem | None = scope.get(REFUSED) or _host_fault(scope)
+        if refused is not None:
+            status, headers, content = self.refusal(refused)
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": content})
+            return
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            if not message.get("more_body", False):
+                break
+        fields = _fields(scope)
+        work = self._seller.respond(scope["method"], _url(scope, dict(fields)), fields)
+        try:
+            reply = await self._owner.call_async(work)
+        except UnservedError:
+            if not await drop(scope, receive) and WHOLE not in scope:
+                # Not our port or transport: other ASGI servers end the connection on an error.
+                raise ConnectionResetError("the seller dropped the connection (mode lose_reply)") from None
+            return
+        except (RpcError, NotConfirmedError, FailedOnChainError) as error:
+            content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})
+            reply = SellerReply(503, [("content-type", "application/json")], content)
+        await _send(reply, send)
+
+
+async def _send(reply: SellerReply, send: Send) -> None:
+    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
+    headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+def _fields(scope: Scope) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+
+
+def _host_fault(scope: Scope) -> Problem | None:
+    """Refuse a malformed host, as a port does itself."""
+    try:
+        _ = urlsplit(_url(scope, dict(_fields(scope)))).port
+    except ValueError:
+        return invalid(FieldError(field="host", message="must be one host name or IP address"))
+    return None
+
+
+def _url(scope: Scope, headers: dict[str, str]) -> str:
+    query = scope["query_string"].decode("latin-1")
+    host = headers.get("host")
+    if host is None:
+        name, port = scope.get("server") or ("localhost", None)
+        default = _DEFAULT_PORTS.get(scope["scheme"])
+        host = name if port in (None, default) else f"{name}:{port}"
+    path = scope.get("raw_path") or scope["path"].encode()
+    return f"{scope['scheme']}://{host}{path.decode('latin-1')}{'?' if query else ''}{query}"

@@ -28,7 +28,7 @@ from agentpay_server.payments.building import build_payment
 from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.payments.challenges.terms import Offer
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.testkit.facilitator.settling import FeePayer
 from agentpay_server.testkit.paywall.homes import ServerHome
 
 _AT_ONCE: Final = 4

@@ -14,21 +14,22 @@ from agentpay_server.platform.clock import Clock
 from agentpay_server.testkit.embedded.recorder import Records
 from agentpay_server.testkit.embedded.server import AgentPayServer
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
-from agentpay_server.testkit.paywall.asgi import SellerApp
-from agentpay_server.testkit.paywall.channel_chain import SellerKeys
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk
-from agentpay_server.testkit.paywall.channel_products import (
+from agentpay_server.testkit.paywall.homes import Home, Host, NodeHome, SellerApp, ServerHome
+from agentpay_server.testkit.paywall.products import (
     GRACE_SECONDS,
+    Mode,
+    PaywallChannel,
+    PaywallRequest,
+    Product,
+    Sale,
+    SellerKeys,
     SessionMode,
+    SessionProduct,
     UptoMode,
-    session_product,
-    upto_product,
+    UptoProduct,
+    named,
+    owner_address,
 )
-from agentpay_server.testkit.paywall.homes import Home, Host, NodeHome, ServerHome
-from agentpay_server.testkit.paywall.modes import Mode
-from agentpay_server.testkit.paywall.products import mode_of, owner_address, product
-from agentpay_server.testkit.paywall.records import PaywallChannel, PaywallRequest, Sale
 from agentpay_server.testkit.paywall.seller import Seller
 
 T = TypeVar("T")
@@ -91,35 +92,25 @@ class Paywall:
             owner_address(pay_to, "pay_to")
         self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
-        fee_payer = FeePayer(self._home.keypair("fee payer"), self._home.rpc)
         self._is_paid_to_another = pay_to is not None
         self._seller = Seller(
             rpc=self._home.rpc,
-            fee_payer=fee_payer,
-            usdc_mint=self._home.usdc_mint,
-            recipient=recipient,
+            keys=SellerKeys(
+                fee_payer=self._home.keypair("fee payer"),
+                payee=self._home.keypair("recipient"),
+                authorizer=self._home.keypair("authorizer"),
+                recipient=recipient,
+                mint=self._home.usdc_mint,
+            ),
             other_payee=str(self._home.keypair("other payee").pubkey()),
             now_us=self._home.clock.now_us,
             on_late_work=self._home.wake,
-            desk=ChannelDesk(
-                rpc=self._home.rpc,
-                fee_payer=fee_payer,
-                keys=SellerKeys(
-                    fee_payer=self._home.keypair("fee payer"),
-                    payee=self._home.keypair("recipient"),
-                    authorizer=self._home.keypair("authorizer"),
-                ),
-                usdc_mint=self._home.usdc_mint,
-                recipient=recipient,
-                now_us=self._home.clock.now_us,
-                on_work=self._home.wake,
-            ),
         )
         self._app = SellerApp(self._seller, self._home.owner)
         self._base_url = IN_PROCESS_URL
         self._protocols = tuple(protocols)
         self.recipient: str = recipient
-        self.mode = mode_of(mode)
+        self.mode = named(Mode, mode)
         self.serves_again = serves_again
         for path, price in (prices or {}).items():
             self.sell(path, price)
@@ -157,19 +148,19 @@ class Paywall:
             TypeError: an amount is a float, or `content` has no JSON form.
             ValueError: an argument is invalid.
         """
-        sold = product(
-            path,
-            price,
-            protocols=self._protocols if protocols is None else protocols,
-            sponsored=sponsored,
-            splits=splits,
+        offered = self._protocols if protocols is None else protocols
+        self._seller.products[path] = Product(
+            path=path,
+            amount_micro=to_micro(price),
+            protocols=tuple(named(Protocol, name, "protocol") for name in offered),
+            is_sponsored=sponsored,
+            splits={address: to_micro(part) for address, part in (splits or {}).items()},
             external_id=external_id,
             category=category,
             description=description,
             content=content,
-            mode=mode,
+            mode=None if mode is None else named(Mode, mode),
         )
-        self._seller.products[path] = sold
 
     def sell_by_session(
         self,
@@ -212,20 +203,19 @@ class Paywall:
         """
         if self._is_paid_to_another:
             raise ValueError("a paywall with pay_to cannot settle sessions: it has no key of that address")
-        product = session_product(
-            path,
-            price,
-            shares=shares,
+        self._seller.desk.sessions[path] = SessionProduct(
+            path=path,
+            amount_micro=to_micro(price),
+            shares=tuple((shares or {}).items()),
             grace_seconds=grace_seconds,
-            minimum_deposit=minimum_deposit,
-            suggested_deposit=suggested_deposit,
+            minimum_micro=None if minimum_deposit is None else to_micro(minimum_deposit),
+            suggested_micro=None if suggested_deposit is None else to_micro(suggested_deposit),
             idle_seconds=idle_seconds,
             category=category,
             description=description,
             content=content,
-            mode=mode,
+            mode=named(SessionMode, mode),
         )
-        self._seller.desk.sessions[path] = product
 
     def sell_upto(
         self,
@@ -256,14 +246,17 @@ class Paywall:
             TypeError: an amount is a float, or `content` has no JSON form.
             ValueError: an argument is invalid.
         """
-        self._seller.desk.uptos[path] = upto_product(
-            path,
-            maximum,
-            charge=charge,
+        cost = maximum if charge is None else charge
+        if not callable(cost):
+            to_micro(cost)
+        self._seller.desk.uptos[path] = UptoProduct(
+            path=path,
+            maximum_micro=to_micro(maximum),
+            charge=cost if callable(cost) else lambda: cost,
             grace_seconds=grace_seconds,
             description=description,
             content=content,
-            mode=mode,
+            mode=named(UptoMode, mode),
         )
 
     def settle(self) -> None:
@@ -286,7 +279,7 @@ class Paywall:
 
     @mode.setter
     def mode(self, mode: Mode | str) -> None:
-        self._seller.mode = mode_of(mode)
+        self._seller.mode = named(Mode, mode)
 
     @property
     def serves_again(self) -> bool:

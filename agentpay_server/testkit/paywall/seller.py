@@ -3,38 +3,51 @@
 import base64
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 from attrs import define, evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Protocol
+from agentpay_server.payments.challenges import mpp, x402
+from agentpay_server.payments.challenges.mpp import SessionAction
+from agentpay_server.payments.challenges.offers import read_payment
+from agentpay_server.payments.challenges.terms import (
+    ChallengeTerms,
+    Presented,
+    Protocol,
+    UnreadableChallengeError,
+)
+from agentpay_server.payments.challenges.x402 import UptoPayment
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
-from agentpay_server.testkit.facilitator.checking import (
+from agentpay_server.testkit.facilitator.settling import (
     PENDING,
     CheckedPayment,
-    InvalidPaymentError,
-    check_payment,
-)
-from agentpay_server.testkit.facilitator.fee_payer import (
-    FailedOnChainError,
     FeePayer,
-    NotConfirmedError,
+    InvalidPaymentError,
     Rpc,
     SimulationFailedError,
+    check_payment,
 )
 from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall import challenges, channel_wire, hostile
-from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers, Presented
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, ServedByChannel, UnservedError
-from agentpay_server.testkit.paywall.channel_wire import SessionAction, UptoPayment
-from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS, Mode
-from agentpay_server.testkit.paywall.products import Product
-from agentpay_server.testkit.paywall.records import PaywallRequest, Sale
+from agentpay_server.testkit.paywall import challenges
+from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
+from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, UnservedError
+from agentpay_server.testkit.paywall.products import (
+    HELD_SECONDS,
+    INJECTION,
+    LATE_SECONDS,
+    Mode,
+    PaywallRequest,
+    Product,
+    Sale,
+    SellerKeys,
+    SessionProduct,
+    UptoProduct,
+)
 
 COLLECTOR_PATH: Final = "/collector"
 """Path prefix on another origin, to which `REDIRECT` sends a payment."""
@@ -47,10 +60,6 @@ _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
 
 
-class LostReplyError(Exception):
-    """Drop the connection without a response."""
-
-
 @frozen
 class SellerReply:
     status: int
@@ -60,13 +69,12 @@ class SellerReply:
 
 @frozen(kw_only=True)
 class _Visit:
-    method: str
     url: str
-    product: Product
+    path: str
+    product: Product | SessionProduct | UptoProduct
     mode: Mode
     offers: tuple[ChallengeTerms, ...]
     now_us: int
-    channels: tuple[Headers, list[dict[str, Any]]] = ([], [])
 
     def terms_of(self, presented: Presented) -> ChallengeTerms:
         for terms in self.offers:
@@ -85,32 +93,32 @@ class _OpenRecord:
 class Seller:
     """Sells products.
 
-    `fee_payer` pays the fees of sponsored payments. `recipient` is the primary recipient of every payment,
-    `other_payee` that in `CHANGE_PAYEE`. `desk` sells through channels, at the same paths or others. `now_us`
-    is in microseconds since 1970. `on_late_work` is called when a payment is held, to be broadcast later.
+    `keys.recipient` is the primary recipient of every payment, `other_payee` that in `CHANGE_PAYEE`. `now_us`
+    is in microseconds since 1970. `on_late_work` is called when there is something to do later.
+
+    Attributes:
+        desk: sells through channels, at the same paths or others.
     """
 
     def __init__(
         self,
         *,
         rpc: Rpc,
-        fee_payer: FeePayer,
-        usdc_mint: str,
-        recipient: str,
+        keys: SellerKeys,
         other_payee: str,
         now_us: Callable[[], int],
         on_late_work: Callable[[], None],
-        desk: ChannelDesk,
     ) -> None:
-        self.desk = desk
+        self._fee_payer = FeePayer(keys.fee_payer, rpc)
+        self.desk: ChannelDesk = ChannelDesk(
+            rpc=rpc, fee_payer=self._fee_payer, keys=keys, now_us=now_us, on_work=on_late_work
+        )
         self.products: dict[str, Product] = {}
         self.mode = Mode.HONEST
         self.serves_again = False
         self.requests: list[PaywallRequest] = []
         self._rpc = rpc
-        self._fee_payer = fee_payer
-        self._usdc_mint = usdc_mint
-        self._recipient = recipient
+        self._keys = keys
         self._other_payee = other_payee
         self._now_us = now_us
         self._on_late_work = on_late_work
@@ -149,16 +157,8 @@ class Seller:
     # --- Requests
 
     async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> SellerReply:
-        """Raises `LostReplyError` if the connection is to be dropped."""
-        noted = PaywallRequest(
-            method=method,
-            url=url,
-            protocol=None,
-            status=None,
-            reason=None,
-            message=None,
-            at=from_us(self._now_us()),
-        )
+        """Raises `UnservedError` if the connection is to be dropped."""
+        noted = PaywallRequest(method=method, url=url, at=from_us(self._now_us()))
         visit = _OpenRecord(noted)
         try:
             reply = await self._reply(visit, headers)
@@ -169,105 +169,77 @@ class Seller:
         return reply
 
     async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> SellerReply:
-        path = urlsplit(noted.request.url).path
-        if self.desk.sells(path):
-            reply = await self._through_channel(noted, path, headers)
-            if reply is not None:
-                return reply
-        is_collector = path.startswith(f"{COLLECTOR_PATH}/")
-        product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
-        if product is None:
+        request = noted.request
+        visit = self._visit(request)
+        if visit is None:
             sold = sorted({*self.products, *self.desk.sessions, *self.desk.uptos})
             return SellerReply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
-        visit = self._visit(noted.request, product, is_collector=is_collector)
-        await self._prepare(visit.offers)
-        visit = evolve(visit, channels=await self.desk.offers(path))
         try:
-            presented = challenges.read_payment(headers)
-            if presented is None:
-                return self._ask(visit)
-            noted.request = evolve(noted.request, protocol=presented.protocol)
-            return await self._paid(visit, presented)
-        except InvalidPaymentError as refused:
+            payment = read_payment(headers)
+            if payment is None:
+                return await self._ask(visit)
+            noted.request = evolve(request, protocol=payment.protocol)
+            if isinstance(payment, Presented):
+                return await self._paid(visit, payment)
+            return await self._through_channel(visit, request, payment)
+        except (InvalidPaymentError, UnreadableChallengeError) as refused:
+            reason = refused.reason if isinstance(refused, InvalidPaymentError) else "invalid_payload"
             message = _sentence(str(refused))
-            noted.request = evolve(noted.request, reason=refused.reason, message=message)
-            return self._ask(visit, error=refused.reason, message=message)
-
-    async def _through_channel(
-        self, noted: _OpenRecord, path: str, headers: Sequence[tuple[str, str]]
-    ) -> SellerReply | None:
-        """Respond to a payment through a channel, and to requests for what is sold in no other way."""
-        request = noted.request
-        error = message = None
-        try:
-            payment = channel_wire.read(headers)
-            if payment is None and path in self.products:
-                return None
-            if payment is not None:
-                is_session = isinstance(payment, SessionAction)
-                noted.request = evolve(request, protocol=Protocol.MPP if is_session else Protocol.X402_V2)
-                return _through(path, await self._desk_serves(path, request, payment))
-        except InvalidPaymentError as refused:
-            error, message = refused.reason, _sentence(str(refused))
-            noted.request = evolve(noted.request, reason=error, message=message)
+            noted.request = evolve(noted.request, reason=reason, message=message)
+            return await self._ask(visit, error=reason, message=message)
         except UnservedError as unserved:
             if unserved.status is None:
-                raise LostReplyError from None
+                raise
             return SellerReply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
-        sessions, entries = await self.desk.offers(path)
-        product = self.desk.sessions.get(path) or self.desk.uptos.get(path)
-        challenge = ChallengeParts(
-            url=request.url,
-            description="" if product is None else product.description,
-            error=error,
-            message=message,
-            now_us=self._now_us(),
-        )
-        fields, body = challenges.write((), challenge, sessions=sessions, entries=entries)
-        return SellerReply(402, [*_JSON, *fields], body)
 
-    async def _desk_serves(
-        self, path: str, request: PaywallRequest, payment: SessionAction | UptoPayment
-    ) -> ServedByChannel:
+    async def _through_channel(
+        self, visit: _Visit, request: PaywallRequest, payment: SessionAction | UptoPayment
+    ) -> SellerReply:
         if isinstance(payment, SessionAction):
-            return await self.desk.session(path, f"{request.method} {request.url}", payment)
-        return await self.desk.upto(path, payment)
+            served = self.desk.session(visit.path, f"{request.method} {request.url}", payment)
+        else:
+            served = self.desk.upto(visit.path, payment)
+        receipt, content = await served
+        return SellerReply(200, [*_JSON, receipt], json_text.print_json(content))
 
-    def _visit(self, noted: PaywallRequest, product: Product, *, is_collector: bool) -> _Visit:
-        mode = product.mode or self.mode
-        if is_collector and mode is Mode.REDIRECT:
-            mode = Mode.HONEST
-        offers = tuple(
-            product.terms(
-                protocol,
-                mint=self._usdc_mint,
-                recipient=self._recipient,
-                fee_payer=self._fee_payer.address,
-            )
-            for protocol in product.protocols
-        )
+    def _visit(self, request: PaywallRequest) -> _Visit | None:
+        """Return what is known of a request; None if nothing is sold there."""
+        path = urlsplit(request.url).path
+        is_collector = path.startswith(f"{COLLECTOR_PATH}/")
+        priced = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
+        product = priced or self.desk.sessions.get(path) or self.desk.uptos.get(path)
+        if product is None:
+            return None
+        mode, offers = Mode.HONEST, []
+        if priced is not None:
+            mode = priced.mode or self.mode
+            offers = [priced.terms(each, self._keys) for each in priced.protocols]
         return _Visit(
-            method=noted.method,
-            url=noted.url,
+            url=request.url,
+            path=path,
             product=product,
-            mode=mode,
-            offers=offers,
+            mode=Mode.HONEST if is_collector and mode is Mode.REDIRECT else mode,
+            offers=tuple(offers),
             now_us=self._now_us(),
         )
 
     # --- Challenges
 
-    def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> SellerReply:
+    async def _ask(
+        self, visit: _Visit, *, error: str | None = None, message: str | None = None
+    ) -> SellerReply:
+        await self._prepare(visit.offers)
         challenge = self._challenge(visit, error, message)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
-            headers, body = hostile.malformed(visit.offers, challenge, self._malformed - 1)
+            headers, body = challenges.malformed(visit.offers, challenge, self._malformed - 1)
         elif visit.mode is Mode.ENORMOUS_CHALLENGE:
-            headers, body = hostile.enormous(visit.offers, challenge)
+            challenge = evolve(challenge, description=challenges.ENORMOUS)
+            headers, body = challenges.write(visit.offers, challenge)
         else:
             change = _CHANGES.get(visit.mode)
             offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
-            sessions, entries = visit.channels
+            sessions, entries = await self.desk.offers(visit.path, challenge)
             headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
         return SellerReply(402, [*_JSON, *headers], body)
 
@@ -275,9 +247,9 @@ class Seller:
         """Ask again, after being paid."""
         offers: Sequence[ChallengeTerms] = visit.offers
         if visit.mode is Mode.RAISE_PRICE:
-            offers = [hostile.at_higher_price(terms) for terms in offers]
+            offers = [challenges.at_higher_price(terms) for terms in offers]
         elif visit.mode is Mode.CHANGE_PAYEE:
-            offers = [hostile.to_other_payee(terms, self._other_payee) for terms in offers]
+            offers = [challenges.to_other_payee(terms, self._other_payee) for terms in offers]
         headers, body = challenges.write(offers, self._challenge(visit))
         return SellerReply(402, [*_JSON, *headers], body)
 
@@ -288,7 +260,7 @@ class Seller:
         return ChallengeParts(
             url=visit.url,
             description=INJECTION if is_injected else product.description,
-            category=product.category,
+            category=product.category if isinstance(product, Product) else None,
             error=INJECTION if is_injected and error is None else error,
             message=message,
             now_us=visit.now_us,
@@ -298,6 +270,7 @@ class Seller:
 
     async def _paid(self, visit: _Visit, presented: Presented) -> SellerReply:
         terms = visit.terms_of(presented)
+        await self._prepare(visit.offers)
         challenges.require_own(presented, terms, visit.now_us)
         raw = presented.transaction
         if presented.signature is not None:
@@ -330,7 +303,7 @@ class Seller:
     def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
         match visit.mode:
             case Mode.LOSE_REPLY:
-                raise LostReplyError
+                raise UnservedError(None)
             case Mode.FAIL_AFTER_SETTLING:
                 return SellerReply(
                     500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
@@ -385,16 +358,15 @@ class Seller:
         completed = self._fee_payer.completed(checked.transaction)
         sale = evolve(self._sales[checked.message_hash], tx_signature=str(completed.signatures[0]))
         try:
-            await self._fee_payer.confirmed(await self._fee_payer.broadcast(completed))
+            await self._fee_payer.settle(checked)
             sale = evolve(sale, status="settled")
-        except FailedOnChainError as error:
-            sale = evolve(sale, status="failed")
-            raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-        except (RpcError, NotConfirmedError) as error:
-            # The node may have it all the same: the next look decides.
-            self._look_later(checked)
-            reason = f"the transaction {sale.tx_signature} may still land: {error}"
-            raise InvalidPaymentError(PENDING, reason, checked.payer) from None
+        except InvalidPaymentError as refused:
+            if refused.reason != PENDING:
+                sale = evolve(sale, status="failed")
+            else:
+                # The next look decides.
+                self._look_later(checked)
+            raise
         finally:
             self._sales[checked.message_hash] = sale
         return sale
@@ -423,18 +395,20 @@ class Seller:
 
     async def _prepare(self, offers: Sequence[ChallengeTerms]) -> None:
         """Fund the fee payer, and create the missing token accounts of all recipients."""
+        if not offers:
+            return
         await self._fee_payer.ready()
         owners = dict.fromkeys(
             [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
         )
-        await self._fee_payer.ensure_token_accounts(list(owners), self._usdc_mint)
+        await self._fee_payer.ensure_token_accounts(list(owners), self._keys.mint)
 
 
 _JSON: Final[Headers] = [("content-type", "application/json")]
 
 _CHANGES: Final[dict[Mode, Callable[[ChallengeTerms], ChallengeTerms]]] = {
-    Mode.WRONG_NETWORK: hostile.on_mainnet,
-    Mode.WRONG_MINT: hostile.of_other_mint,
+    Mode.WRONG_NETWORK: challenges.on_mainnet,
+    Mode.WRONG_MINT: challenges.of_other_mint,
 }
 
 
@@ -456,26 +430,17 @@ def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale
     )
 
 
-def _through(path: str, served: ServedByChannel) -> SellerReply:
-    content: Any = served.content
-    if served.product is not None:
-        content = served.product.content
-        if content is None:
-            content = {"path": path, "paid_usdc": f"{from_micro(served.paid_micro):f}"}
-    return SellerReply(200, [*_JSON, served.receipt], json_text.print_json(content))
-
-
 def _served(visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
-    content: Any = visit.product.content
-    if content is None:
-        content = {"path": visit.product.path, "paid_usdc": f"{sale.amount_usdc:f}"}
+    content = visit.product.served(sale.amount_usdc)
     return SellerReply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
 
 
 def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]:
-    return challenges.receipt(
-        presented, payer=sale.payer, signature=sale.tx_signature or "", now_us=visit.now_us
-    )
+    protocol, signature = presented.protocol, sale.tx_signature or ""
+    if protocol is not Protocol.MPP:
+        return x402.receipt(protocol, payer=sale.payer, signature=signature)
+    challenge_id = str(presented.echo.get("id", ""))
+    return mpp.receipt(reference=signature, challenge_id=challenge_id, now_us=visit.now_us)
 
 
 def _collector_url(url: str) -> str:

@@ -36,7 +36,7 @@ _DEFERRED: Final = ("max_daily_spend", "paused")
 
 if TYPE_CHECKING:
     from agentpay_server.assembly.config import ServerConfig
-    from agentpay_server.testkit.paywall import Paywall
+    from agentpay_server.testkit.paywall.paywall import Paywall
 
 Inbox = Callable[[SceneWebhook, list[str]], WebhookInbox]
 """Registers an inbox for a webhook of these accounts, and returns it."""

@@ -18,7 +18,7 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import TransferStatus
 from agentpay.payments import PaymentAuth
 from agentpay_server.testkit.embedded.server import AgentPayServer
-from agentpay_server.testkit.paywall import Paywall
+from agentpay_server.testkit.paywall.paywall import Paywall
 from agentpay_server.testkit.scenes.document import bundled_scene
 
 RESEARCH: Final = "Research bot"

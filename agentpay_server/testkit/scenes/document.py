@@ -149,7 +149,7 @@ class SellerProtocol(StrEnum):
     def modes(self) -> type[StrEnum]:
         """How the seller may behave."""
         # The package imports the embedded server, which imports this module.
-        from agentpay_server.testkit.paywall import Mode, SessionMode, UptoMode  # noqa: PLC0415
+        from agentpay_server.testkit.paywall.products import Mode, SessionMode, UptoMode  # noqa: PLC0415
 
         return {self.X402_UPTO: UptoMode, self.MPP_SESSION: SessionMode}.get(self, Mode)
 

@@ -14,8 +14,9 @@ from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 from agentpay_server.testkit.embedded.world import IN_PROCESS_URL, loopback_socket
 from agentpay_server.testkit.node.app import node_of
 from agentpay_server.testkit.node.methods import Node
-from agentpay_server.testkit.paywall import Mode, Paywall
 from agentpay_server.testkit.paywall.homes import Host
+from agentpay_server.testkit.paywall.paywall import Paywall
+from agentpay_server.testkit.paywall.products import Mode
 from agentpay_server.testkit.scenes.building import BuiltScene, build, require_empty
 from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SellerProtocol
 

@@ -29,7 +29,6 @@ DEFAULT_POLICY = {
     "escalation_threshold": None,
     "paused": False,
 }
-TIMESTAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 def test_a_new_account_has_exactly_the_fields_of_the_contract(http: httpx.Client):

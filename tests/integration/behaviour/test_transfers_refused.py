@@ -1,6 +1,5 @@
 """Transfers that a policy, the balance or the recipient stops: the answer, and what is written of them."""
 
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -162,9 +161,6 @@ def test_a_limit_of_zero_and_an_empty_list_block_every_transfer(
     answer = money.post(http, money.order(payer, payee.account_id, "0.000001", category="data")).json()
     assert answer["error"] == "policy_violation"
     assert error in answer["message"]
-
-
-Naming = Callable[[Account], str]
 
 
 @pytest.mark.parametrize("listed", ["account_id", "usdc_token_account", "chain_address"])

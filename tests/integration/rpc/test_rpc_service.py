@@ -29,7 +29,6 @@ from agentpay_server.contract import sandbox
 pytestmark = pytest.mark.anyio
 
 MAINNET = "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
-TROUBLES = (rpc_proxy.request_lost, rpc_proxy.silent, rpc_proxy.rate_limited, rpc_proxy.overloaded)
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
 
 

@@ -269,6 +269,8 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("engine.fees._LEAVES", "ix_chain_transactions_burned"),
         ("engine.fees._RESERVED", "ix_chain_transactions_account"),
         ("engine.fees._RESERVED", "ix_sessions_account_status"),
+        ("engine.fees._RESERVED", "ix_channels_account_status"),
+        ("sessions.store._DUE_CHANNELS", "ix_channels_due"),
         ("ledger.spending._MOMENTS", "ix_chain_transactions_spent"),
         ("ledger.spending._RELEASED", "ix_chain_transactions_released"),
         ("ledger.spending._RELEASED_BY_MOMENT", "ix_chain_transactions_released"),

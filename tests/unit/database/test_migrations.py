@@ -400,3 +400,47 @@ async def test_the_keys_of_old_purchases_are_claimed_once(bare, tmp_path):
     expiring += "SELECT session_id FROM sessions WHERE key_expires_us IS NOT NULL"
     assert await on_connection(bare, lambda c: read(c, expiring)) == {("txn_0",), ("txn_1",), ("txn_2",)}
     assert len(await on_connection(bare, lambda c: read(c, "SELECT charge_id FROM vouchers"))) == 2
+
+
+OLD_CHANNELS = {
+    "sess_1": {"protocol": "mpp", "status": "open", "running_total": 4, "closes_us": 70},
+    "sess_2": {"protocol": "mpp", "status": "closing", "running_total": 5, "closes_us": 71},
+    "txn_3": {"protocol": "x402_upto", "status": "open", "running_total": 0, "closes_us": 72},
+}
+
+
+async def test_channels_of_old_sessions_and_payments_get_rows_of_their_own(bare, tmp_path):
+    (first,) = (Path(migrations.__file__).parent / "versions").glob("0101*.py")
+    (tmp_path / first.name).write_text(first.read_text("utf-8"), "utf-8")
+    await upgrade(bare, release=SchemaRelease("0101", (tmp_path,)))
+
+    def fill(connection):
+        for name, values in OLD_CHANNELS.items():
+            own = {"session_id": name, "account_id": "a"}
+            at = {"channel": f"at {name}", "escrow_token_account": f"escrow {name}"}
+            put(connection, "sessions", **own, **at, cap=9, opening_fee=1, closing_fee=2, **values)
+            put(connection, "channels", **own, payee="payee", raw=b"bytes")
+
+    await on_connection(bare, fill)
+    await upgrade(bare, release=ONLY_MIGRATIONS)
+
+    def read(connection, statement):
+        return sorted(tuple(row) for row in connection.execute(text(statement)))
+
+    columns = "owner_id, address, escrow_token_account, deposit, cumulative, status, due_us, closing_fee"
+    found = await on_connection(bare, lambda c: read(c, f"SELECT {columns} FROM channels"))
+    assert found == [
+        ("sess_1", "at sess_1", "escrow sess_1", 9, 4, "open", None, 2),
+        ("sess_2", "at sess_2", "escrow sess_2", 9, 5, "closing", 71, 2),
+        ("txn_3", "at txn_3", "escrow txn_3", 9, 9, "open", 72, 2),
+    ]
+    owners = await on_connection(bare, lambda c: read(c, "SELECT owner_id, is_payment, payee FROM channels"))
+    assert [(name, bool(is_payment), payee) for name, is_payment, payee in owners] == [
+        ("sess_1", False, "payee"),
+        ("sess_2", False, "payee"),
+        ("txn_3", True, "payee"),
+    ]
+    kept = await on_connection(
+        bare, lambda c: read(c, "SELECT session_id, closes_us, opening_fee FROM sessions")
+    )
+    assert kept == [("sess_1", 70, 0), ("sess_2", None, 0)]

@@ -15,7 +15,7 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain import instructions
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError, check_payment
+from agentpay_server.testkit.facilitator.settling import InvalidPaymentError, check_payment
 
 USDC = USDC_MINTS["mainnet-beta"]
 PAYER, FEE_PAYER, SELLER, PARTNER = (Keypair.from_seed(bytes([n]) * 32) for n in range(1, 5))

@@ -16,7 +16,7 @@ from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
 from agentpay_server.sessions.outcomes import charged, detail_of
-from agentpay_server.sessions.payout import REFUSED_BY_CHAIN
+from agentpay_server.sessions.payouts import REFUSED_BY_CHAIN
 
 CONTEXT: Any = SimpleNamespace(
     settings=Settings(),

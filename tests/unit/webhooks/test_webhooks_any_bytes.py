@@ -19,12 +19,6 @@ from agentpay.webhooks import EVENT_CLASSES, Event, UnknownEvent, sign, unwrap, 
 pytestmark = pytest.mark.unmeasured
 
 texts = st.text(st.characters(), max_size=70) | st.binary(max_size=70)
-anything = (
-    st.none()
-    | texts
-    | st.dictionaries(texts, texts)
-    | st.lists(st.tuples(texts, texts | st.none() | st.lists(texts)))
-)
 
 
 def outcome(body, headers):

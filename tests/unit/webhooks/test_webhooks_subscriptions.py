@@ -7,8 +7,6 @@ from hypothesis import strategies as st
 from agentpay.contract.events import EVENTS
 from agentpay_server.ledger.outbox import Subscription
 
-LOW = "balance.low_threshold"
-
 
 def subscription(events=tuple(EVENTS), account_ids=(), low_balance_micro=None):
     return Subscription(

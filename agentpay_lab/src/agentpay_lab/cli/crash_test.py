@@ -55,8 +55,8 @@ _ADAPTERS: Final = {
     "seconds",
     type=Seconds(min_open=True),
     metavar="SECONDS",
-    help="How long agents buy and processes are killed. Then every payment is awaited, for about 30 seconds "
-    "without COMMAND.  [default: 30, with COMMAND 60]",
+    help="How long agents buy and processes are killed; then every payment is awaited, for about 30 seconds. "
+    "With COMMAND: how long the trial takes, unless it fails.  [default: 30, with COMMAND 60]",
 )
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat the sellers and the kills of another run.")
 @click.option(

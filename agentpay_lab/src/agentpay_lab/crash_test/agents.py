@@ -37,7 +37,7 @@ from agentpay_lab.crash_test.orders import (
 from agentpay_lab.crash_test.payer import DIRECTORY, POLL_SECONDS, Payer
 from agentpay_lab.crash_test.world import ServerProcess, World
 from agentpay_server.paywall import Mode, Paywall, SessionMode
-from agentpay_server.testkit.paywall.modes import HELD_SECONDS, LATE_SECONDS
+from agentpay_server.testkit.paywall.products import HELD_SECONDS, LATE_SECONDS
 
 TRIES: Final = 4
 _REPLY_SECONDS: Final = 30.0
@@ -95,7 +95,7 @@ class Agent:
     ) -> None:
         self._plan, self._world, self._scratch, self._number, self._say = plan, world, scratch, number, say
         self._random = random.Random(plan.seed + number)  # noqa: S311 - no secret depends on it
-        self._servers = itertools.cycle(world.servers)
+        self._servers = itertools.islice(itertools.cycle(world.servers), number, None)
         self._is_buying = False
         self._start_payer(f"payer-{number}")
         self.tried: list[Tried] = []
@@ -178,7 +178,7 @@ class Agent:
 
     def _order(self, name: str, modes: Mapping[type[SellerMode], Iterator[SellerMode]]) -> TrialOrder:
         chance, is_ours = self._random, self._plan.is_ours
-        # Payers that start again at the same time are slow, and several of ours are there.
+        # Several of ours share the machine, and a start takes a second or more.
         unkilled = (None,) * (_UNKILLED if is_ours else 1)
         protocol = chance.choice(self._plan.protocols)
         return TrialOrder(

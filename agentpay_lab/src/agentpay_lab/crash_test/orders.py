@@ -73,7 +73,7 @@ class TrialPlan:
     Attributes:
         command: starts the payer; empty for our own, whose account then has a limit, whose servers are killed
             and whose books are compared.
-        seconds: how long orders are given; a failure is repeated for some more.
+        seconds: how long the trial takes, or our own payers buy; a failure is repeated for some more.
         orders: the most orders for each agent.
         protocols: the protocols of the sellers.
         agents: payers that buy at the same time.
@@ -175,6 +175,8 @@ class TrialOrder:
             parts.append(f"the payer is killed {self.kill.value}")
         if self.loses_reply:
             parts.append("the service's reply to the payment is lost")
+        if self.is_repeated:
+            parts.append("the order is given again after it was served")
         return f"{', '.join(parts)}."
 
     @property

@@ -75,14 +75,16 @@ class Trial:
                 cap_usdc=plan.cap_usdc,
             ) as world,
         ):
-            deadline = Deadline(ends_at := time.monotonic() + plan.seconds)
+            # The time of a payer's trial is its whole time; our own payers buy as long.
+            ends_at = (time.monotonic() if plan.is_ours else began) + plan.seconds
+            deadline = Deadline(ends_at)
             agents = [Agent(plan, world, scratch, number, self._say) for number in range(plan.agents)]
             self._give_orders(world.servers, agents, deadline)
             self._say("waiting for every payment to end")
             self._await_end(world.shop, agents)
-            reconciliation = self._reconciled(world, [each for agent in agents for each in agent.tried])
             tried = [(agent, each) for agent in agents for each in agent.tried]
             tried.sort(key=lambda each: each[1].began)
+            reconciliation = self._reconciled(world, [each for _, each in tried])
             for agent, each in tried:
                 if agent.counted(each).is_wrong:
                     note_keys(world, each)

@@ -23,21 +23,23 @@ from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.hostile_payouts import HostilePayouts
 from agentpay_lab.simulation.nodes import Nodes
 from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
-from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.payments.challenges.mpp import SessionAction
+from agentpay_server.payments.challenges.offers import read_payment
+from agentpay_server.payments.challenges.terms import Presented
+from agentpay_server.payments.challenges.x402 import UptoPayment
+from agentpay_server.testkit.facilitator.settling import FeePayer, InvalidPaymentError
 from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall import challenges, channel_wire
+from agentpay_server.testkit.paywall import challenges
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
-from agentpay_server.testkit.paywall.channel_chain import SellerKeys
-from agentpay_server.testkit.paywall.channel_checking import CheckedOpening, check_opening
 from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, UnservedError
-from agentpay_server.testkit.paywall.channel_products import (
+from agentpay_server.testkit.paywall.channel_settling import CheckedOpening, check_opening
+from agentpay_server.testkit.paywall.products import (
+    SellerKeys,
     SessionMode,
+    SessionProduct,
     UptoMode,
-    session_product,
-    upto_product,
+    UptoProduct,
 )
-from agentpay_server.testkit.paywall.channel_wire import SessionAction, UptoPayment
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient
@@ -103,7 +105,13 @@ class ChannelSeller:
         honest = FaultInjector(evolve(world.plan, odds={}), world.chance, world.timeline)
         self._nodes = Nodes(world.cluster, honest, world.loop.time, lie_seconds=0)
         fee_payer = FeePayer(self.fee_payer, self._rpc)
-        keys = SellerKeys(fee_payer=self.fee_payer, payee=self.payee, authorizer=authorizer)
+        keys = SellerKeys(
+            fee_payer=self.fee_payer,
+            payee=self.payee,
+            authorizer=authorizer,
+            recipient=str(self.payee.pubkey()),
+            mint=USDC_MINT,
+        )
         self._payouts = HostilePayouts(
             self._rpc,
             fee_payer,
@@ -116,8 +124,6 @@ class ChannelSeller:
             rpc=self._rpc,
             fee_payer=fee_payer,
             keys=keys,
-            usdc_mint=USDC_MINT,
-            recipient=str(self.payee.pubkey()),
             now_us=lambda: int(world.wall_seconds() * 1_000_000),
             on_work=lambda: None,
             chain=self._payouts,
@@ -130,27 +136,21 @@ class ChannelSeller:
         self._behave_upto(UptoMode.HONEST)
 
     def _behave(self, mode: SessionMode) -> None:
-        self.desk.sessions[SESSION_PATH] = session_product(
-            SESSION_PATH,
-            from_micro(self.price_micro),
-            shares=None,
+        self.desk.sessions[SESSION_PATH] = SessionProduct(
+            path=SESSION_PATH,
+            amount_micro=self.price_micro,
             grace_seconds=GRACE_SECONDS,
-            minimum_deposit=None,
-            suggested_deposit=None,
             idle_seconds=self._idle_seconds,
-            category=None,
-            description="",
             content={},
             mode=mode,
         )
 
     def _behave_upto(self, mode: UptoMode) -> None:
-        self.desk.uptos[UPTO_PATH] = upto_product(
-            UPTO_PATH,
-            from_micro(_MAXIMUM_MICRO),
+        self.desk.uptos[UPTO_PATH] = UptoProduct(
+            path=UPTO_PATH,
+            maximum_micro=_MAXIMUM_MICRO,
             charge=self._charge,
             grace_seconds=GRACE_SECONDS,
-            description="",
             content={},
             mode=mode,
         )
@@ -185,10 +185,10 @@ class ChannelSeller:
         """Respond 402; return the headers and the body."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         self._misbehave()
-        sessions, entries = await self.desk.offers(path)
         challenge = ChallengeParts(
             url=f"{self.origin}{path}", now_us=int(self._world.wall_seconds() * 1_000_000)
         )
+        sessions, entries = await self.desk.offers(path, challenge)
         headers, body = challenges.write((), challenge, sessions=sessions, entries=entries)
         return headers, body.decode()
 
@@ -198,8 +198,7 @@ class ChannelSeller:
         self._misbehave()
         try:
             if isinstance(payment, SessionAction):
-                if payment.action != "open":
-                    presented = payment.voucher()
+                if presented := payment.voucher:
                     held = self._payouts.held.setdefault(str(presented.voucher.channel), {})
                     held[presented.voucher.cumulative_micro] = presented.signature
                 await self.desk.session(path, request, payment)
@@ -283,9 +282,10 @@ async def _present(
     world.timeline.note("answer", who, purchase.key, step.charge_id, step.running_total_usdc)
     read = _read(step.header)
     assert isinstance(read, SessionAction)  # noqa: S101 - it is a session's
+    assert read.voucher is not None  # noqa: S101 - it is a voucher
     world.invariants.bought(purchase.key, purchase.account_id, "a voucher")
     world.invariants.channels.voucher_handed_out(
-        purchase.key, purchase.account_id, step, read.voucher().voucher
+        purchase.key, purchase.account_id, step, read.voucher.voucher
     )
     status = await purchase.seller.take(purchase.path, request, read)
     if status is None:
@@ -316,4 +316,6 @@ async def close_at_the_end(world: "SimulatedWorld", client: "SimulatedClient", s
 
 
 def _read(header: PaymentHeader | None) -> SessionAction | UptoPayment | None:
-    return None if header is None else channel_wire.read([(header.name, header.value)])
+    payment = None if header is None else read_payment([(header.name, header.value)])
+    assert not isinstance(payment, Presented)  # noqa: S101 - it is through a channel
+    return payment

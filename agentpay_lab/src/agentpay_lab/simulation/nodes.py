@@ -100,17 +100,8 @@ class Nodes:
     def _getGenesisHash(self, _: SimulatedNode) -> str:
         return self._cluster.genesis_hash
 
-    def _getHealth(self, _: SimulatedNode) -> str:
-        return "ok"
-
     def _getVersion(self, _: SimulatedNode) -> object:
         return {"solana-core": "2.3.0", "feature-set": 1}
-
-    def _getSlot(self, node: SimulatedNode, options: Options | None = None) -> int:
-        return self._reported(node, "lie.slot", self._at(node, options))
-
-    def _getBlockHeight(self, node: SimulatedNode, options: Options | None = None) -> int:
-        return self._reported(node, "lie.height", self._cluster.height(self._at(node, options)))
 
     def _getEpochInfo(self, node: SimulatedNode, options: Options | None = None) -> object:
         slot = self._cluster.newest_block(self._at(node, options))
@@ -124,15 +115,7 @@ class Nodes:
             "slotsInEpoch": 432_000,
         }
 
-    def _getRecentPerformanceSamples(self, node: SimulatedNode, limit: int = 1) -> object:
-        slots = round(60 / self._cluster.slot_seconds)
-        sample = {"numSlots": slots, "samplePeriodSecs": 60, "numTransactions": 1_000}
-        return [{"slot": self.view(node) - slots * number, **sample} for number in range(limit)]
-
     def _getFirstAvailableBlock(self, _: SimulatedNode) -> int:
-        return self._cluster.first_slot
-
-    def _minimumLedgerSlot(self, _: SimulatedNode) -> int:
         return self._cluster.first_slot
 
     def _getBlock(self, node: SimulatedNode, slot: int, options: Options | None = None) -> object:
@@ -144,13 +127,6 @@ class Nodes:
             "blockhash": self._cluster.blockhash(slot),
             "parentSlot": slot - 1,
         }
-
-    def _getBlocks(
-        self, node: SimulatedNode, first: int, last: int | None = None, options: Options | None = None
-    ) -> object:
-        newest = self._at(node, options)
-        last = newest if last is None else min(last, newest)
-        return [slot for slot in range(first, last + 1) if self._cluster.has_block(slot)]
 
     def _getBlocksWithLimit(
         self, node: SimulatedNode, slot: int, most: int, options: Options | None = None

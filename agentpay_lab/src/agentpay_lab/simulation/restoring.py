@@ -110,7 +110,7 @@ def _settled_beyond(connection: Connection, world: "SimulatedWorld") -> set[str]
         for name, account_id, handed_out in connection.execute(
             select(*columns).where(sessions.c.status == status, sessions.c.channel.is_not(None))
         )
-        if name in known and not known[name].is_upto and (known[name].settled_micro or 0) > handed_out
+        if name in known and (known[name].settled_micro or 0) > handed_out
     }
 
 

@@ -18,9 +18,14 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
-from agentpay_server.testkit.facilitator.checking import CheckedPayment, InvalidPaymentError, check_payment
-from agentpay_server.testkit.facilitator.fee_payer import completed
+from agentpay_server.payments.challenges.offers import read_payment
+from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Presented, Protocol
+from agentpay_server.testkit.facilitator.settling import (
+    CheckedPayment,
+    InvalidPaymentError,
+    check_payment,
+    completed,
+)
 from agentpay_server.testkit.paywall import challenges
 from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
 
@@ -90,8 +95,8 @@ class SimulatedSeller:
 
     def check(self, headers: Iterable[tuple[str, str]], terms: ChallengeTerms) -> CheckedPayment | None:
         """Return the presented payment, if any; refuse one that does not pay the requested terms."""
-        presented = challenges.read_payment(headers)
-        if presented is None:
+        presented = read_payment(headers)
+        if not isinstance(presented, Presented):
             return None
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 

@@ -29,8 +29,7 @@ from agentpay_lab.simulation.servers import Life, MachineClock
 from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
-from agentpay_server.testkit.facilitator.checking import InvalidPaymentError
-from agentpay_server.testkit.facilitator.fee_payer import completed
+from agentpay_server.testkit.facilitator.settling import InvalidPaymentError, completed
 
 CRASH: Final = "agent.crashed"
 _CRASH_EVERY_SECONDS: Final = 8.0

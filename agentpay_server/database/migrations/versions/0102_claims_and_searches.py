@@ -12,6 +12,7 @@ def upgrade() -> None:
     _fees_by_operator()
     _claim_keys()
     _searches()
+    _channels()
 
 
 def _fees_by_operator() -> None:
@@ -171,3 +172,98 @@ def _searches() -> None:
     ):
         condition = None if where is None else sa.text(where)
         op.create_index(name, table, list(columns), sqlite_where=condition, postgresql_where=condition)
+
+
+def _channels() -> None:
+    """Give each channel a row of its own: so far it had half of it, and a session the rest."""
+    op.execute(_OLD_CHANNELS)
+    op.drop_table("channels")
+    op.create_table(
+        "channels",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("owner_id", sa.Text(), nullable=False),
+        sa.Column("is_payment", sa.Boolean(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("terms_digest", sa.Text(), nullable=False),
+        sa.Column("origin", sa.Text(), nullable=False),
+        sa.Column("address", sa.Text(), nullable=False),
+        sa.Column("escrow_token_account", sa.Text(), nullable=False),
+        sa.Column("payee", sa.Text(), nullable=False),
+        sa.Column("rent_payer", sa.Text(), nullable=False),
+        sa.Column("signer", sa.Text(), nullable=False),
+        sa.Column("salt", sa.BigInteger(), nullable=False),
+        sa.Column("open_slot", sa.BigInteger(), nullable=False),
+        sa.Column("grace_seconds", sa.Integer(), nullable=False),
+        sa.Column("shares", sa.Text(), nullable=False),
+        sa.Column("deposit", sa.BigInteger(), nullable=False),
+        sa.Column("cumulative", sa.BigInteger(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("due_us", sa.BigInteger(), nullable=True),
+        sa.Column("force_us", sa.BigInteger(), nullable=True),
+        sa.Column("postponements", sa.Integer(), nullable=False),
+        sa.Column("payout_signature", sa.Text(), nullable=True),
+        sa.Column("opening_fee", sa.BigInteger(), nullable=False),
+        sa.Column("closing_fee", sa.BigInteger(), nullable=False),
+        sa.Column("by_operator", sa.Boolean(), nullable=False),
+        sa.Column("challenge", sa.Text(), nullable=False),
+        sa.Column("challenge_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("newest_challenge", sa.Text(), nullable=False),
+        sa.Column("raw", sa.LargeBinary(), nullable=False),
+        sa.Column("expires_us", sa.BigInteger(), nullable=False),
+        sa.Column("in_flight", sa.Text(), nullable=True),
+        sa.Column("in_flight_until_us", sa.BigInteger(), nullable=True),
+        sa.Column("refusals", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("address"),
+        sa.UniqueConstraint("escrow_token_account"),
+        sa.UniqueConstraint("owner_id"),
+    )
+    op.create_index("ix_channels_account_status", "channels", ["account_id", "status", "seq"])
+    op.create_index(
+        "ix_channels_due",
+        "channels",
+        ["due_us"],
+        sqlite_where=sa.text("due_us IS NOT NULL"),
+        postgresql_where=sa.text("due_us IS NOT NULL"),
+    )
+    op.create_index("ix_channels_origin", "channels", ["operator_id", "origin", "created_us"])
+    op.create_index("ix_channels_terms", "channels", ["account_id", "terms_digest", "seq"])
+    op.execute(_NEW_CHANNELS)
+    op.drop_table("old_channels")
+    op.execute("DELETE FROM sessions WHERE protocol = 'x402_upto'")
+    op.execute(
+        "UPDATE sessions SET opening_fee = 0, closing_fee = 0, settlements = 0, put_offs = 0 "
+        "WHERE channel IS NOT NULL"
+    )
+    # A channel's row says from now on when a closing one is looked at.
+    op.execute("UPDATE sessions SET closes_us = NULL WHERE channel IS NOT NULL AND status != 'open'")
+
+
+_OLD_CHANNELS = """
+CREATE TABLE old_channels AS
+SELECT channels.*, sessions.channel AS address, sessions.escrow_token_account, sessions.cap,
+    sessions.running_total, sessions.status, sessions.closes_us, sessions.put_offs,
+    sessions.settlement_tx_signature, sessions.opening_fee, sessions.closing_fee, sessions.by_operator,
+    sessions.protocol
+FROM channels JOIN sessions ON sessions.session_id = channels.session_id
+"""
+_SHARED = """
+    operator_id, account_id, terms_digest, origin, address, escrow_token_account, payee, rent_payer, signer,
+    salt, open_slot, grace_seconds, shares, status, force_us, opening_fee, closing_fee, by_operator,
+    challenge, challenge_expires_us, newest_challenge, raw, expires_us, in_flight, in_flight_until_us,
+    refusals, created_us
+"""
+_NEW_CHANNELS = f"""
+INSERT INTO channels (
+    owner_id, is_payment, deposit, cumulative, due_us, postponements, payout_signature, {_SHARED}
+)
+SELECT session_id, protocol = 'x402_upto', cap,
+    CASE WHEN protocol = 'x402_upto' THEN cap ELSE running_total END,
+    CASE WHEN protocol = 'x402_upto' OR status != 'open' THEN closes_us END,
+    put_offs, settlement_tx_signature, {_SHARED}
+FROM old_channels ORDER BY seq
+"""  # noqa: S608 - of constants

@@ -1,21 +1,36 @@
-"""The on-chain data for a settlement: where the payee is paid, and obstacles to paying.
+"""Where a settlement pays, and payouts of escrows that the books do not explain (interface O4).
 
 The payee is paid at the token account that the session was opened for. If that no longer exists, its owner is
-paid at the owner's associated token account, which the settlement creates if needed. Nothing here signs,
-stores or sends.
+paid at the owner's associated token account, which the settlement creates if needed.
+
+A session's escrow is paid out by a settlement that the service has stored, a channel's seller can settle at
+most the vouchers that the service has stored, and what it does not settle returns. If the chain shows
+anything else, the database is an older copy, someone else has the account's key, or the account could not
+receive. The account is suspended, and an operator must review it.
+
+A missing escrow proves nothing, because a node may lag; the escrow's own history does.
 """
 
-from typing import Final
+import logging
+from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import ClosingReason
+from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay_server.chain.custody import escrow_authority
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, associated_token_address
-from agentpay_server.chain.protocol import ChainUnreachableError, TokenAccount
+from agentpay_server.chain.protocol import ChainUnreachableError, Debit, TokenAccount
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
+from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger import accounts, audit
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.platform.logs import log
+from agentpay_server.sessions import outcomes, store
+from agentpay_server.sessions.outcomes import Escrow
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, SettlementSplit
 
 
@@ -164,3 +179,99 @@ TOO_MANY_CREATED: Final = _obstacle(
     f"The payee's token account no longer exists, and the limit of {MAX_PAYEES_CREATED} new ones in 24 "
     "hours for payees of this account is reached",
 )
+
+
+S = TypeVar("S")
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+async def compare(context: Context, session: SessionRecord) -> None:
+    """Suspend the account of a session whose escrow was paid out by a transaction that the books do not know.
+
+    Raises:
+        ChainUnreachableError: the escrow's history cannot be read at the moment.
+    """
+    account = await context.database.read(accounts.ACCOUNTS.existing, session.account_id)
+    owner = context.signer.address(escrow_authority(account.key_index))
+    async for batch in context.chain.deposits(session.escrow_token_account, after=None):
+        for debit in batch.debits:
+            if not await unknown_debits.is_proved(context, debit, session.account_id, owner=owner):
+                raise ChainUnreachableError("a node reports a payout that the escrow's key has not signed")
+            if await context.database.run(_suspend, context, session.session_id, debit):
+                report(session.session_id, session.account_id, debit.signature)
+
+
+def suspending(
+    outcome: Outcome[S],
+    escrow: Escrow,
+    tx_signature: str | None,
+    *,
+    handed_out_micro: int,
+    settled_micro: int,
+) -> Outcome[S]:
+    """Return an outcome with an unknown payout, which also suspends the account.
+
+    Args:
+        outcome: the outcome without that.
+        escrow: what was paid out.
+        tx_signature: of the payout; None while a channel only records what its seller has settled.
+        handed_out_micro: the most that the books let the payee settle.
+        settled_micro: what the escrow has paid, or what a channel records as settled.
+    """
+    record = audit.Record(
+        actor=audit.ServerActor(outcome.operator_id),
+        action=audit.UNKNOWN_PAYOUT,
+        subject=escrow.owner_id,
+        after=audit.given(
+            account_id=escrow.account_id,
+            tx_signature=tx_signature,
+            escrow_token_account=escrow.token_account,
+            running_total_usdc=audit.usdc(handed_out_micro),
+            settled_usdc=audit.usdc(settled_micro),
+        ),
+    )
+    return outcome.also(Posting(account_id=escrow.account_id, suspends=True), audit=(record,))
+
+
+def report(owner_id: str, account_id: str, tx_signature: str | None) -> None:
+    """Log an unknown payout, after the commit that suspended its account."""
+    log(
+        logger,
+        logging.ERROR,
+        "session.unknown_payout",
+        session_id=owner_id,
+        account_id=account_id,
+        tx_signature=tx_signature,
+    )
+
+
+def _suspend(connection: Connection, context: Context, session_id: str, debit: Debit) -> bool:
+    """Suspend the account, unless the books explain the payout; return whether it was suspended for it."""
+    # The account first, then the session, as in every unit of work.
+    account_id = store.SESSIONS.existing(connection, session_id).account_id
+    accounts.ACCOUNTS.existing(connection, account_id, lock=True)
+    session = store.SESSIONS.existing(connection, session_id, lock=True)
+    if session.status != SessionStatus.CLOSING:
+        # Another server was faster: its settlement has landed.
+        return False
+    # A settlement in flight is stored before it is sent, so it explains its payout.
+    if unknown_debits.is_explained(connection, debit, session.account_id):
+        return False
+    unit = Unit.begin(connection, context)
+    unknown_debits.explain(
+        connection,
+        signature=debit.signature,
+        subject_id=session_id,
+        account_id=session.account_id,
+        now_us=unit.now_us,
+    )
+    outcome = suspending(
+        outcomes.outcome_of(session),
+        outcomes.escrow_of(session),
+        debit.signature,
+        handed_out_micro=session.running_total,
+        settled_micro=debit.amount_micro,
+    )
+    apply(unit, outcome)
+    return True

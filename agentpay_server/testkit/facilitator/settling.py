@@ -1,18 +1,28 @@
-"""Checks whether a transaction pays a seller's terms, as strictly as the strictest peer. Pure functions.
+"""A seller's part in a payment: checks it, signs as the fee payer, and broadcasts it.
 
-x402 requires one order of instructions. MPP requires the transfers and memos of the challenge, and nothing
-else; only a payer who pays the fee may also create the token accounts of the splits. Neither accepts a
-transaction in which the seller's fee payer takes part: its signature must pay the fee and nothing else.
+The checks are as strict as the strictest peer, and pure functions. x402 requires one order of instructions.
+MPP requires the transfers and memos of the challenge, and nothing else; only a payer who pays the fee may
+also create the token accounts of the splits. Neither accepts a transaction in which the seller's fee payer
+takes part: its signature must pay the fee and nothing else.
+
+The fee payer's key requests test SOL from an RPC node when it has little left, so it works only on test
+chains.
 """
 
+import asyncio
+import base64
+import hashlib
 import struct
-from collections.abc import Collection, Sequence
-from typing import Final
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from typing import Any, Final
 
 from attrs import frozen
+from solders.hash import Hash
 from solders.instruction import CompiledInstruction
-from solders.message import MessageV0, to_bytes_versioned
+from solders.keypair import Keypair
+from solders.message import Message, MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
+from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.instructions import (
@@ -23,9 +33,12 @@ from agentpay_server.chain.instructions import (
     TOKEN_PROGRAM,
     USDC_DECIMALS,
     associated_token_address,
+    create_associated_token_account_idempotent,
 )
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Protocol
+from agentpay_server.testkit.node.jsonrpc import RpcCall, RpcError
+from agentpay_server.testkit.node.methods import Node
 
 MAX_UNITS: Final = 200_000
 """Maximum compute-unit limit that sellers of MPP accept."""
@@ -43,6 +56,17 @@ UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
 DUPLICATE: Final = "duplicate_settlement"
 PENDING: Final = "settlement_pending"
 """The payment was broadcast, and whether it lands is unknown."""
+
+Rpc = Callable[..., Awaitable[Any]]
+"""Calls a method of an RPC node and returns its result; an error is an `RpcError`."""
+
+CONFIRM_SECONDS: Final = 30.0
+
+_MIN_LAMPORTS: Final = 1_000_000_000
+_AIRDROP_LAMPORTS: Final = 10 * _MIN_LAMPORTS
+_PAUSE_SECONDS: Final = 0.2
+_BASE64: Final = {"encoding": "base64"}
+_CONFIRMED: Final = ("confirmed", "finalized")
 
 
 class InvalidPaymentError(ValueError):
@@ -258,15 +282,19 @@ def _check_extra(step: _Step) -> None:
     """Refuse every instruction beyond the transfers and memos, except a modest compute budget."""
     if step.program != COMPUTE_BUDGET_PROGRAM:
         raise InvalidPaymentError("payment_invalid", f"unexpected instruction of {step.program}")
-    if step.data[:1] == b"\x02" and len(step.data) == 5:
-        (units,) = struct.unpack_from("<I", step.data, 1)
-        if units > MAX_UNITS:
-            raise InvalidPaymentError("payment_invalid", f"the compute-unit limit is above {MAX_UNITS}")
-    elif step.data[:1] == b"\x03" and len(step.data) == 9:
-        if _unit_price(step) > MAX_UNIT_PRICE:
-            raise InvalidPaymentError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
-    else:
+    check_budget(step.data, max_units=MAX_UNITS)
+
+
+def check_budget(data: bytes, *, max_units: int) -> None:
+    """Refuse an instruction of the compute budget unless it sets a modest limit or price."""
+    number = int.from_bytes(data[1:], "little")
+    is_limit, is_price = ((data[:1], len(data)) == form for form in ((b"\x02", 5), (b"\x03", 9)))
+    if not (is_limit or is_price):
         raise InvalidPaymentError("payment_invalid", "unsupported instruction of the compute budget")
+    if is_limit and number > max_units:
+        raise InvalidPaymentError("payment_invalid", f"the compute-unit limit is above {max_units}")
+    if is_price and number > MAX_UNIT_PRICE:
+        raise InvalidPaymentError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
 
 
 def _amount(step: _Step) -> int:
@@ -277,3 +305,174 @@ def _amount(step: _Step) -> int:
 def _unit_price(step: _Step) -> int:
     price: int = struct.unpack_from("<Q", step.data, 1)[0]
     return price
+
+
+# --- The fee payer and the chain
+
+
+class NotConfirmedError(Exception):
+    """The transaction may or may not land."""
+
+
+class FailedOnChainError(Exception):
+    """A transaction landed and failed, moving nothing; `error` is as the node reports it."""
+
+    def __init__(self, error: object) -> None:
+        super().__init__(f"the transaction failed on chain: {error}")
+        self.error = error
+
+
+class SimulationFailedError(Exception):
+    """A transaction would not land now; the message is the node's error."""
+
+
+def rpc_of(node: Node) -> Rpc:
+    """Call a node in this process, on the thread that owns its chain."""
+
+    async def call(method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
+        return await node.result(RpcCall(None, method, params))
+
+    return call
+
+
+def keypair_of(*names: str) -> Keypair:
+    """Derive a key from names: the same in every process, and known to everyone. Only for test SOL."""
+    return Keypair.from_seed(hashlib.sha256("\n".join(("agentpay test seller", *names)).encode()).digest())
+
+
+def completed(transaction: VersionedTransaction, keypair: Keypair) -> VersionedTransaction:
+    """Sign if the transaction has a slot for the key."""
+    message = transaction.message
+    keys = message.account_keys[: message.header.num_required_signatures]
+    signatures: list[Signature] = list(transaction.signatures)
+    if keypair.pubkey() not in keys or len(signatures) != len(keys):
+        return transaction
+    signatures[keys.index(keypair.pubkey())] = keypair.sign_message(to_bytes_versioned(message))
+    return VersionedTransaction.populate(message, signatures)
+
+
+class FeePayer:
+    def __init__(self, keypair: Keypair, rpc: Rpc) -> None:
+        self._keypair = keypair
+        self._rpc = rpc
+        self._airdrops = asyncio.Lock()
+        self.address: str = str(keypair.pubkey())
+
+    async def ready(self) -> None:
+        """Request test SOL, if little is left."""
+        if await self._lamports() >= _MIN_LAMPORTS:
+            return
+        async with self._airdrops:
+            # Another task may have requested it meanwhile.
+            if await self._lamports() < _MIN_LAMPORTS:
+                signature = await self._rpc("requestAirdrop", self.address, _AIRDROP_LAMPORTS)
+                await self.confirmed(signature)
+
+    async def ensure_token_accounts(self, owners: Sequence[str], mint: str) -> None:
+        """Create those of the owners' associated token accounts that are missing."""
+        addresses = [associated_token_address(owner, mint) for owner in owners]
+        found = (await self._rpc("getMultipleAccounts", addresses))["value"]
+        missing = [owner for owner, account in zip(owners, found, strict=True) if account is None]
+        if missing:
+            await self.create_token_accounts(missing, mint)
+
+    async def create_token_accounts(self, owners: Iterable[str], mint: str) -> None:
+        """Create the owners' associated token accounts, at the cost of this key. Repeatable."""
+        await self.ready()
+        payer = self._keypair.pubkey()
+        steps = [
+            create_associated_token_account_idempotent(
+                payer=payer, owner=Pubkey.from_string(owner), mint=Pubkey.from_string(mint)
+            )
+            for owner in owners
+        ]
+        latest = (await self._rpc("getLatestBlockhash"))["value"]["blockhash"]
+        message = Message.new_with_blockhash(steps, payer, Hash.from_string(latest))
+        await self.confirmed(await self.broadcast(VersionedTransaction(message, [self._keypair])))
+
+    def completed(self, transaction: VersionedTransaction) -> VersionedTransaction:
+        """Sign if the transaction has a slot for this key."""
+        return completed(transaction, self._keypair)
+
+    async def simulate(self, transaction: VersionedTransaction) -> None:
+        """Raise `SimulationFailedError` unless the transaction would land now.
+
+        A signature or money may be missing, or it may have already landed.
+        """
+        try:
+            response = await self._rpc(
+                "simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True}
+            )
+        except RpcError as error:
+            raise SimulationFailedError(error.message) from None
+        if response["value"]["err"] is not None:
+            raise SimulationFailedError(str(response["value"]["err"]))
+
+    async def has_landed(self, transaction: VersionedTransaction) -> bool:
+        """Return whether a completed transaction has landed without an error.
+
+        Its first signature is that of its fee payer, which is the same whenever the key signs it.
+        """
+        signatures = [str(signature) for signature in transaction.signatures[:1]]
+        if not signatures:
+            return False
+        options = {"searchTransactionHistory": True}
+        (status,) = (await self._rpc("getSignatureStatuses", signatures, options))["value"]
+        return status is not None and status["err"] is None
+
+    async def settle(self, checked: CheckedPayment, *, waits: bool = True) -> str:
+        """Broadcast a payment, and return its signature; `waits` until it has landed.
+
+        Raises:
+            InvalidPaymentError: it failed on chain, or `PENDING`: it may still land.
+        """
+        completed = self.completed(checked.transaction)
+        signature = str(completed.signatures[0])
+        try:
+            await self.broadcast(completed)
+            if waits:
+                await self.confirmed(signature)
+        except FailedOnChainError as error:
+            raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
+        except (RpcError, NotConfirmedError):
+            # A node that does not respond may have the transaction all the same.
+            raise pending(checked, signature) from None
+        return signature
+
+    async def broadcast(self, transaction: VersionedTransaction) -> str:
+        signature: str = await self._rpc(
+            "sendTransaction", _text(transaction), {**_BASE64, "skipPreflight": True}
+        )
+        return signature
+
+    async def confirmed(self, signature: str, *, within_seconds: float = CONFIRM_SECONDS) -> None:
+        """Wait until a transaction has landed; `NotConfirmedError` if not in time."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_seconds
+        while True:
+            (status,) = (await self._rpc("getSignatureStatuses", [signature]))["value"]
+            if status is not None and status["confirmationStatus"] in _CONFIRMED:
+                break
+            if loop.time() >= deadline:
+                raise NotConfirmedError(f"{signature} has not landed within {within_seconds:.0f} seconds")
+            await asyncio.sleep(_PAUSE_SECONDS)
+        if status["err"] is not None:
+            raise FailedOnChainError(status["err"])
+
+    async def _lamports(self) -> int:
+        lamports: int = (await self._rpc("getBalance", self.address))["value"]
+        return lamports
+
+
+def _text(transaction: VersionedTransaction) -> str:
+    return base64.b64encode(bytes(transaction)).decode("ascii")
+
+
+def pending(checked: CheckedPayment, signature: str) -> InvalidPaymentError:
+    """Return the refusal of a payment that was broadcast, and may still land."""
+    return InvalidPaymentError(
+        PENDING,
+        f"{signature} has not landed yet: look it up before you ask for another payment",
+        checked.payer,
+        transaction=signature,
+    )
