@@ -83,7 +83,7 @@ class Policies:
         return _versioned(await self._context.database.read(account_store.own_account, principal, account_id))
 
     async def put(
-        self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
+        self, principal: Principal, account_id: str, change: PolicyChange, if_match: str | None
     ) -> VersionedPolicy:
         """Change the policy of an account; it is in force on return.
 
