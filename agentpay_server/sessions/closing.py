@@ -230,6 +230,7 @@ class Closing:
             credits_account_id=session.recipient_account_id,
             detail=found.detail,
             rent=found.rent,
+            budgeted=found.rent,
             by_operator=session.by_operator,
             now_us=unit.now_us,
         )
@@ -424,13 +425,12 @@ def sign(
         stuck_reason=None,
         settlement_tx_signature=signed.signature,
         payee_created_us=unit.now_us if creates else None,
-        closing_fee=signed.fee_lamports,
         # Another process may have postponed it meanwhile.
         closes_us=None,
     )
     rent = state.payee.rent if creates else 0
     detail = outcomes.detail_of(legs.deposited_micro)
-    return Replacement(signed=signed, change=change, detail=detail, rent=rent)
+    return Replacement(signed=signed, change=change, detail=detail, rent=rent, budgeted=rent)
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
