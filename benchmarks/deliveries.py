@@ -59,16 +59,18 @@ async def _with_deliveries(receiver: Receiver) -> Server:
     principal, context = runtime.principal, runtime.context
     payer, payee = [
         (
-            await runtime.services.accounts.create(principal, CreateAccount(name=name, metadata=None))
+            await runtime.services.built["accounts"].accounts.create(
+                principal, CreateAccount(name=name, metadata=None)
+            )
         ).account_id
         for name in ("payer", "payee")
     ]
-    await runtime.services.sandbox.fund(principal, payer, Fund(amount=100))
-    webhook = await runtime.services.webhooks.create(
+    await runtime.services.built["sandbox"].fund(principal, payer, Fund(amount=100))
+    webhook = await runtime.services.built["webhooks"].webhooks.create(
         principal, CreateWebhook(url=URL, events=("transfer.settled",))
     )
     transfer = CreateTransfer(from_=payer, to=payee, amount=1, idempotency_key="key")
-    await runtime.services.transfers.create(principal, transfer)
+    await runtime.services.built["transfers"].transfers.create(principal, transfer)
     await runtime.services.schedule.advance(0)
     now_us = context.clock.now_us()
 
@@ -101,7 +103,7 @@ def _in_order(runtime: Server) -> Callable[[], Coroutine[None, None, None]]:
 
 def _side_by_side(runtime: Server) -> Callable[[], Coroutine[None, None, None]]:
     context, clock = runtime.context, RunningAt(runtime.context.clock.now_us())
-    worker = WebhookSender(attrs.evolve(context, clock=clock), runtime.poster)
+    worker = WebhookSender(attrs.evolve(context, clock=clock), runtime.services.built["webhooks"].poster)
 
     async def deliver() -> None:
         clock.shown_us += SECOND_US
@@ -135,7 +137,7 @@ def _measured(
         calls=1,
         rounds=ROUNDS,
     )
-    left = loop.run_until_complete(runtime.services.sender.next_due_us())
+    left = loop.run_until_complete(runtime.services.built["webhooks"].sender.next_due_us())
     assert left is None, "every round delivered its batch"
     loop.run_until_complete(bare.aclose())
     loop.run_until_complete(runtime.stop())

@@ -24,8 +24,7 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import PreparedConnection
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
-from agentpay_server.database.runner import Database
+from agentpay_server.database.runner import DATABASE_SCHEMA, Database
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import accounts, spending
 from agentpay_server.platform.clock import SECOND_US

@@ -21,9 +21,10 @@ SERVER = ROOT / "agentpay_server"
 PLUGINS = {
     "paying 402": ("payments",),
     "cluster": ("chain/rpc",),
+    "guards": ("engine/watches.py",),
     "PostgreSQL": ("database/postgres*.py",),
     "migrations": ("database/migrations",),
-    "console": ("dashboard", "operators/overview.py"),
+    "console": ("dashboard", "http/dashboard.py"),
     "paywall": ("testkit/paywall", "paywall.py"),
     "facilitator": ("testkit/facilitator",),
     "node": ("testkit/node",),

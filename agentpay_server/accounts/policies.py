@@ -83,7 +83,7 @@ class Policies:
         return _versioned(await self._context.database.read(account_store.own_account, principal, account_id))
 
     async def put(
-        self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
+        self, principal: Principal, account_id: str, change: PolicyChange, if_match: str | None
     ) -> VersionedPolicy:
         """Change the policy of an account; it is in force on return.
 
@@ -346,7 +346,8 @@ POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
     failed=_failed,
     expired=_expired,
     late=_late,
-    # Sign nothing: `expired` schedules a write of the newest policy, which may have changed.
+    # Sign nothing: `expired` schedules a write of the newest policy, which may have changed. Unlike
+    # with None, the driver makes its checks before a signature first.
     resign=lambda _: None,
     report=_report,
     # An undone write that is resent could land after a newer one.

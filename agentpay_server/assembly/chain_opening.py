@@ -3,9 +3,7 @@
 Refuses a cluster that is dangerous with the configuration, and a chain that the database does not belong to.
 """
 
-from typing import TYPE_CHECKING
-
-from agentpay._loading import needing
+from agentpay_server import features
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.storage import Storage
@@ -14,16 +12,12 @@ from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database.runner import Database, MissingExtraError, StartRefusedError
+from agentpay_server.chain.protocol import ChainUnreachableError, OpenedChain
+from agentpay_server.database.runner import Database, StartRefusedError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import Clock
 from agentpay_server.platform.randomness import Randomness, SeededRandomness
 from agentpay_server.platform.vault import Vault
-
-if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.chain import RpcChain
 
 
 class ClusterError(StartRefusedError):
@@ -35,22 +29,28 @@ class ClusterAwayError(ClusterError):
 
 
 async def open_custody(
-    database: Database, vault: Vault, randomness: Randomness, rpc: RpcSettings | None
+    config: ServerConfig, database: Database, vault: Vault, randomness: Randomness
 ) -> Custody:
     """Return the signing keys. Their seed is generated, sealed and stored at the first start.
 
-    Keys in `rpc` take precedence.
+    Keys in the settings of a cluster take precedence.
     """
-    return Custody(await identity.custody_seed(database, vault, randomness), given=_given_keys(rpc))
+    rpc, given = config.rpc, dict[KeyPath, bytes | None]()
+    if rpc is not None:
+        given = {TREASURY: rpc.fee_payer_key, TEST_MINT_AUTHORITY: rpc.mint_authority_key}
+    return Custody(
+        await identity.custody_seed(database, vault, randomness),
+        given={path: secret for path, secret in given.items() if secret is not None},
+    )
 
 
 async def open_chain(
     config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
-) -> "EmbeddedChain | RpcChain":
+) -> OpenedChain:
     """The caller closes the chain."""
     if config.rpc is None:
         return await _embedded_chain(config, storage, custody, source)
-    return await _cluster(config.rpc, config, storage, custody, source)
+    return await _cluster(config, storage, custody, source)
 
 
 async def _embedded_chain(
@@ -76,16 +76,12 @@ async def _embedded_chain(
 
 
 async def _cluster(
-    rpc: RpcSettings, config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
-) -> "RpcChain":
-    # Imported late: only a server on a cluster needs it, and it takes a fifth of a start.
-    with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
-        from agentpay_server.chain.rpc.chain import connect  # noqa: PLC0415
-        from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
-
+    config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
+) -> OpenedChain:
+    connect = features.cluster()
     try:
         chain = await connect(
-            rpc,
+            config.rpc,
             stored_genesis_hash=await identity.known_genesis(storage.database),
             treasury=custody.address(TREASURY),
             mint_authority=custody.address(TEST_MINT_AUTHORITY),
@@ -93,8 +89,6 @@ async def _cluster(
         )
     except ClusterRefusedError as error:
         raise ClusterError(str(error)) from error
-    except EndpointRefusesError as error:
-        raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
     except ChainUnreachableError as error:
         message = f"the RPC endpoint did not respond: {error}; start the server again once it responds"
         raise ClusterAwayError(message) from error
@@ -109,7 +103,7 @@ async def _cluster(
     return chain
 
 
-def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Randomness) -> None:
+def _check_use(chain: OpenedChain, storage: Storage, clock: Clock, source: Randomness) -> None:
     if chain.is_test_chain:
         return
     if clock.is_manual:
@@ -124,10 +118,3 @@ def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Random
             "a server in memory forgets the keys of its accounts when it ends, and on a public cluster their "
             "money would be lost: set a data directory or a database"
         )
-
-
-def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:
-    if rpc is None:
-        return {}
-    given = {TREASURY: rpc.fee_payer_key, TEST_MINT_AUTHORITY: rpc.mint_authority_key}
-    return {path: secret for path, secret in given.items() if secret is not None}

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import converters, field, frozen
 
 from agentpay_server.chain.protocol import WatchedChain
-from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.database.runner import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.randomness import Randomness, SystemRandomness, randomness
 from agentpay_server.platform.settings import KEY_VARIABLE, Settings, option
@@ -17,7 +16,7 @@ from agentpay_server.platform.settings import KEY_VARIABLE, Settings, option
 if TYPE_CHECKING:
     import httpx
 
-    from agentpay_server.chain.rpc.client import RpcCaller
+    from agentpay_server.features import RpcCaller, RpcSettings
 
 
 @frozen(kw_only=True)
@@ -97,7 +96,7 @@ class ServerConfig:
             default=DATABASE_SCHEMA,
         ),
     )
-    rpc: RpcSettings | None = None
+    rpc: "RpcSettings | None" = None
     channel_program: bytes | None = field(default=None, repr=False)
     clock: Clock = field(factory=SystemClock)
     seed: int | None = field(default=None, repr=False)

@@ -12,20 +12,19 @@ import stat
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from attrs import evolve, field, frozen
 
-from agentpay._loading import needing
+from agentpay_server import features
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.database import state
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
 from agentpay_server.database.runner import (
+    DATABASE_SCHEMA,
     Database,
     DatabaseUnavailableError,
-    MissingExtraError,
     StartRefusedError,
 )
 from agentpay_server.database.sqlite import MemoryDatabase
@@ -33,10 +32,6 @@ from agentpay_server.platform.logs import log
 from agentpay_server.platform.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.vault import KEY_BYTES
-
-if TYPE_CHECKING:
-    # PostgreSQL's driver is an optional extra.
-    from agentpay_server.database.postgres import PostgresDatabase
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -117,8 +112,6 @@ async def open_database(
     Raises as `open_storage` does, for PostgreSQL tables of another version, and for a directory in which no
     server has kept data: a mistyped path must not become a second store.
     """
-    from agentpay_server.database import migrations  # noqa: PLC0415
-
     if (data_dir is None) == (database_url is None):
         raise ValueError("give a data_dir or a database_url")
     async with AsyncExitStack() as opened:
@@ -132,30 +125,28 @@ async def open_database(
             _make_directory(data_dir)
             database = file = FileDatabase(data_dir / _STORE_NAME)
             opened.push_async_callback(file.close)
-            await migrations.upgrade(file)
+            await features.upgrade(file)
         else:
             assert database_url is not None  # noqa: S101 - one of them is given
-            database = postgres = _postgres(database_url, database_schema)
+            database = postgres = features.postgres(database_url, database_schema)
             opened.push_async_callback(postgres.close)
-            await migrations.upgrade(postgres, only_if_empty=True)
+            await features.upgrade(postgres, only_if_empty=True)
         opened.pop_all()
     return database
 
 
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
-    from agentpay_server.database import migrations  # noqa: PLC0415
-
     _make_directory(directory)
     async with AsyncExitStack() as opened:
         # Locks the whole directory against other servers.
         database = FileDatabase(directory / _STORE_NAME)
         opened.push_async_callback(database.close)
-        await migrations.upgrade(database)
+        await features.upgrade(database)
         ledger = None
         if keeps_chain:
             ledger = FileDatabase(directory / _LEDGER_NAME)
             opened.push_async_callback(ledger.close)
-            await migrations.upgrade(ledger)
+            await features.upgrade(ledger)
         is_first_start = await database.read(state.get, identity.CUSTODY_SEED.row) is None
         key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
@@ -163,8 +154,6 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
 
 
 async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain: bool) -> Storage:
-    from agentpay_server.database import migrations  # noqa: PLC0415
-
     if settings.encryption_key is None:
         raise EncryptionKeyError(
             f"a server on PostgreSQL needs an encryption key that outlives it: set {KEY_VARIABLE} to 64 "
@@ -177,12 +166,12 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         log(logger, logging.ERROR, "database.lost")
 
     async with AsyncExitStack() as opened:
-        database = _postgres(url, schema)
+        database = features.postgres(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
             # Before any change, because an embedded chain needs exclusive use of the schema.
             await database.hold_alone(lose)
-        await migrations.upgrade(database)
+        await features.upgrade(database)
         opened.pop_all()
     ledger = database if keeps_chain else None
     return Storage(
@@ -193,13 +182,6 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         now_us=database.now_us,
         lost=lost,
     )
-
-
-def _postgres(url: str, schema: str) -> "PostgresDatabase":
-    """The database is not connected yet."""
-    with needing("PostgreSQL", extra="postgres", refusal=MissingExtraError):
-        from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
-    return PostgresDatabase(url, schema)
 
 
 def _make_directory(path: Path) -> None:

@@ -519,3 +519,11 @@ class DepositSource(Protocol):
 
 class WatchedChain(Chain, DepositSource, Protocol):
     """A chain that also reports deposits."""
+
+
+class OpenedChain(WatchedChain, Protocol):
+    """A chain that a server has opened."""
+
+    async def close(self) -> None:
+        """Close its connections."""
+        ...

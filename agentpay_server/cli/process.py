@@ -30,7 +30,6 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.assembly.storage import open_storage
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
-from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port import PortServer, raise_descriptor_limit
@@ -232,6 +231,8 @@ async def _console_url(server: Server, base_url: str, deadline: float) -> str | 
     """
     if not server.context.settings.serves_dashboard:
         return None
+    from agentpay_server.http import dashboard  # noqa: PLC0415 - a plug-in
+
     try:
         return await _started(partial(dashboard.console_url, server, base_url), deadline)
     except Exception as error:  # noqa: BLE001 - whatever it is, the server works
@@ -356,7 +357,7 @@ class _GracefulServer(PortServer):
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:
-        self._owner.services.tail.close()
+        self._owner.end_streams()
         log(logger, logging.INFO, "server.stopping", signal=name, within_seconds=self._wait_seconds)
         self._loop.call_later(self._wait_seconds, self._hurry)
 

@@ -35,13 +35,14 @@ from agentpay_server.database.postgres_connections import (
     UndoneError,
     session_settings,
 )
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.database.runner import (
+    DATABASE_SCHEMA,
     DatabaseAwayError,
     DatabaseClosedError,
     DatabaseInUseError,
     DatabaseUnavailableError,
     OfAccounts,
+    check_database_schema,
 )
 from agentpay_server.database.tables import metadata
 

@@ -18,7 +18,8 @@ only one of them posts a late landing.
 
 import asyncio
 import logging
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
 
 from attrs import define, evolve
 
@@ -26,6 +27,7 @@ from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnreachab
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.broadcast import Ages, Landed
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.feature import Core, Feature, Phase
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import Posting, post
 from agentpay_server.ledger.context import Context
@@ -236,19 +238,11 @@ def _release(connection: Connection, tx: StoredTransaction, now_us: int) -> None
         post(connection, Posting(account_id=tx.account_id, release=tx.vanished_hold), now_us)
 
 
-class Watch(Protocol):
-    """A watch over transactions."""
+class WatchSchedule:
+    """Checks all watched transactions periodically."""
 
-    async def poll(self) -> None:
-        """Check all watched transactions once."""
-        ...
-
-
-class _WatchSchedule:
-    """Runs a watch periodically."""
-
-    def __init__(self, watch: Watch, *, clock: Clock) -> None:
-        self._watch = watch
+    def __init__(self, poll: Callable[[], Awaitable[None]], *, clock: Clock) -> None:
+        self._poll = poll
         self._clock = clock
         self._every = Every(LOOK_EVERY_SECONDS)
 
@@ -261,15 +255,31 @@ class _WatchSchedule:
         if not self._every.is_due:
             return False
         try:
-            await self._watch.poll()
+            await self._poll()
         finally:
             self._every.restart()
         return True
 
 
-class ReorgWatchSchedule(_WatchSchedule):
-    """Runs the watch over settled transactions until they are irreversible."""
+class Watches:
+    """Those of a server on a cluster. The embedded chain neither undoes a transaction nor lands one late."""
+
+    def __init__(self, core: Core) -> None:
+        self._context = core.context
+        self._late_landings = LateLandings(core.context, core.settlement)
+        self._confirmations = Confirmations(core.context, core.settlement)
+
+    def work(self) -> Iterable[tuple[Phase, WatchSchedule]]:
+        """Return the watch over settled transactions, and the one over expired ones."""
+        watches = (self._confirmations, self._late_landings) if self._context.is_cluster else ()
+        return [(Phase.LATER, WatchSchedule(each.poll, clock=self._context.clock)) for each in watches]
+
+    async def before_loss(self, subject_id: str) -> None:
+        """Post a subject's expired transactions that have landed after all."""
+        if self._context.is_cluster:
+            await self._late_landings.poll_one(subject_id)
 
 
-class LateLandingSchedule(_WatchSchedule):
-    """Runs the watch over expired transactions until history rules out that they landed."""
+FEATURE: Final[Feature[Watches]] = Feature(
+    name="guards", build=Watches, work=Watches.work, before_loss=lambda s: s.before_loss
+)

@@ -10,10 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final
 
-import attrs
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.console import GET_SUMMARY
@@ -26,15 +25,14 @@ from agentpay_server.assembly.server import Server
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.http import dashboard, exports, openapi
+from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
+from agentpay_server.http import exports, openapi
 from agentpay_server.http.limits import Places, RateLimit
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.requests import (
-    JSON_TYPE,
     REFUSED,
     SHARE,
     WHOLE,
-    Call,
     DisconnectedError,
     DroppedError,
     Pause,
@@ -46,9 +44,7 @@ from agentpay_server.http.requests import (
 )
 from agentpay_server.http.responses import (
     REQUEST_PREFIX,
-    Header,
     Headers,
-    Reply,
     drop,
     identified,
     internal_error,
@@ -56,7 +52,8 @@ from agentpay_server.http.responses import (
     respond,
     send_reply,
 )
-from agentpay_server.http.routes import METHODS_OF, ROUTES, Paths, no_such_path
+from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
+from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
 from agentpay_server.platform.logs import REQUEST_ID, log
 from agentpay_server.platform.metrics import Metrics
@@ -106,7 +103,8 @@ class Application:
         self._requests = server.context.metrics.requests
         self.settings: Settings = server.context.settings
         self.metrics: Metrics = server.context.metrics
-        self._operations = Operations(server)
+        self._pages: Sequence[Pages] = (Operations(server), *server.services.pages)
+        self._served = server.services.of(operators.FEATURE).requests
         per_minute = limit_in_force(
             self.settings.rate_limit_per_minute,
             on_public_clusters=PUBLIC_RATE_LIMIT,
@@ -125,12 +123,13 @@ class Application:
             await _not_http(scope, receive, send)
             return
         start = asyncio.get_running_loop().time()
-        route = None if REFUSED in scope else self._keyless_route(scope["path"])
-        if route is not None:
-            trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
-            await self._answer_keyless(route, scope, _noted(send, trace), trace)
-            self._record(trace, scope, start, logging.DEBUG)
-            return
+        for pages in () if REFUSED in scope else self._pages:
+            route = pages.route(scope["path"])
+            if route is not None:
+                trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
+                await _answer_keyless(pages, scope, _noted(send, trace), trace)
+                self._record(trace, scope, start, logging.DEBUG)
+                return
         request_id = self._identifiers.new(REQUEST_PREFIX)
         trace = scope["agentpay.trace"] = _Trace(request_id)
         send = _noted(send, trace)
@@ -175,27 +174,7 @@ class Application:
     async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
         if scope["path"] in _WITHOUT_KEY:
             return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
-        return await authenticated(headers, self._server.services.keys, request_id)
-
-    def _keyless_route(self, path: str) -> str | None:
-        if path in self._operations:
-            return path
-        return dashboard.PATH if self.settings.serves_dashboard and dashboard.is_dashboard(path) else None
-
-    async def _answer_keyless(self, route: str, scope: Scope, send: Send, trace: _Trace) -> None:
-        path, method = scope["path"], scope["method"]
-        is_dashboard = route == dashboard.PATH
-        try:
-            if is_dashboard:
-                answer = dashboard.answer(path, method, _raw_header(scope, b"if-none-match"))
-            else:
-                authorization = _raw_header(scope, b"authorization")
-                answer = await self._operations.answer(path, method, authorization)
-        except Problem as problem:
-            headers = dashboard.HEADERS if is_dashboard else ()
-            await _refuse(send, trace, problem, trace.request_id, headers)
-            return
-        await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
+        return await authenticated(headers, self._server.services, request_id)
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         """Refuse malformed or incomplete HTTP; counted and logged like other responses."""
@@ -223,7 +202,7 @@ class Application:
         if principal is not None and not principal.is_known:
             principal = None
         if principal is not None and trace.route != _UNKEPT:
-            self._server.requests.record(
+            self._served.record(
                 principal,
                 request_id=trace.request_id,
                 at_us=self._server.context.clock.now_us(),
@@ -331,7 +310,7 @@ class _Path:
         pause: Pause = scope["agentpay.pause"]
         if principal.is_known and pause.has_been:
             # The key may have been revoked while the body arrived.
-            await authenticated(headers, self._server.services.keys, trace.request_id)
+            await authenticated(headers, self._server.services, trace.request_id)
         with self._places.for_work(principal, share):
             try:
                 reply = await self._reply(endpoint, scope, raw)
@@ -351,36 +330,46 @@ class _Path:
 
     async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
         headers: Mapping[str, str] = scope["agentpay.headers"]
-        body = None
+        arguments = [scope["agentpay.principal"], *scope.get("path_params", {}).values()]
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
                 raw = b"{}"
-            body = structured_body(raw, endpoint.request)
-        query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
-        call = Call(
-            principal=scope["agentpay.principal"],
-            path=scope.get("path_params", {}),
-            headers=headers,
-            body=body,
-            query=query,
-        )
-        route, services = ROUTES[endpoint.name], self._server.services
+            arguments.append(structured_body(raw, endpoint.request))
+        query = None
+        if endpoint.query is not None:
+            query = structured_query(scope["query_string"], endpoint.query)
+            arguments.append(query)
+        arguments += [headers.get(each.name.lower()) for each in endpoint.request_headers]
+        services = self._server.services
+        if endpoint.name not in services.routes:
+            # Its plug-in is not installed.
+            raise no_such_path()
+        route, service = services.routes[endpoint.name]
         kind = exports.wanted(endpoint, headers)
         if kind is not None:
 
             async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
                 # The key may have been revoked since the last page.
-                await authenticated(headers, services.keys, scope["agentpay.trace"].request_id)
-                page: PageBody[Any] = await route.handler(services, attrs.evolve(call, query=of))
+                await authenticated(headers, self._server.services, scope["agentpay.trace"].request_id)
+                page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
             stream = await exports.exported(endpoint, kind, query, read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
-        reply = await route.answer(services, call)
+        reply = await route.answer(services.context.tasks, service, arguments)
         trace: _Trace = scope["agentpay.trace"]
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         return reply
+
+
+async def _answer_keyless(pages: Pages, scope: Scope, send: Send, trace: _Trace) -> None:
+    try:
+        answer = await pages.answer(scope["path"], scope["method"], partial(_raw_header, scope))
+    except Problem as problem:
+        await _refuse(send, trace, problem, trace.request_id, pages.headers)
+        return
+    await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
 
 
 def _require_admitted(scope: Scope) -> None:

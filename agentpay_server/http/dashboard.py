@@ -1,4 +1,4 @@
-"""The static files of the operator console at `/dashboard`. They need no key and contain no operator's data.
+"""The plug-in: the operator console at `/dashboard`, static files that contain no operator's data.
 
 The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
 server, so that markup injected into a memo or name can neither load nor send anything.
@@ -23,6 +23,7 @@ The files are plain ES modules without a build step:
 import hashlib
 import html
 import json
+from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -32,8 +33,10 @@ from attrs import frozen
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import EVENTS
 from agentpay_server.assembly.server import Server
-from agentpay_server.http.operations import Answer, require_get
+from agentpay_server.feature import Answer, Core, Feature, Header
+from agentpay_server.http.operations import require_get
 from agentpay_server.ledger import audit
+from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem
 
 PATH: Final = "/dashboard"
@@ -69,34 +72,42 @@ class _File:
     etag: bytes
 
 
-def is_dashboard(path: str) -> bool:
-    """Whether it is a path of the console; the root redirects to it."""
-    return path in ("/", PATH) or path.startswith(f"{PATH}/")
-
-
 def link(base_url: str, code: str) -> str:
     return f"{base_url}{PATH}#code={code}"
 
 
 async def console_url(server: Server, base_url: str) -> str:
     """Create a single-use link that signs in as the first operator."""
-    code = await server.services.sign_ins.create_code(audit.ServerActor(server.operator.operator_id))
+    code = await server.services.of(operators.FEATURE).sign_ins.create_code(
+        audit.ServerActor(server.operator.operator_id)
+    )
     return link(base_url, code.code)
 
 
-def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
-    require_get(PATH, method)
-    if path == "/":
-        return Answer(303, b"", headers=(*HEADERS, (b"location", PATH.encode("ascii"))))
-    file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
-    if file is None:
-        raise Problem(
-            ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.", says_what_to_do=True
-        )
-    headers = (*HEADERS, (b"etag", file.etag))
-    if if_none_match == file.etag:
-        return Answer(304, b"", headers=headers)
-    return Answer(200, file.body, file.content_type, headers)
+class Console:
+    """Its pages. The root redirects to the first."""
+
+    headers: tuple[Header, ...] = HEADERS
+
+    def __init__(self, core: Core) -> None:
+        self._is_served = core.context.settings.serves_dashboard
+
+    def route(self, path: str) -> str | None:
+        is_ours = self._is_served and (path in ("/", PATH) or path.startswith(f"{PATH}/"))
+        return PATH if is_ours else None
+
+    async def answer(self, path: str, method: str, header: Callable[[bytes], bytes | None]) -> Answer:
+        require_get(PATH, method)
+        if path == "/":
+            return Answer(303, b"", headers=(*HEADERS, (b"location", PATH.encode("ascii"))))
+        file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
+        if file is None:
+            what = f"The console has no such file; it starts at {PATH}."
+            raise Problem(ErrorCode.NOT_FOUND, what, says_what_to_do=True)
+        headers = (*HEADERS, (b"etag", file.etag))
+        if header(b"if-none-match") == file.etag:
+            return Answer(304, b"", headers=headers)
+        return Answer(200, file.body, file.content_type, headers)
 
 
 @cache
@@ -117,3 +128,6 @@ def _filled(index: bytes) -> bytes:
     return index.replace(b"{events}", html.escape(events).encode("ascii")).replace(
         b"{preloads}", preloads.encode("ascii")
     )
+
+
+FEATURE: Final[Feature[Console]] = Feature(name="console", build=Console, pages=lambda s: s)

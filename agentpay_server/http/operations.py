@@ -10,15 +10,13 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from attrs import frozen
-
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.engine.funding import TreasuryFunds
-from agentpay_server.http.requests import JSON_TYPE
+from agentpay_server.feature import Answer, Header
 from agentpay_server.ledger import health as store
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.tasks import Tasks
@@ -35,14 +33,6 @@ PROBED_EVERY_SECONDS: Final = 1.0
 
 PROBE_SECONDS: Final = 2.0
 """Timeout after which a part counts as not ready."""
-
-
-@frozen
-class Answer:
-    status: int
-    body: bytes
-    content_type: bytes = JSON_TYPE
-    headers: tuple[tuple[bytes, bytes], ...] = ((b"cache-control", b"no-store"),)
 
 
 class Probe(Generic[T]):
@@ -67,6 +57,8 @@ class Probe(Generic[T]):
 
 
 class Operations:
+    headers: tuple[Header, ...] = ()
+
     def __init__(self, server: Server) -> None:
         self._context = server.context
         self._server = server
@@ -81,12 +73,12 @@ class Operations:
             _METRICS: self._metrics,
         }
 
-    def __contains__(self, path: str) -> bool:
-        return path in self._by_path
+    def route(self, path: str) -> str | None:
+        return path if path in self._by_path else None
 
-    async def answer(self, path: str, method: str, authorization: bytes | None) -> Answer:
+    async def answer(self, path: str, method: str, header: Callable[[bytes], bytes | None]) -> Answer:
         if path == _METRICS:
-            self._require_metrics_key(authorization)
+            self._require_metrics_key(header(b"authorization"))
         require_get(path, method)
         return await self._by_path[path]()
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from attrs import frozen
 from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
@@ -15,11 +14,11 @@ from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.operators.keys import Keys
+from agentpay_server.feature import Core
+from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, invalid, unauthorized
 from agentpay_server.platform.principals import Principal
 
-JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"
 """ASGI scope key, set by a port: closes the connection without a response."""
 
@@ -40,20 +39,9 @@ class DroppedError(Exception):
     """Close the connection without a response."""
 
 
-@frozen(kw_only=True)
-class Call:
-    """An authenticated, valid request; `headers` have lower-case names."""
-
-    principal: Principal
-    path: Mapping[str, str]
-    headers: Mapping[str, str]
-    body: Any = None
-    query: Any = None
-
-
-async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
+async def authenticated(headers: Mapping[str, str], core: Core, request_id: str) -> Principal:
     """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
-    principal = await keys.authenticate(key_of(headers), request_id)
+    principal = await core.of(operators.FEATURE).keys.authenticate(key_of(headers), request_id)
     if principal is None:
         raise unauthorized()
     return principal

@@ -5,32 +5,20 @@ import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
-from attrs import field, frozen
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay_server.http.requests import DROP, JSON_TYPE
+from agentpay_server.feature import JSON_TYPE, Header, Reply
+from agentpay_server.http.requests import DROP
 from agentpay_server.platform.errors import Problem
 
 REQUEST_PREFIX: Final = "req_"
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
-Header = tuple[bytes, bytes]
 Headers = list[Header]
-
-
-@frozen(kw_only=True)
-class Reply:
-    """A success: `model` or `stream` is the body."""
-
-    status: int
-    model: object = None
-    headers: tuple[Header, ...] = field(default=())
-    stream: AsyncGenerator[bytes] | None = None
-    stream_type: bytes = b"text/event-stream; charset=utf-8"
 
 
 def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:

@@ -1,8 +1,8 @@
 """Finds an operator's objects by text, and reports spend by hour or day (interface CO23, CO24)."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from attrs import frozen
 from sqlalchemy import (
@@ -19,7 +19,6 @@ from sqlalchemy import (
 )
 
 from agentpay.contract import codec
-from agentpay.contract.console import AccountDetails
 from agentpay.contract.events import Event
 from agentpay.contract.search import (
     SPEND_PERIODS_MAX,
@@ -30,10 +29,8 @@ from agentpay.contract.search import (
     SpendPeriod,
     SpendReport,
 )
-from agentpay.contract.sessions import Session
-from agentpay.contract.transactions import Transaction
-from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro
+from agentpay_server.accounts import feature as accounts_feature
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import (
     EntryRecord,
@@ -44,12 +41,14 @@ from agentpay_server.database.tables import (
     sessions,
     transfers,
 )
+from agentpay_server.feature import Core
 from agentpay_server.ledger import finding
 from agentpay_server.ledger.accounts import ENTRIES, own_account
-from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.finding import OPERATOR, Q
 from agentpay_server.platform.clock import SECOND_US, end_of_millisecond_us, from_us
 from agentpay_server.platform.principals import Principal
+from agentpay_server.sessions import feature as sessions_feature
+from agentpay_server.transfers import feature as transfers_feature
 
 # Everything is looked for by an index, or among all accounts. Only parts of memos and origins have no index,
 # and are looked for in the newest rows. Sums read the events of the time that they cover.
@@ -240,8 +239,6 @@ def _added(
     return sums
 
 
-T = TypeVar("T")
-
 _HOUR_US: Final = 3600 * SECOND_US
 _MILLISECOND_END_US: Final = 999
 _PERIOD_US: Final = {SpendPeriod.HOUR: _HOUR_US, SpendPeriod.DAY: 24 * _HOUR_US}
@@ -249,32 +246,22 @@ _DEFAULT_PERIODS: Final = {SpendPeriod.HOUR: 24, SpendPeriod.DAY: 30}
 
 
 class SearchDesk:
-    """The features that own the objects read them, because a feature does not import another."""
-
-    def __init__(
-        self,
-        context: Context,
-        *,
-        accounts: Callable[[Principal, Sequence[str]], Awaitable[tuple[AccountDetails, ...]]],
-        transfer: Callable[[Principal, str], Awaitable[Transfer]],
-        session: Callable[[Principal, str], Awaitable[Session]],
-        entry: Callable[[EntryRecord], Transaction],
-    ) -> None:
-        self._context = context
-        self._accounts = accounts
-        self._transfer = transfer
-        self._session = session
-        self._entry = entry
+    def __init__(self, core: Core) -> None:
+        self._context = core.context
+        self._accounts = core.of(accounts_feature.FEATURE).accounts
+        self._history = core.of(accounts_feature.FEATURE).history
+        self._transfers = core.of(transfers_feature.FEATURE).transfers
+        self._sessions = core.of(sessions_feature.FEATURE).sessions
 
     async def search(self, principal: Principal, query: Search) -> SearchResult:
         """Return up to `limit` objects of each kind."""
         found = await self._context.database.read(find, principal.operator_id, query.q, query.limit)
         parts_since_us = found.parts_since_us
         return SearchResult(
-            accounts=await self._accounts(principal, found.accounts) if found.accounts else (),
-            transfers=tuple([await self._transfer(principal, each) for each in found.transfers]),
-            sessions=tuple([await self._session(principal, each) for each in found.sessions]),
-            deposits=tuple(map(self._entry, found.deposits)),
+            accounts=await self._accounts.some_details(principal, found.accounts) if found.accounts else (),
+            transfers=tuple([await self._transfers.get(principal, each) for each in found.transfers]),
+            sessions=tuple([await self._sessions.get(principal, each) for each in found.sessions]),
+            deposits=tuple(map(self._history.transaction, found.deposits)),
             events=tuple(codec.structure(codec.parse_json(body.encode()), Event) for body in found.events),
             parts_since=None if parts_since_us is None else from_us(parts_since_us),
         )

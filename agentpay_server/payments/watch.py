@@ -10,6 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
+from solders.transaction import VersionedTransaction
+
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
@@ -51,8 +53,9 @@ class PaymentWatch:
         """Schedule polling for a payment that was handed out."""
         self._every.hasten(_LOOK_EVERY_SECONDS)
 
-    def executed(self, signatures: Sequence[str]) -> None:
-        """Check a transaction that the embedded chain has executed, by its signatures."""
+    def executed(self, transaction: VersionedTransaction) -> None:
+        """Check a transaction that the embedded chain has executed."""
+        signatures = [str(signature) for signature in transaction.signatures]
         if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._poll_for(signatures))
 

@@ -103,6 +103,10 @@ class Scheduled(Protocol):
 class AtOnce(Scheduled, Protocol):
     """Work that is due by real time on a manual clock too."""
 
+    def is_waiting_outside(self) -> bool:
+        """Return whether it waits for an external receiver, which may call the server."""
+        ...
+
     async def settle(self) -> None:
         """Wait for the work in progress, before the clock is advanced.
 
@@ -137,9 +141,8 @@ class Scheduler:
     """Runs all work that is due.
 
     `scheduled` are the kinds of work, in their order if several are due at the same time. `note_time` stores
-    the time that a manual clock is about to reach, so that a restart cannot set it back. `waits_outside`
-    returns whether work waits for an external receiver, which may call the server. On a running clock, work
-    that `may_run` refuses waits until it is accepted. On a manual one, `at_once` does not wait for it.
+    the time that a manual clock is about to reach, so that a restart cannot set it back. On a running clock,
+    work that `may_run` refuses waits until it is accepted. On a manual one, `at_once` does not wait for it.
     """
 
     def __init__(
@@ -148,7 +151,6 @@ class Scheduler:
         scheduled: Sequence[Scheduled],
         wakeup: Wakeup,
         note_time: Callable[[int], Awaitable[None]],
-        waits_outside: Callable[[], bool] = lambda: False,
         *,
         at_once: AtOnce | None = None,
         may_run: Callable[[Scheduled], bool] = lambda _: True,
@@ -156,7 +158,6 @@ class Scheduler:
         self._at_once = at_once
         self._clock = clock
         self._note_time = note_time
-        self._waits_outside = waits_outside
         self._may_run = may_run
         self._scheduled = scheduled
         self._wakeup = wakeup
@@ -190,7 +191,7 @@ class Scheduler:
                 ErrorCode.CLOCK_NOT_MANUAL,
                 "The clock is not manual.",
             )
-        if self._advancing.locked() and self._waits_outside():
+        if self._advancing.locked() and self._at_once is not None and self._at_once.is_waiting_outside():
             raise Problem(
                 ErrorCode.CLOCK_MOVING,
                 "Another advance is in progress and waits for a webhook receiver.",

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
@@ -10,7 +9,8 @@ from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server.accounts.deposits import Deposits, arrived, received_by
+from agentpay_server.accounts import feature as accounts
+from agentpay_server.accounts.deposits import arrived, received_by
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
@@ -42,52 +42,21 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.movement import watched_transaction
-from agentpay_server.engine.settlement import Settlement
+from agentpay_server.feature import Core
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import Unit, apply
-from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind
+from agentpay_server.operators import feature as operators
 from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
-from agentpay_server.platform.scheduler import Scheduler
 from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
-
-
-class NewTenant(Protocol):
-    """A new operator, with its first key."""
-
-    @property
-    def operator_id(self) -> str:
-        """Its identifier."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """The key. It is never shown again."""
-        ...
-
-
-class CreateTenant(Protocol):
-    """Creates an operator."""
-
-    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant:
-        """Return a new operator."""
-        ...
-
-
-class ConsoleKeys(Protocol):
-    """Keeps a browser signed in that advances the clock."""
-
-    async def postpone(self, principal: Principal, by_us: int) -> None:
-        """Postpone the expiry of a request's console key."""
-        ...
 
 
 class Sandbox:
@@ -96,26 +65,11 @@ class Sandbox:
     `faults` is None on a public cluster, where every operation is forbidden.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        create_tenant: CreateTenant,
-        deposits: Deposits,
-        settlement: Settlement,
-        schedule: Scheduler,
-        faults: Faults | None,
-        snapshots: Snapshots,
-        console_keys: ConsoleKeys,
-    ) -> None:
-        self._context = context
-        self._create_tenant = create_tenant
-        self._deposits = deposits
-        self._settlement = settlement
-        self._schedule = schedule
-        self._faults = faults
-        self._snapshots = snapshots
-        self._console_keys = console_keys
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._context = core.context
+        self._faults: Faults | None = core.lasting.get(Faults)
+        self._snapshots: Snapshots = core.lasting[Snapshots]
 
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator; it appears in the history as a deposit.
@@ -150,7 +104,7 @@ class Sandbox:
         self, principal: Principal, account: AccountRecord, amount_micro: int, signed: SignedTransaction
     ) -> Funding:
         """Drive a minting to its outcome, however long that takes, and post it as a deposit."""
-        context, deposits = self._context, self._deposits
+        context, deposits = self._context, self._core.of(accounts.FEATURE).deposits
 
         def posted(connection: Connection) -> None:
             # Post it here: a cluster lists it as a deposit only some time after it has landed.
@@ -179,7 +133,9 @@ class Sandbox:
                 chain_transactions.insert_transaction(connection, watched)
 
         with deposits.expecting(signed.signature):
-            end = await self._settlement.broadcaster.outcome(signed, operation=Operation.FUND, is_new=True)
+            end = await self._core.settlement.broadcaster.outcome(
+                signed, operation=Operation.FUND, is_new=True
+            )
             if not isinstance(end, Landed):
                 raise chain_unavailable()
             outcome = end
@@ -196,7 +152,8 @@ class Sandbox:
         """Create another operator; only this response shows its key."""
         self._require_test_chain()
         principal.require_operator(CREATE_OPERATOR.operation)
-        operator = await self._create_tenant(request.name, requested_by=principal)
+        keys = self._core.of(operators.FEATURE).keys
+        operator = await keys.create_operator(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(
@@ -234,7 +191,7 @@ class Sandbox:
         failpoint(Operation.TOKEN_ACCOUNT, Step.POSTED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
-    async def clock(self) -> ClockReading:
+    async def clock(self, _: Principal) -> ClockReading:
         """Return the server's time."""
         self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
@@ -250,8 +207,8 @@ class Sandbox:
         if before_us + duration_us > LATEST_US:
             raise invalid(FieldError(field="seconds", message="must not lead beyond the year 9999"))
         if self._context.clock.is_manual:
-            await self._console_keys.postpone(principal, duration_us)
-        await self._schedule.advance(duration_us)
+            await self._core.of(operators.FEATURE).sign_ins.postpone(principal, duration_us)
+        await self._core.schedule.advance(duration_us)
         if duration_us:
             await self._context.database.run(
                 audit.record,
@@ -266,7 +223,7 @@ class Sandbox:
                 },
                 has_happened=True,
             )
-        return await self.clock()
+        return await self.clock(principal)
 
     async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
         """Arm a fault, for every tenant of the server.
@@ -375,7 +332,7 @@ class Sandbox:
 
     async def _land(self, signed: SignedTransaction, operation: Operation) -> None:
         patience_seconds = self._context.settings.settlement_wait_seconds
-        outcome = await self._settlement.broadcaster.outcome(
+        outcome = await self._core.settlement.broadcaster.outcome(
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):

@@ -11,7 +11,7 @@ and an external chain cannot be reverted.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -34,6 +34,7 @@ KEPT: Final = 64
 _REST_SECONDS: Final = 5.0
 
 
+@runtime_checkable
 class Part(Protocol):
     """A part of the state. Capturing and restoring it must not wait."""
 

@@ -100,10 +100,6 @@ class WebhookSender:
             duration_ms=result.duration_ms,
         )
 
-    async def free_all(self) -> None:
-        """Void all leases. Only if no other process can hold any."""
-        await self._context.database.run(store.free_all)
-
     async def _run_in_order(self) -> bool:
         is_done = False
         while await self._run_one(is_first=False):
@@ -220,14 +216,18 @@ class FirstAttempts:
     Those to receivers within the process wait, unless the server has a port.
     """
 
-    def __init__(self, sender: WebhookSender) -> None:
+    def __init__(self, sender: WebhookSender, poster: HttpPoster) -> None:
         self._sender = sender
+        self._poster = poster
 
     async def next_due_us(self) -> int | None:
         return await self._sender.next_first_us()
 
     async def run_due(self) -> bool:
         return await self._sender.run_first()
+
+    def is_waiting_outside(self) -> bool:
+        return self._poster.is_posting()
 
     async def settle(self) -> None:
         await self._sender.settle()

@@ -33,7 +33,7 @@ def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
 ) -> None:
     tab = console.open("timeline")
     expect(tab.locator(".state")).to_have_text("Live")
-    tail = server._running.server.services.tail
+    tail = server._running.server.services.built["webhooks"].tail
     assert sum(map(len, tail._streams.values())) == 1
     tab.evaluate(
         "Object.defineProperty(document, 'hidden', {get: () => window.isAway, configurable: true});"
@@ -67,7 +67,7 @@ def test_without_a_stream_the_page_polls(server: AgentPayServer, console: Consol
     tab = console.open("timeline", before=lambda tab: tab.route("**/console/stream", busy))
     expect(tab.locator(".state")).to_have_text("Live")
     assert refused
-    assert not server._running.server.services.tail._streams
+    assert not server._running.server.services.built["webhooks"].tail._streams
     pay(server, "6")
     expect(tab.locator("[data-row]")).to_contain_text("6.00")
 

@@ -133,16 +133,20 @@ async def with_events(
     """Register a webhook, make `count` events of each type for it, and return its secret."""
     principal = principal or runtime.principal
     payer, payee = [
-        await runtime.services.accounts.create(principal, CreateAccount(name=name, metadata=None))
+        await runtime.services.built["accounts"].accounts.create(
+            principal, CreateAccount(name=name, metadata=None)
+        )
         for name in "ab"
     ]
-    await runtime.services.sandbox.fund(principal, payer.account_id, Fund(amount=1000))
-    webhook = await runtime.services.webhooks.create(principal, CreateWebhook(url=URL, events=types))
+    await runtime.services.built["sandbox"].fund(principal, payer.account_id, Fund(amount=1000))
+    webhook = await runtime.services.built["webhooks"].webhooks.create(
+        principal, CreateWebhook(url=URL, events=types)
+    )
     for number in range(count):
         request = CreateTransfer(
             from_=payer.account_id, to=payee.account_id, amount=1, idempotency_key=f"k{number}"
         )
-        await runtime.services.transfers.create(principal, request)
+        await runtime.services.built["transfers"].transfers.create(principal, request)
     return webhook.secret
 
 
@@ -197,7 +201,7 @@ async def test_a_leased_delivery_cannot_be_claimed_again(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 3)
-        deliveries = runtime.services.sender
+        deliveries = runtime.services.built["webhooks"].sender
 
         first = await deliveries.claim(2)
         second = await deliveries.claim(2)
@@ -213,12 +217,12 @@ async def test_an_attempt_that_ends_after_its_lease_is_posted_once(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
-        (slow,) = await runtime.services.sender.claim(1)
+        (slow,) = await runtime.services.built["webhooks"].sender.claim(1)
         real_time[0] += LEASE_US
-        (quick,) = await runtime.services.sender.claim(1)
+        (quick,) = await runtime.services.built["webhooks"].sender.claim(1)
 
-        await runtime.services.sender.attempt(quick)
-        await runtime.services.sender.attempt(slow)
+        await runtime.services.built["webhooks"].sender.attempt(quick)
+        await runtime.services.built["webhooks"].sender.attempt(slow)
 
         assert len(receiver.posts) == 2
         attempts = await runtime.context.database.read(store.attempts, slow.delivery_id)
@@ -230,9 +234,11 @@ async def test_a_new_process_voids_earlier_leases():
     async with runtime_on(database, receiver) as killed:
         await with_events(killed, 3)
         # Killed: after a claim, after a post, and before anything.
-        claimed = await killed.services.sender.claim(2)
-        headers = killed.services.sender._headers(claimed[1], claimed[1].body.encode(), 1, 0)
-        await killed.poster.post(claimed[1].url, headers, claimed[1].body.encode())
+        claimed = await killed.services.built["webhooks"].sender.claim(2)
+        headers = killed.services.built["webhooks"].sender._headers(
+            claimed[1], claimed[1].body.encode(), 1, 0
+        )
+        await killed.services.built["webhooks"].poster.post(claimed[1].url, headers, claimed[1].body.encode())
 
     async with runtime_on(database, receiver) as restarted:
         await restarted.services.schedule.advance(0)
@@ -257,14 +263,18 @@ async def test_a_delivery_with_an_unreadable_secret_is_undelivered_and_can_be_re
 
         assert receiver.posts == []
         (delivery,) = (
-            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+            await runtime.services.built["webhooks"].deliveries.list_deliveries(
+                runtime.principal, ListDeliveries()
+            )
         ).data
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert [attempt.status_code for attempt in delivery.attempts] == [None] * 5
         assert {attempt.error for attempt in delivery.attempts} == {service.UNSIGNED}
         assert secret not in str(delivery)
 
-        await runtime.services.deliveries.replay(runtime.principal, delivery.event_id, ReplayEvent())
+        await runtime.services.built["webhooks"].deliveries.replay(
+            runtime.principal, delivery.event_id, ReplayEvent()
+        )
         await runtime.services.schedule.advance(0)
         (post,) = receiver.posts
         webhooks.verify(post.content, post.headers, secret)
@@ -304,15 +314,19 @@ async def test_any_exception_of_an_attempt_is_a_failed_attempt(error, real_time)
         await with_events(runtime, 1)
         await runtime.services.schedule.advance(0)
         (delivery,) = (
-            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+            await runtime.services.built["webhooks"].deliveries.list_deliveries(
+                runtime.principal, ListDeliveries()
+            )
         ).data
         assert (delivery.status, len(delivery.attempts)) == ("retrying", 1)
-        assert await runtime.services.sender.next_due_us() is not None, "no lease is left"
+        assert await runtime.services.built["webhooks"].sender.next_due_us() is not None, "no lease is left"
 
         await runtime.services.schedule.advance(10**11)
 
         (delivery,) = (
-            await runtime.services.deliveries.list_deliveries(runtime.principal, ListDeliveries())
+            await runtime.services.built["webhooks"].deliveries.list_deliveries(
+                runtime.principal, ListDeliveries()
+            )
         ).data
         assert (delivery.status, delivery.next_attempt_at) == ("undelivered", None)
         assert {attempt.error for attempt in delivery.attempts} == {f"no answer: {type(error).__name__}"}
@@ -324,8 +338,8 @@ async def test_an_attempt_that_is_ended_with_its_server_is_not_posted():
     receiver, database = Hanging(), Kept()
     async with runtime_on(database, receiver) as runtime:
         await with_events(runtime, 1)
-        (delivery,) = await runtime.services.sender.claim(1)
-        attempt = asyncio.create_task(runtime.services.sender.attempt(delivery))
+        (delivery,) = await runtime.services.built["webhooks"].sender.claim(1)
+        attempt = asyncio.create_task(runtime.services.built["webhooks"].sender.attempt(delivery))
         await receiver.posted.wait()
         attempt.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -412,20 +426,22 @@ class RunningAt:
 
 def dispatcher(runtime) -> WebhookSender:
     """Return what claims as on a running clock."""
-    return WebhookSender(attrs.evolve(runtime.context, clock=RunningAt()), runtime.poster)
+    return WebhookSender(
+        attrs.evolve(runtime.context, clock=RunningAt()), runtime.services.built["webhooks"].poster
+    )
 
 
 async def replayed_to(runtime, count: int, principal=None) -> str:
     """Register another webhook, replay the newest `count` events to it, and return its identifier."""
     principal = principal or runtime.principal
-    webhook = await runtime.services.webhooks.create(
+    webhook = await runtime.services.built["webhooks"].webhooks.create(
         principal, CreateWebhook(url=URL, events=("transfer.rejected",))
     )
-    page = await runtime.services.deliveries.list_events(
+    page = await runtime.services.built["webhooks"].deliveries.list_events(
         principal, ListEvents(type="transfer.settled", limit=count)
     )
     for event in page.data:
-        await runtime.services.deliveries.replay(
+        await runtime.services.built["webhooks"].deliveries.replay(
             principal, event.id, ReplayEvent(webhook_id=webhook.webhook_id)
         )
     return webhook.webhook_id
@@ -467,7 +483,9 @@ async def test_a_claim_is_limited_per_operator():
 async def test_a_busy_operator_does_not_delay_others():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 30)
-        other = await runtime.services.keys.create_operator("b", requested_by=runtime.principal)
+        other = await runtime.services.built["operators"].keys.create_operator(
+            "b", requested_by=runtime.principal
+        )
         principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
         await with_events(runtime, 1, principal)
 
@@ -489,7 +507,9 @@ async def test_on_a_manual_clock_deliveries_are_claimed_in_order_of_due_time():
         await with_events(runtime, 12)
         await replayed_to(runtime, 5)
 
-        claimed = [(await runtime.services.sender.claim(1))[0].delivery_id for _ in range(17)]
+        claimed = [
+            (await runtime.services.built["webhooks"].sender.claim(1))[0].delivery_id for _ in range(17)
+        ]
 
         by_seq = select(tables.deliveries.c.delivery_id).order_by(tables.deliveries.c.seq)
         assert claimed == await runtime.context.database.read(

@@ -173,7 +173,7 @@ def test_a_server_is_silent_even_when_it_fails():
         "from agentpay_server import AgentPayServer\n"
         "with AgentPayServer() as server:\n"
         "    async def fail(*_, **__): raise ZeroDivisionError\n"
-        "    server._running.server.services.accounts.__class__.list = fail\n"
+        "    server._running.server.services.built['accounts'].accounts.__class__.list = fail\n"
         "    try: list(server.client().accounts.list())\n"
         "    except ServerError: pass\n"
         "    else: raise AssertionError\n"

@@ -296,7 +296,7 @@ def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPaySer
     async def never(*_, **__):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(server._running.server.services.accounts, "list", never)
+    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", never)
     return server
 
 

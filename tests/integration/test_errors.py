@@ -473,7 +473,7 @@ def test_an_internal_error_is_500_without_details_and_is_logged(
     async def fail(*_, **__):
         raise ZeroDivisionError("PLANTED")
 
-    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
+    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", fail)
 
     response = http.get("/v1/accounts")
 

@@ -104,7 +104,7 @@ def test_an_evicted_request_in_progress_is_not_recorded(
         await asyncio.to_thread(go_on.wait)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(server._running.server.services.accounts, "list", slow)
+    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", slow)
 
     def ask() -> None:
         with contextlib.suppress(ServerError):

@@ -8,22 +8,27 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import plug_ins
 import pytest
 
 pytestmark = pytest.mark.unmeasured
 
 ROOT = Path(__file__).parents[2]
 
-# The folders of the server, from the top down. A folder imports from itself and from the rows below it: two
-# folders in one row are independent. Modules in no folder are the public ones, on top of all.
+# The folders of the server, from the top down, and modules that are not in the row of their folder. Each
+# imports from itself and from the rows below it: two in one row are independent. Modules in no folder that
+# are not here are the public ones, on top of all.
 ROWS = """
     cli
     testkit
     http dashboard clients
     assembly
+    features
     sandbox
-    payments
-    accounts operators sessions transfers webhooks
+    operators payments engine.watches
+    accounts sessions transfers webhooks
+    feature
+    assembly.config assembly.identity
     engine
     ledger
     chain
@@ -115,6 +120,10 @@ def imports_of(path):
         yield from (name for name in names if name.split(".")[0] in SOURCES)
 
 
+# Only type checkers see the settings of a cluster, which its plug-in declares.
+SETTINGS = ("agentpay_server.assembly.config", "agentpay_server.features")
+
+
 def test_no_module_imports_a_higher_layer_or_another_folder_of_its_row():
     upwards = [
         f"{module_name(path)} imports {imported}"
@@ -122,6 +131,7 @@ def test_no_module_imports_a_higher_layer_or_another_folder_of_its_row():
         for imported in imports_of(path)
         if (own := layer_of(module_name(path))) != (other := layer_of(imported))
         and RANKS[other] <= RANKS[own]
+        and (own, other) != SETTINGS
     ]
     assert not upwards
 
@@ -129,7 +139,41 @@ def test_no_module_imports_a_higher_layer_or_another_folder_of_its_row():
 def test_each_folder_of_the_server_has_its_row():
     folders = {path.parent.name for path in (ROOT / "agentpay_server").glob("*/__init__.py")}
 
-    assert folders == set(ROWS.split())
+    assert folders == {each.partition(".")[0] for each in ROWS.split()} - {"feature", "features"}
+
+
+# What may import plug-ins besides themselves, tests and the laboratory.
+NAMES_PLUG_INS = (
+    "agentpay_server.features",
+    "agentpay_server.cli",
+    "agentpay_server.testkit",
+    # What users import from elsewhere.
+    "agentpay_server.paywall",
+    "agentpay_server.pytest_plugin",
+)
+
+
+def is_in(module, packages):
+    return any(module == each or module.startswith(f"{each}.") for each in packages)
+
+
+def test_the_core_imports_no_plug_in():
+    found = [
+        f"{module_name(path)} imports {imported}"
+        for path in MODULES
+        if path.is_relative_to(ROOT / "agentpay_server")
+        and not is_in(module_name(path), (*plug_ins.ROOMS, *NAMES_PLUG_INS))
+        and module_name(path) != "agentpay_server"
+        for imported in imports_of(path)
+        if is_in(imported, plug_ins.ROOMS)
+    ]
+    assert not found
+
+
+def test_the_features_import_plug_ins_when_they_are_needed():
+    loaded = loaded_by("import agentpay_server.features, agentpay_server.assembly.server")
+
+    assert not [each for each in loaded if is_in(each, plug_ins.ROOMS)]
 
 
 # A library of its own: it could be taken out, and used elsewhere.
@@ -203,6 +247,7 @@ def test_only_the_ways_in_and_clients_use_the_sdk():
 DECLARED = {
     "agentpay_server",
     "agentpay_server.assembly",
+    "agentpay_server.assembly.config",
     "agentpay_server.chain",
     "agentpay_server.clients",
     "agentpay_server.database",

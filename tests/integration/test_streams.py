@@ -144,7 +144,7 @@ def test_a_poll_sends_nothing_to_a_stream_whose_key_it_did_not_check(
     first = server.events.stream(last_event_id=made.id)
     refuse()
     next(first)
-    followed = server._running.server.services.tail
+    followed = server._running.server.services.built["webhooks"].tail
     check, joined = tail.live_keys, []
 
     def join_meanwhile(connection, key_ids, now_us):
@@ -178,7 +178,7 @@ def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServe
     assert next(again).id == following.id
     for stream in [*streams[1:], again]:
         stream.close()
-    assert server._running.server.services.tail._streams == {}
+    assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
 def test_agents_have_no_stream(server: AgentPayServer, client: AgentPay) -> None:
@@ -232,7 +232,7 @@ def test_an_event_between_the_opening_and_the_first_iteration_is_read(server: Ag
         assert next(stream) == event
         assert stream.last_event_id == event.id
     assert list(stream) == [], "it is closed"
-    assert server._running.server.services.tail._streams == {}
+    assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
 @pytest.mark.anyio
@@ -245,7 +245,7 @@ async def test_an_async_stream_begins_when_it_is_entered(server: AgentPayServer,
             assert await anext(stream) == event
             assert stream.last_event_id == event.id
         assert [each async for each in stream] == [], "it is closed"
-    assert server._running.server.services.tail._streams == {}
+    assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
 def test_a_stream_of_a_revoked_key_fails_when_it_is_opened(server: AgentPayServer) -> None:

@@ -82,7 +82,10 @@ async def test_an_expired_batch_is_signed_again_for_all_callers(world: World) ->
 
 
 async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> None:
-    accounts, tasks = world.runtime.services.accounts._provisioning, world.runtime.context.tasks
+    accounts, tasks = (
+        world.runtime.services.built["accounts"].accounts._provisioning,
+        world.runtime.context.tasks,
+    )
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.
         asking = [asyncio.create_task(accounts.provision(number)) for number in range(50, 53)]
@@ -100,7 +103,9 @@ async def test_cancelling_the_collection_fails_all_waiting_callers(
     world: World, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     bounds.shorten(monkeypatch, provisioning_seconds=0)
-    asking = asyncio.create_task(world.runtime.services.accounts._provisioning.provision(50))
+    asking = asyncio.create_task(
+        world.runtime.services.built["accounts"].accounts._provisioning.provision(50)
+    )
     for _ in range(turns):
         await asyncio.sleep(0)
     assert await world.runtime.context.tasks.cancel_all(within_seconds=120)

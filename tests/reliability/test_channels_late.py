@@ -144,8 +144,8 @@ async def test_a_start_does_not_wait_for_transactions_that_close_channels(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     services, is_included = market.world.runtime.services, asyncio.Event()
-    monkeypatch.setattr(services.channel_watch, "poll", is_included.wait)
+    monkeypatch.setattr(services.built["channels"].watch, "poll", is_included.wait)
     begun = asyncio.get_running_loop().time()
-    await services.recover(is_alone=False)
+    await services.recover()
     assert asyncio.get_running_loop().time() - begun < 10
     is_included.set()

@@ -236,7 +236,7 @@ async def paid(server: World, seller: Seller, payer: Party) -> Answer:
     answer = await server.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", 1_000_000)})
     if answer.status == 201:
         await server.chain.send(seller.cosigned(answer.body["header"]))
-        await server.runtime.services.payment_watch.poll()
+        await server.runtime.services.built["payments"].watch.poll()
     return answer
 
 
@@ -309,7 +309,7 @@ class Receiver:
         for server in servers:
             # Nothing is posted but by the test.
             server.runtime.context.tasks.end_loops()
-            monkeypatch.setattr(server.runtime.poster, "post", self._post)
+            monkeypatch.setattr(server.runtime.services.built["webhooks"].poster, "post", self._post)
 
     async def _post(self, *_: object, **__: object) -> Any:
         self.posts += 1
@@ -327,7 +327,7 @@ class Receiver:
         """Respond to the attempts that have begun, and wait until their results are stored."""
         self._may_respond.set()
         for server in self._servers:
-            await asyncio.gather(*server.runtime.services.sender._attempts)
+            await asyncio.gather(*server.runtime.services.built["webhooks"].sender._attempts)
 
 
 @pytest.mark.parametrize("is_attempted", [False, True], ids=["in progress", "to be repeated"])
@@ -337,13 +337,13 @@ async def test_a_server_whose_clock_is_ahead_posts_no_attempt_of_another(
     server, ahead = servers
     receiver = Receiver(monkeypatch, servers, 500)
     await receiver.expect(await server.account("1"))
-    await server.runtime.services.sender.run_due()
+    await server.runtime.services.built["webhooks"].sender.run_due()
     if is_attempted:
         await receiver.respond()
     # Set between the schedule's check and the claim.
     machine.ahead_us = HOUR_US
     with machine.in_use():
-        await ahead.runtime.services.sender.run_due()
+        await ahead.runtime.services.built["webhooks"].sender.run_due()
     await receiver.respond()
     assert receiver.posts == 1
 
@@ -361,7 +361,7 @@ async def test_a_server_whose_clock_is_ahead_ends_nothing_before_its_time(
     # Set between the schedule's check and the claim.
     machine.ahead_us = 25 * HOUR_US
     services = wrong.runtime.services
-    for work in (services._session_schedule, services.approvals):
+    for work in (services.built["sessions"].schedule, services.built["transfers"].approvals):
         with machine.in_use(), suppress(machine_clock.REFUSED):
             await work.run_due()
     assert (await server.get_session(session))["status"] == "open"
@@ -392,7 +392,7 @@ async def test_a_server_whose_clock_is_ahead_closes_no_channel_before_its_time(
 
     machine.ahead_us = 25 * HOUR_US
     with machine.in_use(), suppress(machine_clock.REFUSED):
-        await wrong.runtime.services._session_schedule.run_due()
+        await wrong.runtime.services.built["sessions"].schedule.run_due()
     with machine.in_use():
         assert (await wrong.request("GET", path)).body["status"] == "submitted"
     assert await server.rows("channels") == [before]

@@ -187,7 +187,10 @@ async def test_watchers_of_two_servers_on_one_database_book_everything_once(
         wallet, accounts = await stranger(world), [await world.account() for _ in range(3)]
         for micro in range(1, 6):
             await wallet.pay(*((account.token_account, micro) for account in accounts))
-            looks = (watch.poll_everywhere() for watch in (world.runtime.services.deposits, other))
+            looks = (
+                watch.poll_everywhere()
+                for watch in (world.runtime.services.built["accounts"].deposits, other)
+            )
             await asyncio.gather(*looks)
         for account in accounts:
             await assert_posted(world, account, 1, 2, 3, 4, 5)
@@ -205,7 +208,7 @@ async def test_an_overtaken_watcher_continues_from_the_cursor_of_the_other(world
         return found
 
     world.chain.next("deposits", overtaken)
-    await world.runtime.services.deposits.poll(account.token_account)
+    await world.runtime.services.built["accounts"].deposits.poll(account.token_account)
     await assert_posted(world, account, 5, 6)
 
 
@@ -229,13 +232,13 @@ async def test_a_funding_posted_by_another_watcher_is_still_audited(world: World
 async def test_a_failed_look_is_retried(world: World, look: str) -> None:
     wallet, account = await stranger(world), await world.account()
     await wallet.pay((account.token_account, 5))
-    world.runtime.services.deposits.arrived(None)
+    world.runtime.services.built["accounts"].deposits.arrived(None)
     world.chain.next(look, chains.down)
     await world.advance()
     await assert_entries(world, account)
     await world.advance(RETRY_US / SECOND_US)
     await assert_posted(world, account, 5)
-    assert not world.runtime.services.deposits.is_any_due
+    assert not world.runtime.services.built["accounts"].deposits.is_any_due
 
 
 async def test_spending_an_unposted_deposit_never_reports_a_negative_balance(
@@ -264,7 +267,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
     wallet, first, second = await stranger(world), await world.account("0.000001"), await world.account()
     if not is_named:
         world.chain.inner._listener = None
-        world.runtime.services.deposits.arrived(None)
+        world.runtime.services.built["accounts"].deposits.arrived(None)
     await wallet.pay((first.token_account, 5))
     await wallet.pay((second.token_account, 6))
     told = world.chain.deposits
@@ -289,7 +292,7 @@ async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
     await world.advance(RETRY_US / SECOND_US)
     (row,) = await world.rows("accounts", account_id=first.account_id)
     assert row["balance"] == world.balance(first) == 1
-    assert not world.runtime.services.deposits.is_any_due
+    assert not world.runtime.services.built["accounts"].deposits.is_any_due
 
 
 async def assert_entries(world: World, account: Party, *amounts: int) -> None:

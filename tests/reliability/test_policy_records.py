@@ -216,7 +216,7 @@ async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> No
 
 async def test_a_writer_cancelled_before_it_starts_does_not_block_the_next(world: World) -> None:
     account = await world.account("10")
-    records = world.runtime.services.policies._records
+    records = world.runtime.services.built["accounts"].policies._records
     writer = records.write_soon(account.account_id)
     writer.cancel()
     await asyncio.wait({writer})

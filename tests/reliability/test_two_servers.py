@@ -631,7 +631,7 @@ async def test_a_key_revoked_at_one_server_ends_its_streams_at_the_other(
     *_, before, seen = await event_ids(first)
     made = (await first.request("POST", "/ext/v1/console/operator-keys", {"name": "stolen"})).body
     stolen = evolve(second.runtime.principal, key_id=made["key_id"])
-    stream = await second.runtime.services.tail.stream(stolen, before)
+    stream = await second.runtime.services.built["webhooks"].tail.stream(stolen, before)
     assert await sent(stream, 1) == [seen]
     assert (await first.request("DELETE", f"/ext/v1/console/operator-keys/{made['key_id']}")).status == 204
     await first.transfer("after", source, to, "1")
@@ -646,7 +646,7 @@ async def event_ids(world: World) -> list[str]:
 
 async def stream_of(world: World, after: str) -> AsyncGenerator[bytes]:
     """Return what `GET /ext/v1/console/stream` of a server sends after an event."""
-    return await world.runtime.services.tail.stream(world.runtime.principal, after)
+    return await world.runtime.services.built["webhooks"].tail.stream(world.runtime.principal, after)
 
 
 async def sent(stream: AsyncGenerator[bytes], count: int) -> list[str]:

@@ -199,7 +199,7 @@ class World:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
         await self.http.aclose()
-        await self.runtime.poster.close()
+        await self.runtime.services.built["webhooks"].poster.close()
         await self.runtime.storage.close()
 
     async def cut_off(self, request: Coroutine[Any, Any, Answer], units: int) -> None:

@@ -14,9 +14,9 @@ import attrs
 from sqlalchemy import bindparam
 
 from agentpay.contract.errors import ErrorCode
+from agentpay_server import features
 from agentpay_server.accounts import deposits as deposit_service
 from agentpay_server.accounts.policies import canonical_policy
-from agentpay_server.assembly import server as assembly
 from agentpay_server.chain.protocol import (
     ChainFailure,
     ChainUnreachableError,
@@ -69,10 +69,13 @@ def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
 def patch_movement(patch: Patch, kind: Kind, **changed: Callable[..., Any]) -> None:
     """Wrap functions of one kind of transaction; each gets the real one first."""
     patched = []
-    for each in assembly.MOVEMENTS:
-        wrapped = {name: partial(function, getattr(each, name)) for name, function in changed.items()}
-        patched.append(attrs.evolve(each, **wrapped) if each.kind is kind else each)
-    patch(assembly, "MOVEMENTS", tuple(patched))
+    for feature in features.features():
+        movements = []
+        for each in feature.movements:
+            wrapped = {name: partial(function, getattr(each, name)) for name, function in changed.items()}
+            movements.append(attrs.evolve(each, **wrapped) if each.kind is kind else each)
+        patched.append(attrs.evolve(feature, movements=tuple(movements)))
+    patch(features, "features", lambda: tuple(patched))
 
 
 def _believe_a_missing_status(patch: Patch) -> None:

@@ -19,7 +19,6 @@ from agentpay.cli import COMMANDS as CLIENT_COMMANDS
 from agentpay.cli import main as client_main
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
-from agentpay_server.cli import trigger
 
 WAIT_SECONDS = 120
 NO_CONFIG = "/nonexistent/config.toml"
@@ -141,4 +140,4 @@ def pending(client: AgentPay, account_id: str, *, memo: str | None = None) -> st
 
 def see_no_events(patch: pytest.MonkeyPatch) -> None:
     """Let `agentpay-server trigger` see no event, as if none had occurred."""
-    patch.setattr(trigger, "_newest", lambda *_: ())
+    patch.setattr("agentpay_server.cli.trigger._newest", lambda *_: ())

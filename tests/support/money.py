@@ -77,7 +77,7 @@ def looked(server: AgentPayServer) -> None:
     """Run due work, and scan for deposits where the chain does not report them."""
     if not validators.is_embedded():
         world = server._running
-        world._owner.call(world.server.services.deposits.poll_everywhere())
+        world._owner.call(world.server.services.built["accounts"].deposits.poll_everywhere())
     server.sandbox.clock.advance(0)
 
 

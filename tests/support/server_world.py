@@ -6,8 +6,6 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import httpx
-import stores
-import validators
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint
@@ -128,6 +126,9 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
 
     Work of earlier requests finishes first, in particular the on-chain records of policies.
     """
+    import stores  # noqa: PLC0415 - it needs plug-ins
+    import validators  # noqa: PLC0415 - as above
+
     context: Any = server._running.server.context
     # On a cluster these advance with its blocks.
     going_on = ("chain_transactions", "accounts.deposit_cursor", "policy_records")

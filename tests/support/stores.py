@@ -29,8 +29,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
-from agentpay_server.database.runner import Database
+from agentpay_server.database.runner import DATABASE_SCHEMA, Database
 from agentpay_server.database.sqlite import MemoryDatabase
 
 T = TypeVar("T")

@@ -8,18 +8,17 @@ server says so with the marker `embedded_chain`, and why; or with `embedded_only
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
-import embedded_node
 import pytest
-import rpc_world
-import surfpool
 from attrs import evolve, field, mutable
 
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.chain.rpc.settings import RpcSettings
+
+if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.settings import RpcSettings
 
 
 class Validator(Protocol):
@@ -65,6 +64,9 @@ run = Run()
 
 @contextmanager
 def _surfpool() -> Iterator[Validator]:
+    import rpc_world  # noqa: PLC0415 - it needs the plug-in of clusters
+    import surfpool  # noqa: PLC0415 - as above
+
     with surfpool.running() as node:
         rpc_world.prepare(node)
         yield node
@@ -72,13 +74,20 @@ def _surfpool() -> Iterator[Validator]:
 
 @contextmanager
 def _embedded_node() -> Iterator[Validator]:
+    import embedded_node  # noqa: PLC0415 - it needs the plug-in of the node
+    import rpc_world  # noqa: PLC0415 - as above
+
     custody = rpc_world.new_custody()
     with embedded_node.running(custody.address(TREASURY), custody.address(TEST_MINT_AUTHORITY)) as node:
         yield node
 
 
-def rpc_settings(validator: Validator, **settings: Any) -> RpcSettings:
+def rpc_settings(validator: Validator, **settings: Any) -> "RpcSettings":
     """Return how a server works on a validator that `rpc_world.prepare` has prepared."""
+    import rpc_world  # noqa: PLC0415 - as above
+
+    from agentpay_server.chain.rpc.settings import RpcSettings  # noqa: PLC0415 - as above
+
     defaults = {
         "url": validator.url,
         "websocket_url": validator.websocket_url,

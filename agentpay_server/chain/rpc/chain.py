@@ -49,7 +49,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.rpc import chain_head, replies
 from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.client import RpcCaller, RpcClient, RpcRefusalError
+from agentpay_server.chain.rpc.client import EndpointRefusesError, RpcCaller, RpcClient, RpcRefusalError
 from agentpay_server.chain.rpc.evidence import CosignedSearch, Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
@@ -456,7 +456,8 @@ async def connect(
     mint on a private cluster. `make_client` None means a client over HTTP.
 
     Raises:
-        ClusterRefusedError: the server must not run on this cluster with these settings.
+        ClusterRefusedError: the server must not run on this cluster with these settings, or the endpoint
+            refuses every request.
         ChainUnreachableError: the endpoint did not respond.
     """
     client = (make_client or http_client)(settings)
@@ -473,8 +474,11 @@ async def connect(
         if payer is None or not payer.lamports:
             logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
         is_surfpool = not cluster.is_public and replies.read_is_surfpool(await client.call("getVersion"))
-    except BaseException:
+    except BaseException as error:
         await client.close()
+        if isinstance(error, EndpointRefusesError):
+            message = f"the RPC endpoint refuses to be used: {error}; check --rpc-url"
+            raise ClusterRefusedError(message) from error
         raise
     return RpcChain(client, settings, cluster, is_surfpool=is_surfpool)
 

@@ -29,6 +29,7 @@ from agentpay_server.chain.protocol import SignatureStatus, WatchedChain
 from agentpay_server.contract.sandbox import ADVANCE_CLOCK
 from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import Clock, from_us
+from agentpay_server.webhooks import feature as webhooks
 
 T = TypeVar("T")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -323,8 +324,8 @@ async def timeline(server: Server, recorder: Recorder, *, seed: int | None, star
     due.
     """
     requests, transactions = recorder.requests(), recorder.transactions()
-    events = await server.services.deliveries.newest_events(RECORDS_MAX)
-    deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
+    events = await server.services.of(webhooks.FEATURE).deliveries.newest_events(RECORDS_MAX)
+    deliveries = await server.services.of(webhooks.FEATURE).deliveries.newest_deliveries(RECORDS_MAX)
     positions = _Positions(requests, transactions)
     lines = [
         *(line for request in requests if (line := _request_line(request)) is not None),

@@ -15,10 +15,9 @@ from agentpay.contract.policies import Limit
 from agentpay.errors import APITimeoutError, ConflictError, OutcomeUnknownError
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.database.postgres_schema import DATABASE_SCHEMA
+from agentpay_server.database.runner import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application
@@ -34,21 +33,22 @@ from agentpay_server.testkit.embedded.recorder import (
     timeline,
 )
 from agentpay_server.testkit.embedded.world import EmbeddedWorld
-from agentpay_server.testkit.scenes.building import BuiltScene, build, incomplete, require_empty
-from agentpay_server.testkit.scenes.document import Scene, SceneError, SceneSeller, SceneWebhook, read_scene
-from agentpay_server.testkit.scenes.scenarios import (
-    LowBalance,
-    NearDailyLimit,
-    NearSessionCap,
-    PausedAccount,
-    PendingApproval,
-    Scenario,
-    UndeliveredWebhook,
-    stage,
-)
+from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:
+    from agentpay_server.chain.rpc.settings import RpcSettings
     from agentpay_server.testkit.paywall.paywall import Paywall
+    from agentpay_server.testkit.scenes.building import BuiltScene
+    from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook
+    from agentpay_server.testkit.scenes.scenarios import (
+        LowBalance,
+        NearDailyLimit,
+        NearSessionCap,
+        PausedAccount,
+        PendingApproval,
+        Scenario,
+        UndeliveredWebhook,
+    )
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class AgentPayServer(Homes):
         data_dir: Path | str | None = None,
         database_url: str | None = None,
         database_schema: str = DATABASE_SCHEMA,
-        rpc: RpcSettings | None = None,
+        rpc: "RpcSettings | None" = None,
         seeded_port_keys: bool = True,
         webhook_ca: Path | str | None = None,
         scene: Path | str | None = None,
@@ -124,7 +124,11 @@ class AgentPayServer(Homes):
             raise ValueError("data_dir is empty: pass a directory, or None to keep all data in memory")
         if scene is not None and rpc is not None:
             raise ValueError("a scene needs the embedded chain, and rpc uses a cluster: omit one of them")
-        self._scene = None if scene is None else read_scene(scene)
+        self._scene: Scene | None = None
+        if scene is not None:
+            from agentpay_server.testkit.scenes.document import read_scene  # noqa: PLC0415 - a plug-in
+
+            self._scene = read_scene(scene)
         self._built: BuiltScene | None = None
         self._inboxes = InboxTransport()
         shown = _clock(clock)
@@ -169,6 +173,9 @@ class AgentPayServer(Homes):
         self._started_at = from_us(self._config.clock.now_us())
         self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
         if self._scene is not None:
+            from agentpay_server.testkit.scenes.building import incomplete, require_empty  # noqa: PLC0415 - as above
+            from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
+
             try:
                 require_empty(self._operator)
                 self._built = self.build_scene(self._scene)
@@ -413,7 +420,7 @@ class AgentPayServer(Homes):
         They are what a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`. It also
         has the methods of `client.events`, for the first operator.
         """
-        newest = self._running.server.services.deliveries.newest_events(RECORDS_MAX)
+        newest = self._running.server.services.of(webhooks.FEATURE).deliveries.newest_events(RECORDS_MAX)
         return RecordedEvents(self._running.call(newest), self._operator.events)
 
     @property
@@ -422,7 +429,7 @@ class AgentPayServer(Homes):
 
         It also has the methods of `client.deliveries`, for the first operator.
         """
-        newest = self._running.server.services.deliveries.newest_deliveries(RECORDS_MAX)
+        newest = self._running.server.services.of(webhooks.FEATURE).deliveries.newest_deliveries(RECORDS_MAX)
         return RecordedDeliveries(self._running.call(newest), self._operator.deliveries)
 
     @property
@@ -447,20 +454,20 @@ class AgentPayServer(Homes):
         return world.call(work, timeout=_TIMELINE_SECONDS)
 
     @overload
-    def scenario(self, name: Literal["near_daily_limit"]) -> NearDailyLimit: ...
+    def scenario(self, name: Literal["near_daily_limit"]) -> "NearDailyLimit": ...
     @overload
-    def scenario(self, name: Literal["paused_account"]) -> PausedAccount: ...
+    def scenario(self, name: Literal["paused_account"]) -> "PausedAccount": ...
     @overload
-    def scenario(self, name: Literal["low_balance"]) -> LowBalance: ...
+    def scenario(self, name: Literal["low_balance"]) -> "LowBalance": ...
     @overload
-    def scenario(self, name: Literal["pending_approval"]) -> PendingApproval: ...
+    def scenario(self, name: Literal["pending_approval"]) -> "PendingApproval": ...
     @overload
-    def scenario(self, name: Literal["near_session_cap"]) -> NearSessionCap: ...
+    def scenario(self, name: Literal["near_session_cap"]) -> "NearSessionCap": ...
     @overload
-    def scenario(self, name: Literal["undelivered_webhook"]) -> UndeliveredWebhook: ...
+    def scenario(self, name: Literal["undelivered_webhook"]) -> "UndeliveredWebhook": ...
     @overload
-    def scenario(self, name: str) -> Scenario: ...
-    def scenario(self, name: str) -> Scenario:
+    def scenario(self, name: str) -> "Scenario": ...
+    def scenario(self, name: str) -> "Scenario":
         """Create a situation that an agent must handle, by real operations.
 
         Args:
@@ -472,10 +479,12 @@ class AgentPayServer(Homes):
             ValueError: the scenario does not exist.
             ConflictError: the clock is not manual, and the scenario has to advance it.
         """
+        from agentpay_server.testkit.scenes.scenarios import stage  # noqa: PLC0415 - a plug-in
+
         return stage(self, name)
 
     @property
-    def scene(self) -> BuiltScene:
+    def scene(self) -> "BuiltScene":
         """What the argument `scene` created: accounts by their names in the file, keys, secrets, sellers.
 
         Raises:
@@ -485,7 +494,7 @@ class AgentPayServer(Homes):
             raise ValueError("the server was started without a scene: pass AgentPayServer(scene=…)")
         return self._built
 
-    def build_scene(self, scene: Path | str | Scene) -> BuiltScene:
+    def build_scene(self, scene: "Path | str | Scene") -> "BuiltScene":
         """Build a scene now: its accounts are new, beside those that are there.
 
         Args:
@@ -494,8 +503,10 @@ class AgentPayServer(Homes):
         Raises:
             ValueError: the file is no scene, or a step has another outcome than it says.
         """
+        from agentpay_server.testkit.scenes.building import build  # noqa: PLC0415 - a plug-in
+        from agentpay_server.testkit.scenes.document import Scene, read_scene  # noqa: PLC0415 - a plug-in
 
-        def opener(seller: SceneSeller, pay_to: str | None) -> "Paywall":
+        def opener(seller: "SceneSeller", pay_to: str | None) -> "Paywall":
             from agentpay_server.testkit.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
@@ -503,7 +514,7 @@ class AgentPayServer(Homes):
         read = scene if isinstance(scene, Scene) else read_scene(scene)
         return build(self._operator, read, inbox=self._inbox_of, opener=opener)
 
-    def _inbox_of(self, webhook: SceneWebhook, account_ids: Sequence[str]) -> WebhookInbox:
+    def _inbox_of(self, webhook: "SceneWebhook", account_ids: Sequence[str]) -> WebhookInbox:
         inbox = self.webhook_inbox(
             events=webhook.events,
             account_ids=account_ids,

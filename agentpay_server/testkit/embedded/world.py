@@ -19,7 +19,6 @@ from agentpay.contract.identity import KeyKind
 from agentpay_server.assembly.server import Server
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock
-from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.platform.credentials import new_key
 from agentpay_server.platform.logs import log
@@ -143,6 +142,8 @@ class EmbeddedWorld:
         """Return a new single-use link; RuntimeError if the console is not served."""
         if self._listener is None or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
+        from agentpay_server.http import dashboard  # noqa: PLC0415 - a plug-in
+
         return self.call(dashboard.console_url(self.server, self.base_url))
 
     def rpc_url(self) -> str:
@@ -205,7 +206,7 @@ class EmbeddedWorld:
 
     async def _end(self) -> None:
         try:
-            self.server.services.tail.close()
+            self.server.end_streams()
             for listener in (self._listener, self._rpc_listener, *self._guests):
                 if listener is not None:
                     await listener.close()

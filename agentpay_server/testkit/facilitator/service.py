@@ -17,8 +17,9 @@ from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
 from agentpay.contract.endpoints import EXTENSIONS
+from agentpay_server.feature import Header
 from agentpay_server.http.requests import DisconnectedError, read_body, require_json
-from agentpay_server.http.responses import Header, respond
+from agentpay_server.http.responses import respond
 from agentpay_server.payments.challenges import fields, x402
 from agentpay_server.payments.challenges.terms import Network, Protocol, UnreadableChallengeError
 from agentpay_server.payments.challenges.x402 import FacilitatorRequest

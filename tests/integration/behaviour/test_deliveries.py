@@ -187,7 +187,7 @@ def test_each_delay_counts_from_the_failure_before_it(server: AgentPayServer, pa
 
 def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
-    deliveries = server._running.server.services.sender
+    deliveries = server._running.server.services.built["webhooks"].sender
     pay()
 
     server._running._owner.call(deliveries.claim(1))

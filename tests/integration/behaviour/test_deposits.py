@@ -214,7 +214,7 @@ def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet
     pay(server, wallet, (opened(server, 2).token_account, 5))
     looked(server)
     assert rows(server, "entries") == before
-    assert not server._running.server.services.deposits.is_any_due
+    assert not server._running.server.services.built["accounts"].deposits.is_any_due
 
 
 def test_a_deposit_rearms_the_low_balance_event(

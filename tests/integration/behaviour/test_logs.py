@@ -145,7 +145,7 @@ def test_an_internal_error_is_logged_as_one_line_with_its_traceback(
     async def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError("first\nsecond")
 
-    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
+    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", fail)
     answer = http.get("/v1/accounts")
     (line,) = lines.events("request.failed")
     assert line["level"] == "error"
@@ -168,7 +168,7 @@ def test_the_text_format_is_one_line_with_quoted_values(
     async def fail(*_: object, **__: object) -> None:
         raise ValueError("why")
 
-    monkeypatch.setattr(server._running.server.services.accounts, "list", fail)
+    monkeypatch.setattr(server._running.server.services.built["accounts"].accounts, "list", fail)
     stream = io.StringIO()
     with written_to(stream, "text"):
         with database_away(server, 'x "y"\nz'):

@@ -507,7 +507,7 @@ def test_several_lookers_book_a_payment_once(
     crafty.open_channel(payment["header"])
     assert crafty.take(7).failure is None
     running = server._running
-    closing = running.server.services.channel_watch._closing
+    closing = running.server.services.built["channels"].watch._closing
 
     async def looked() -> None:
         await asyncio.gather(*(closing.advance(payment["transfer_id"]) for _ in range(8)))
