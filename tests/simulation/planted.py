@@ -212,8 +212,8 @@ def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None
 def bytes_leave_before_their_commit(patch: Patch) -> None:
     hold = Gate.hold
 
-    def early(self, tx, amount_micro):
-        held = hold(self, tx, amount_micro)
+    def early(self, tx, amount_micro, key):
+        held = hold(self, tx, amount_micro, key)
 
         async def send():
             try:
