@@ -40,7 +40,10 @@ from agentpay_server.payments.challenges.terms import ChallengeTerms
 from agentpay_server.testkit.facilitator import service
 from agentpay_server.testkit.facilitator.settling import CheckedPayment, FeePayer, check_payment
 
-pytestmark = pytest.mark.embedded_chain("it is the chain that it settles on")
+pytestmark = [
+    pytest.mark.embedded_chain("it is the chain that it settles on"),
+    pytest.mark.plugin("facilitator"),
+]
 
 USDC = rpc_world.USDC
 USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"

@@ -24,7 +24,7 @@ from agentpay_server.cli import main
 from agentpay_server.testkit.scenes.building import build
 from agentpay_server.testkit.scenes.document import SceneError, parse_scene
 
-pytestmark = pytest.mark.embedded_chain("a scene is built on it")
+pytestmark = [pytest.mark.embedded_chain("a scene is built on it"), pytest.mark.plugin("scenes")]
 
 SCENE = """
 [accounts.research]

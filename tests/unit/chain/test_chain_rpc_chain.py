@@ -46,7 +46,7 @@ from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import TransactionTooLargeError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def raising(error: Exception) -> Any:

@@ -18,7 +18,7 @@ from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import shape_of
 from agentpay_server.engine.funding import transfer_fee
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def transfer(blockhash: Blockhash, memo: str = "txn_1") -> SignedTransaction:

@@ -21,6 +21,8 @@ from agentpay_server.chain.protocol import ChainUnreachableError, DepositBatch, 
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.replies import Simulation, read_landing
 
+pytestmark = pytest.mark.plugin("cluster")
+
 Operation = Callable[[RpcChain], Awaitable[Any]]
 
 

@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from agentpay_server.chain.rpc import polling as module
 from agentpay_server.chain.rpc.polling import Notices
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def notice_of(subscription: object) -> str:

@@ -24,7 +24,7 @@ from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]
 
 INSERT = insert(counters)
 ADD = (

@@ -23,7 +23,7 @@ from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfers
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]
 
 COUNT = 8
 IDS = [f"acct_{number}" for number in range(1, COUNT + 1)]

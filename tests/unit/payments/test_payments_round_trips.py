@@ -34,6 +34,8 @@ from agentpay_server.payments.challenges.terms import (
     UnreadableChallengeError,
 )
 
+pytestmark = pytest.mark.plugin("payments")
+
 some = settings(database=None, max_examples=60, deadline=None)
 KEYS = [Keypair.from_seed(bytes([number]) * 32) for number in range(1, 12)]
 
