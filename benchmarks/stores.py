@@ -59,9 +59,9 @@ _FILL = (
     f"""
     INSERT INTO accounts (account_id, operator_id, name, handle, key_index, chain_address,
         usdc_token_account, policy, paused, policy_version, policy_updated_us, spent_total, last_spend_us,
-        balance, in_flight, in_flight_total, cap_holds, created_us)
+        balance, in_flight, in_flight_total, created_us)
     SELECT 'acct_' || i, '{OPERATOR}', 'a', '@a', i, 'address', 'token_' || i, '{{{{}}}}', FALSE, 1, 0,
-        {{count}}, {NOW_US}, 0, 0, 0, 0, 0 FROM n
+        {{count}}, {NOW_US}, 0, 0, 0, 0 FROM n
     """,
 )
 
@@ -121,7 +121,7 @@ def _growth(engine: str, opened: Callable[[], Database]) -> list[Result]:
         last_seq = 2**62
         history: dict[str, Any] = {"status": None, "since_us": None}
         units: dict[str, Callable[[Database], Any]] = {
-            "24 h spend check": lambda database: database.read(spending.spent, account, NOW_US),
+            "24 h spend check": lambda database: database.read(spending.against_daily_limit, account, NOW_US),
             "page of history": lambda database: database.read(
                 accounts.ENTRY_PAGES, ACCOUNT, last_seq, PAGE, **history
             ),

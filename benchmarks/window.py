@@ -41,7 +41,6 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
                 in_flight=0,
                 deposit_cursor=None,
                 in_flight_total=0,
-                cap_holds=0,
                 created_us=0,
             ),
         )
@@ -75,8 +74,8 @@ def run() -> list[Result]:
     """Return the ratio of the check in a full window to that in a nearly empty one."""
     full_database, full = _filled(100_000)
     few_database, few = _filled(10)
-    assert asyncio.run(full_database.read(spending.spent, full, NOW_US)) == 100_000
-    assert asyncio.run(few_database.read(spending.spent, few, NOW_US)) == 10
+    assert asyncio.run(full_database.read(spending.against_daily_limit, full, NOW_US)) == 100_000
+    assert asyncio.run(few_database.read(spending.against_daily_limit, few, NOW_US)) == 10
 
     return [
         compare(
@@ -91,7 +90,7 @@ def run() -> list[Result]:
 
 def _drive(database: MemoryDatabase, account: AccountRecord) -> int:
     """Run the check to its end; in memory it never suspends."""
-    work = database.read(spending.spent, account, NOW_US)
+    work = database.read(spending.against_daily_limit, account, NOW_US)
     try:
         work.send(None)
     except StopIteration as done:

@@ -346,7 +346,8 @@ POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
     failed=_failed,
     expired=_expired,
     late=_late,
-    # Sign nothing: `expired` schedules a write of the newest policy, which may have changed.
+    # Sign nothing: `expired` schedules a write of the newest policy, which may have changed. Unlike
+    # with None, the driver makes its checks before a signature first.
     resign=lambda _: None,
     report=_report,
     # An undone write that is resent could land after a newer one.

@@ -309,7 +309,6 @@ class Accounts:
             in_flight=0,
             deposit_cursor=None,
             in_flight_total=0,
-            cap_holds=0,
             created_us=now_us,
         )
         store.ACCOUNTS.insert(connection, new)
@@ -377,7 +376,7 @@ class Accounts:
         left = keys.least(remaining(limit_micro=limit, spent_micro=spent), key_left_micro)
         return {
             "spent_usdc": from_micro(spent),
-            "reserved_usdc": from_micro(spending.holds(connection, record)),
+            "reserved_usdc": from_micro(spending.reserved(connection, record)),
             "remaining_usdc": None if left is None else from_micro(left),
             # Round up to the milliseconds of the wire format, so that it is never too early.
             "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),

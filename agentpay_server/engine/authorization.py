@@ -22,7 +22,7 @@ from agentpay.contract.policies import Policy
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, TokenAccount
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, HoldRecord
 from agentpay_server.engine import fees
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.fees import Cost
@@ -30,7 +30,7 @@ from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFun
 from agentpay_server.engine.policy import Means, Recipient, Refusal, Spend, stored_policy
 from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import idempotency, spending, transactions
+from agentpay_server.ledger import holds, idempotency, spending, transactions
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey
@@ -274,8 +274,8 @@ class Gate(Unit):
         if self.promise is not None:
             self.promise(cost)
 
-    def hold(self, tx: StoredTransaction, amount_micro: int) -> StoredTransaction:
-        """Store a signed transaction and count its amount as spent and in flight."""
+    def hold(self, tx: StoredTransaction, amount_micro: int, key: LimitedKey | None) -> StoredTransaction:
+        """Store a signed transaction; count its amount as spent and in flight, and toward a limited key."""
         posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
         source = post(self.connection, posting, self.now_us)
         held = attrs.evolve(
@@ -284,20 +284,36 @@ class Gate(Unit):
             spent_us=source.last_spend_us,
             spent_total=source.spent_total,
             by_operator=self.by_operator,
+            budgeted=tx.fee,
         )
         transactions.insert_transaction(self.connection, held)
+        if key is not None:
+            self.hold_of_key(tx.subject_id, amount_micro, key)
         return held
 
-    def hold_cap(self, tx: StoredTransaction, cap_micro: int) -> StoredTransaction:
-        """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
-        post(
-            self.connection,
-            Posting(account_id=tx.account_id, hold=cap_micro, cap_hold=cap_micro),
-            self.now_us,
-        )
+    def hold_of_key(self, subject_id: str, amount_micro: int, key: LimitedKey | None) -> None:
+        """Count an amount toward the total of a limited key, unless it has counted since it was requested."""
+        if key is not None and not key.judged_micro:
+            holds.HOLDS.insert(self.connection, self._hold(subject_id, amount_micro, key))
+
+    def hold_cap(
+        self, tx: StoredTransaction, cap_micro: int, cost: Cost, key: LimitedKey | None
+    ) -> StoredTransaction:
+        """Store the transaction that funds an escrow; count its cap as in flight; reserve cap and fees."""
+        post(self.connection, Posting(account_id=tx.account_id, hold=cap_micro), self.now_us)
+        holds.reserve(self.connection, self._hold(tx.subject_id, cap_micro, key), fees=cost.fees)
         held = attrs.evolve(tx, hold=cap_micro, by_operator=self.by_operator)
         transactions.insert_transaction(self.connection, held)
         return held
+
+    def _hold(self, subject_id: str, amount_micro: int, key: LimitedKey | None) -> HoldRecord:
+        return HoldRecord(
+            subject_id=subject_id,
+            account_id=self.source.account_id,
+            key_id=None if key is None else key.key_id,
+            amount=amount_micro,
+            by_operator=self.by_operator,
+        )
 
 
 @frozen(kw_only=True)

@@ -7,8 +7,8 @@ Three things cost the treasury SOL and bring no payment: a failed transaction, a
 nothing charged, and the token account that a settlement creates for a payee. Each counts from the commit that
 stores the signed bytes:
 
-- While a transaction is in flight, or a session unsettled, its fees count. A session counts with the fees of
-  both its transactions, so that closing it never exceeds the budget.
+- While a transaction is in flight, or a session unsettled, its fees count. A session's hold reserves the fees
+  of both its transactions, as they were when it was opened, so that closing it never exceeds the budget.
 - If it ends without a payment, its lamports are *burned*: they count for 24 hours from its end, as a spend
   does in `spending.py`. If it settles a payment, or never landed, they no longer count.
 
@@ -21,14 +21,13 @@ from decimal import Decimal
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import Boolean, bindparam, case, func, literal_column, select
+from sqlalchemy import Boolean, bindparam, func, literal_column, select
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, channels, sessions
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.ledger import spending
+from agentpay_server.ledger import holds, spending
 from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import WINDOW_US
@@ -72,41 +71,13 @@ class Cost:
 
 
 _BY_OPERATOR: Final = bindparam("by_operator", type_=Boolean)
-# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
-_PENDING: Final = select(
-    func.coalesce(
-        func.sum(
-            case(
-                (
-                    table.c.kind.in_(
-                        [literal_column(f"'{Kind.TRANSFER}'"), literal_column(f"'{Kind.PAYMENT}'")]
-                    ),
-                    table.c.fee,
-                ),
-                # A session counts with its fees below.
-                (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"), table.c.rent),
-                else_=literal_column("0"),
-            )
-        ),
-        0,
-    )
-).where(
+_PENDING: Final = select(func.coalesce(func.sum(table.c.budgeted), 0)).where(
+    # A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
     table.c.state == literal_column(f"'{State.PENDING}'"),
     table.c.account_id == bindparam("account_id"),
     table.c.by_operator == _BY_OPERATOR,
 )
-_UNSETTLED: Final = [
-    select(func.coalesce(func.sum(each.c.opening_fee + each.c.closing_fee), 0)).where(
-        each.c.account_id == bindparam("account_id"),
-        each.c.by_operator == _BY_OPERATOR,
-        each.c.status.in_(
-            literal_column(f"'{status}'")
-            for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
-        ),
-    )
-    for each in (sessions, channels)
-]
-_RESERVED: Final = select(_PENDING.scalar_subquery(), *(each.scalar_subquery() for each in _UNSETTLED))
+_RESERVED: Final = select(_PENDING.scalar_subquery(), holds.FEES.scalar_subquery())
 _TOTAL_BEFORE: Final = spending.total_before(table.c.burned_us, table.c.burned_total).where(
     table.c.by_operator == _BY_OPERATOR
 )
@@ -133,11 +104,11 @@ def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
     return (Posting(account_id=tx.account_id, burned=lamports),)
 
 
-def holds(connection: Connection, account_id: str, *, by_operator: bool) -> int:
+def reserved(connection: Connection, account_id: str, *, by_operator: bool) -> int:
     """Return the lamports that an account's unfinished work of operators, or of agents, may still burn."""
     values = {"account_id": account_id, "by_operator": by_operator}
-    (parts,) = connection.execute(_RESERVED, values)
-    return sum(int(part) for part in parts)
+    ((pending, held),) = connection.execute(_RESERVED, values)
+    return int(pending) + int(held)
 
 
 def burned(connection: Connection, account: AccountRecord, now_us: int, *, by_operator: bool) -> int:
@@ -188,7 +159,7 @@ def require_room(
         return
     # The window never ends before the last burn, which another server's clock may have timed.
     now_us = max(now_us, account.last_burned_us)
-    in_use = holds(connection, account.account_id, by_operator=by_operator)
+    in_use = reserved(connection, account.account_id, by_operator=by_operator)
     lost = burned(connection, account, now_us, by_operator=by_operator)
     excess = in_use + lost + cost.fees - budget
     if excess <= 0:

@@ -92,12 +92,14 @@ class Replacement:
         change: what it changes of the subject.
         detail: its kind's, for the row.
         rent: lamports of rent that it pays.
+        budgeted: lamports that count toward the account's fee budget while it is pending.
     """
 
     signed: SignedTransaction
     change: Change[Any]
     detail: str | None = None
     rent: int = 0
+    budgeted: int = 0
 
 
 class Load(Protocol[S_co]):
@@ -206,6 +208,7 @@ def pending_transaction(
     credits_account_id: str | None = None,
     detail: str | None = None,
     rent: int = 0,
+    budgeted: int = 0,
     by_operator: bool = False,
 ) -> StoredTransaction:
     """Return the row of a new signed transaction, leased by this process."""
@@ -223,6 +226,7 @@ def pending_transaction(
         leased_until_us=real_now_us() + LEASE_US,
         fee=signed.fee_lamports,
         rent=rent,
+        budgeted=budgeted,
         by_operator=by_operator,
     )
 
@@ -339,6 +343,7 @@ class Outcomes:
             credits_account_id=tx.credits_account_id,
             detail=replacement.detail,
             rent=replacement.rent,
+            budgeted=replacement.budgeted,
             by_operator=tx.by_operator,
             now_us=unit.now_us,
         )

@@ -78,15 +78,10 @@ class Guards:
     before_loss: Callable[[str], Awaitable[None]] = no_check
 
 
-NO_GUARDS: Final = Guards()
-
-
 class Settlement:
     """Drives every pending transaction to its outcome, with one task per subject in this process."""
 
-    def __init__(
-        self, context: Context, movements: Iterable[Movement[Any]], guards: Guards = NO_GUARDS
-    ) -> None:
+    def __init__(self, context: Context, movements: Iterable[Movement[Any]], guards: Guards) -> None:
         self._context = context
         self._chain = context.chain
         self._database = context.database
@@ -388,7 +383,8 @@ class Settlement:
         if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | StoredTransaction", current)
         await self._check_balance(tx)
-        if movement.resign is None:
+        # What a seller broadcasts is never replaced: it holds bytes that may land beside new ones.
+        if movement.resign is None or tx.kind in COSIGNED:
             noted = self._context.wakeup.noted
             written = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(tx, written, noted)

@@ -67,7 +67,6 @@ _POSTED: Final[dict[str, ColumnElement[Any]]] = {
             "balance",
             "in_flight",
             "in_flight_total",
-            "cap_holds",
             "spent_total",
             "burned_total",
             "operator_burned_total",

@@ -7,7 +7,8 @@ everything else. So two units never wait for each other. Each account is one sta
 
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar, cast
 
 import attrs
 from attrs import evolve, field, frozen
@@ -21,10 +22,13 @@ from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.audit import Record
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.outbox import NewEvent, Outbox
 from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
+
+_ACCOUNT: Final = attrgetter("account_id")
 
 
 @frozen
@@ -87,8 +91,6 @@ class Posting:
         debit: leaves the balance. If that crosses a low-balance threshold, there is an event.
         hold: is in flight from now on: it may leave the balance.
         release: is no longer in flight.
-        cap_hold: the cap of a session, reserved until the session is settled.
-        cap_release: a cap that is no longer reserved.
         spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
         burned: lamports of the outcome's transaction that brought no payment, if an agent caused them
             (`engine/fees.py`).
@@ -102,8 +104,6 @@ class Posting:
     debit: int = 0
     hold: int = 0
     release: int = 0
-    cap_hold: int = 0
-    cap_release: int = 0
     spent: int = 0
     burned: int = 0
     operator_burned: int = 0
@@ -117,7 +117,6 @@ class Posting:
             "balance": self.credit - self.debit,
             "in_flight": self.hold - self.release,
             "in_flight_total": self.hold,
-            "cap_holds": self.cap_hold - self.cap_release,
             "spent_total": self.spent,
             "burned_total": self.burned,
             "operator_burned_total": self.operator_burned,
@@ -131,8 +130,6 @@ class Posting:
             debit=self.debit + other.debit,
             hold=self.hold + other.hold,
             release=self.release + other.release,
-            cap_hold=self.cap_hold + other.cap_hold,
-            cap_release=self.cap_release + other.cap_release,
             spent=self.spent + other.spent,
             burned=self.burned + other.burned,
             operator_burned=self.operator_burned + other.operator_burned,
@@ -150,20 +147,30 @@ class Outcome(Generic[S]):
         account_id: the account that the events are about; only it is debited.
         subject: the change of the transfer, session or record, or the row itself if it stays as it is.
         postings: several of one account are added up.
-        changes: of further rows.
+        changes: of further rows, and of holds.
     """
 
     operator_id: str
     account_id: str
     subject: Change[S] | S
     postings: tuple[Posting, ...] = ()
-    changes: tuple[Change[Any], ...] = ()
+    changes: tuple[Change[Any] | HoldChange, ...] = ()
     events: tuple[NewEvent, ...] = ()
     audit: tuple[Record, ...] = ()
 
-    def also(self, *postings: Posting, audit: Iterable[Record] = ()) -> "Outcome[S]":
-        """Return it with more postings and audit entries."""
-        return evolve(self, postings=self.postings + postings, audit=(*self.audit, *audit))
+    def also(
+        self,
+        *postings: Posting,
+        changes: Iterable[Change[Any] | HoldChange] = (),
+        audit: Iterable[Record] = (),
+    ) -> "Outcome[S]":
+        """Return it with more postings, changes and audit entries."""
+        return evolve(
+            self,
+            postings=self.postings + postings,
+            changes=(*self.changes, *changes),
+            audit=(*self.audit, *audit),
+        )
 
 
 def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) -> S:
@@ -182,7 +189,7 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     postings = _merged(outcome.postings)
     posted = {
         posting.account_id: post(connection, posting, unit.now_us)
-        for posting in sorted(postings, key=lambda each: each.account_id)
+        for posting in sorted(postings, key=_ACCOUNT)
         if posting.suspends or any(posting.added.values())
     }
     subject = outcome.subject

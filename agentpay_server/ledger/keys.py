@@ -3,13 +3,12 @@
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, case, func, literal_column, or_, select
+from sqlalchemy import BindParameter, ColumnElement, and_, bindparam, or_, select
 
-from agentpay.contract.sessions import SessionStatus
-from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import TransferRecord, api_keys, sessions, transfers
+from agentpay_server.database.tables import TransferRecord, api_keys
+from agentpay_server.ledger import holds
 from agentpay_server.platform.principals import Principal
 
 
@@ -54,41 +53,12 @@ def names(connection: Connection, key_ids: set[str]) -> dict[str, KeyName]:
 
 # The total that an agent key may spend in its lifetime, `max_total_usdc` (interface K11).
 #
-# The total is not a counter: it is the sum of what the key has requested, read while its account is locked.
-# An agent key spends from one account only, so of two requests at once the second counts the first. Transfers
-# count from their request, while they wait for approval too, until they are refused or it is proved that they
-# never happened; a session counts with its whole cap until it is settled. What an operator approves counts
-# toward the key that requested it.
+# The total is not a counter: it is the sum of the key's holds, read while its account is locked. An agent key
+# spends from one account only, so of two requests at once the second counts the first. A transfer holds its
+# amount from its request, while it waits for approval too, until it is refused or it is proved that it never
+# happened; a session holds its whole cap until it is settled. What an operator approves counts toward the key
+# that requested it.
 
-_TRANSFERS: Final = select(func.coalesce(func.sum(transfers.c.amount), 0)).where(
-    transfers.c.key_id == bindparam("key_id"),
-    transfers.c.status.in_(
-        literal_column(f"'{status}'")
-        for status in (
-            TransferStatus.PENDING_APPROVAL,
-            TransferStatus.APPROVED,
-            TransferStatus.SUBMITTED,
-            TransferStatus.SETTLED,
-        )
-    ),
-)
-_SESSIONS: Final = select(
-    func.coalesce(
-        func.sum(
-            case(
-                (
-                    sessions.c.status == literal_column(f"'{SessionStatus.SETTLED}'"),
-                    func.coalesce(sessions.c.settled, sessions.c.running_total),
-                ),
-                (sessions.c.status == literal_column(f"'{SessionStatus.FAILED}'"), literal_column("0")),
-                else_=sessions.c.cap,
-            )
-        ),
-        0,
-    )
-).where(sessions.c.key_id == bindparam("key_id"))
-# An index covers the transfers of a key, and one finds its sessions.
-_SPENT: Final = select(_TRANSFERS.scalar_subquery(), _SESSIONS.scalar_subquery())
 _LIMIT: Final = select(api_keys.c.max_total).where(api_keys.c.key_id == bindparam("key_id"))
 
 
@@ -108,8 +78,7 @@ class LimitedKey:
 
     def spent_micro(self, connection: Connection) -> int:
         """Return the micro-USDC that count toward the limit. For a decision, the account must be locked."""
-        ((transferred, in_sessions),) = connection.execute(_SPENT, {"key_id": self.key_id})
-        return int(transferred) + int(in_sessions) - self.judged_micro
+        return holds.spent_by_key(connection, self.key_id) - self.judged_micro
 
 
 def remaining_micro(connection: Connection, key: LimitedKey | None) -> int | None:

@@ -9,12 +9,23 @@ not subtracted from the totals, which would change every later one. Its row stor
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import BigInteger, Column, ColumnElement, Select, bindparam, cast, func, select
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Select,
+    bindparam,
+    cast,
+    func,
+    literal_column,
+    or_,
+    select,
+)
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, accounts
+from agentpay_server.database.tables import AccountRecord, State, accounts
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.ledger import transactions
+from agentpay_server.ledger import holds
 from agentpay_server.platform.clock import DAY_US
 
 WINDOW_US: Final = DAY_US
@@ -87,7 +98,18 @@ _RELEASED_BY_MOMENT: Final = (
 _RELEASED: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
     table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
-_SPENT: Final = select(_TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery())
+_COUNTED: Final = select(
+    _TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery(), holds.RESERVED.scalar_subquery()
+)
+
+# What is in flight for an open hold is part of it, and counts once: also what was reorganized away and is
+# sent again. A partial index serves each of the two conditions.
+_IN_FLIGHT_OF_OPEN: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
+    table.c.account_id == bindparam("account_id"),
+    or_(table.c.state == literal_column(f"'{State.PENDING}'"), table.c.vanished_hold > literal_column("0")),
+    table.c.subject_id.in_(holds.OPEN_SUBJECTS),
+)
+_RESERVED: Final = select(holds.RESERVED.scalar_subquery(), _IN_FLIGHT_OF_OPEN.scalar_subquery())
 
 _OF_ACCOUNT: Final = table.c.account_id == accounts.c.account_id
 AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
@@ -105,26 +127,23 @@ AGAINST_DAILY_LIMIT: Final[ColumnElement[Any]] = (
     .where(_OF_ACCOUNT, table.c.released_us > bindparam("start_us", type_=BigInteger))
     .correlate(accounts)
     .scalar_subquery()
-    + accounts.c.cap_holds
+    + cast(holds.reserved(accounts.c.account_id).correlate(accounts).scalar_subquery(), BigInteger)
 )
 """What `against_daily_limit` returns, as a column of `accounts`; `start_us` is the window's start."""
-
-
-def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
-    values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
-    ((before, released),) = connection.execute(_SPENT, values)
-    return spent_in_window(
-        total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
-    )
 
 
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that count toward `max_daily_spend`, for decisions and display (interface PO9).
 
-    These are the spends within the window, and the caps of all unsettled sessions.
+    These are the spends within the window that ends at `now_us`, and what open holds reserve: the caps of all
+    unsettled sessions.
     """
-    return spent(connection, account, now_us) + account.cap_holds
+    values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
+    ((before, released, held),) = connection.execute(_COUNTED, values)
+    spent = spent_in_window(
+        total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
+    )
+    return spent + int(held)
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
@@ -149,11 +168,10 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
         start_us = end_us
 
 
-def holds(connection: Connection, account: AccountRecord) -> int:
+def reserved(connection: Connection, account: AccountRecord) -> int:
     """Return the micro-USDC of an account that count as spent but may be released.
 
-    These are the amounts of its transfers in flight, and the caps of its unsettled sessions.
+    These are the amounts of its transfers in flight, and what open holds reserve.
     """
-    # A session that is being opened is both in flight and part of the holds of caps: count it once.
-    opening = transactions.opening_caps(connection, account.account_id)
-    return account.in_flight - opening + account.cap_holds
+    ((held, in_flight),) = connection.execute(_RESERVED, {"account_id": account.account_id})
+    return account.in_flight - int(in_flight) + int(held)

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import ColumnElement, Text, bindparam, func, literal_column, null, select, update
+from sqlalchemy import ColumnElement, Text, bindparam, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
@@ -202,16 +202,6 @@ _WATCHED_AFTER: Final = (
     .limit(bindparam("count"))
 )
 _NEWEST: Final = select(table.c.created_us).order_by(table.c.seq.desc()).limit(1)
-_OPENING: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
-    _IS_PENDING,
-    table.c.account_id == bindparam("account_id"),
-    table.c.kind.in_([literal_column(f"'{Kind.SESSION_OPEN}'"), literal_column(f"'{Kind.CHANNEL_OPEN}'")]),
-)
-_VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.vanished_hold), 0)).where(
-    table.c.vanished_hold > literal_column("0"),
-    table.c.account_id == bindparam("account_id"),
-    table.c.kind == literal_column(f"'{Kind.SESSION_OPEN}'"),
-)
 
 
 def newest_us(connection: Connection) -> int:
@@ -384,14 +374,6 @@ def set_spend(
 def set_released(connection: Connection, tx: StoredTransaction, released_us: int | None) -> None:
     """Store that a spend did not happen; with None, that it happened after all."""
     TRANSACTIONS.changed(connection, tx, released_us=released_us)
-
-
-def opening_caps(connection: Connection, account_id: str) -> int:
-    """Return the micro-USDC of an account that are in flight for session openings."""
-    values = {"account_id": account_id}
-    pending_caps = int(connection.execute(_OPENING, values).scalar_one())
-    # An opening that was reorganized away is being retried.
-    return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
 
 
 # --- Leases of pending transactions

@@ -211,13 +211,15 @@ def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[Transf
     if not (purchase.is_pin_as_seen(gate.connection) and new.is_as_seen(gate)):
         return None
     unsigned = purchase.row(new.transfer_id)
-    refusal = refusal_of(gate, purchase, keys.of_principal(new.principal))
+    key = keys.of_principal(new.principal)
+    refusal = refusal_of(gate, purchase, key)
     if refusal is not None:
         return refused(gate, _stored(gate, new, rejected(gate, refusal), unsigned), refusal)
     if gate.needs_approval(new.terms.amount_micro):
         require_room_to_wait(gate, new.principal)
+        gate.hold_of_key(new.transfer_id, new.terms.amount_micro, key)
         return escalated(gate, _stored(gate, new, waiting(gate, _external(gate)), unsigned))
-    tx, row = sign(gate, purchase, new.transfer_id)
+    tx, row = sign(gate, purchase, new.transfer_id, key)
     return initiated(gate, _stored(gate, new, submitted(_external(gate), tx), row), tx)
 
 
@@ -240,12 +242,13 @@ def approved_payment(
     current = transfer_store.approved(gate.connection, approved.transfer_id)
     if current != approved or not purchase.is_pin_as_seen(gate.connection):
         return None
-    refusal = refusal_of(gate, purchase, keys.of_waiting(gate.connection, approved))
+    key = keys.of_waiting(gate.connection, approved)
+    refusal = refusal_of(gate, purchase, key)
     if refusal is not None:
         require_funds(refusal, approved)
         rejection = rejected(gate, refusal)
         return refused(gate, _changed(gate, principal, approved, purchase, rejection), refusal)
-    tx, row = sign(gate, purchase, approved.transfer_id)
+    tx, row = sign(gate, purchase, approved.transfer_id, key)
     decision = submitted(_external(gate), tx)
     return initiated(gate, _changed(gate, principal, approved, purchase, decision, row=row), tx)
 
@@ -327,7 +330,9 @@ def initiated(gate: Gate, transfer: TransferRecord, tx: StoredTransaction) -> De
 # --- Signing
 
 
-def sign(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransaction, PaymentRow]:
+def sign(
+    gate: Gate, purchase: Purchase, transfer_id: str, key: LimitedKey | None
+) -> tuple[StoredTransaction, PaymentRow]:
     """Sign a payment and reserve its amount; return its stored transaction, and its row to store.
 
     Raises:
@@ -336,12 +341,13 @@ def sign(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransa
     offer, amount_micro = purchase.offer, purchase.offer.terms.amount_micro
     if offer.channel is not None:
         # The fee of a forced close.
-        gate.pay(Cost(fees=closing_fee(gate.preflight.blockhash)))
+        cost = Cost(fees=closing_fee(gate.preflight.blockhash))
+        gate.pay(cost)
         tx, row = _sign_channel(gate, purchase, offer.channel, transfer_id)
-        return gate.hold_cap(tx, amount_micro), row
+        return gate.hold_cap(tx, amount_micro, cost, key), row
     gate.pay(Cost(fees=FEE_LAMPORTS if offer.terms.fee_payer is None else 0))
     tx, row = _sign_single(gate, purchase, transfer_id)
-    return gate.hold(tx, amount_micro), row
+    return gate.hold(tx, amount_micro, key), row
 
 
 def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransaction, PaymentRow]:

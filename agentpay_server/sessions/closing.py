@@ -150,13 +150,16 @@ class Closing:
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        session = store.SESSIONS.existing(connection, session_id)
-        if principal is None and session.opened_us is not None:
-            reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        actor: Principal | audit.ServerActor | None = principal
+        if actor is None:
+            session = store.SESSIONS.existing(connection, session_id)
+            actor = audit.ServerActor(session.operator_id)
+            if session.opened_us is not None:
+                reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         claimed = claim(
             connection,
             session_id,
-            actor=principal or audit.ServerActor(session.operator_id),
+            actor=actor,
             now_us=now_us,
             closes_us=sign_us,
             reason=reason,
@@ -230,6 +233,7 @@ class Closing:
             credits_account_id=session.recipient_account_id,
             detail=found.detail,
             rent=found.rent,
+            budgeted=found.rent,
             by_operator=session.by_operator,
             now_us=unit.now_us,
         )
@@ -424,13 +428,12 @@ def sign(
         stuck_reason=None,
         settlement_tx_signature=signed.signature,
         payee_created_us=unit.now_us if creates else None,
-        closing_fee=signed.fee_lamports,
         # Another process may have postponed it meanwhile.
         closes_us=None,
     )
     rent = state.payee.rent if creates else 0
     detail = outcomes.detail_of(legs.deposited_micro)
-    return Replacement(signed=signed, change=change, detail=detail, rent=rent)
+    return Replacement(signed=signed, change=change, detail=detail, rent=rent, budgeted=rent)
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:

@@ -29,6 +29,7 @@ from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, st
 from agentpay_server.ledger import audit, idempotency, keys
 from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.principals import Principal
@@ -95,18 +96,18 @@ def new_session(
         category=terms.category,
         purpose=Purpose.SESSION,
     )
-    refusal = gate.refusal(spend, keys.of_principal(principal))
+    limited = keys.of_principal(principal)
+    refusal = gate.refusal(spend, limited)
     if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
         # It cannot wait for an operator.
         refusal = escalation_refusal(gate.policy, terms.cap_micro)
     if refusal is not None:
         raise refused(refusal, None)
-    gate.pay(
-        Cost(
-            fees=escrow.opening_fee(preflight.blockhash) + escrow.settlement_fee(preflight.blockhash),
-            rent=rent_exempt_lamports,
-        )
+    cost = Cost(
+        fees=escrow.opening_fee(preflight.blockhash) + escrow.settlement_fee(preflight.blockhash),
+        rent=rent_exempt_lamports,
     )
+    gate.pay(cost)
     # The account is locked, so no other session of it can be opened before this one is stored.
     unsettled = store.unsettled(connection, source.account_id)
     too_many = session_limit_refusal(unsettled, context.settings.max_open_sessions)
@@ -132,7 +133,6 @@ def new_session(
         ),
         tx_signature=signed.signature,
         opening_fee=signed.fee_lamports,
-        closing_fee=escrow.settlement_fee(preflight.blockhash),
         by_operator=gate.by_operator,
         now_us=now_us,
     )
@@ -146,7 +146,7 @@ def new_session(
         rent=rent_exempt_lamports,
         now_us=now_us,
     )
-    tx = gate.hold_cap(tx, terms.cap_micro)
+    tx = gate.hold_cap(tx, terms.cap_micro, cost, limited)
     audit.record(
         connection,
         principal,
@@ -170,7 +170,6 @@ def session_row(
     now_us: int,
     tx_signature: str | None = None,
     opening_fee: int = 0,
-    closing_fee: int = 0,
     channel: ChannelRecord | None = None,
     url: str | None = None,
 ) -> SessionRecord:
@@ -197,7 +196,6 @@ def session_row(
         created_us=now_us,
         recipient_owner=recipient.owner,
         opening_fee=opening_fee,
-        closing_fee=closing_fee,
         protocol=(SessionProtocol.ESCROW if channel is None else SessionProtocol.MPP).value,
         origin=None if channel is None else channel.origin,
         url=url,
@@ -333,8 +331,9 @@ def failed(ending: Ending[SessionRecord], refusal: Refusal) -> Outcome[SessionRe
         before={"status": SessionStatus.OPENING.value},
         after=outcomes.audited(change.after),
     )
-    posting = Posting(account_id=session.account_id, release=session.cap, cap_release=session.cap)
-    return outcomes.outcome_of(change, posting).also(audit=(record,))
+    posting = Posting(account_id=session.account_id, release=session.cap)
+    hold = HoldChange(session.session_id)
+    return outcomes.outcome_of(change, posting).also(changes=(hold,), audit=(record,))
 
 
 def _signed(

@@ -27,6 +27,7 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.transactions import StoredTransaction
@@ -91,7 +92,11 @@ class Escrow:
         Without `is_held`, its reservation was released because the transaction seemed lost.
         """
         amount, again = self.amount_micro, 0 if is_held else self.amount_micro
-        return Posting(account_id=self.account_id, hold=again, cap_hold=again, release=amount, debit=amount)
+        return Posting(account_id=self.account_id, hold=again, release=amount, debit=amount)
+
+    def reserved_again(self) -> HoldChange:
+        """Return that its hold, which had ended, reserves it again."""
+        return HoldChange(self.owner_id, amount=self.amount_micro, is_open=True)
 
     def paid_out(self, tx: StoredTransaction, spent: Entry, *, deposited: int) -> tuple[Posting, ...]:
         """Return the postings of its payout.
@@ -106,7 +111,6 @@ class Escrow:
             history.append(self._entry(TransactionType.DEPOSIT, Direction.IN, deposited, tx))
         posting = Posting(
             account_id=self.account_id,
-            cap_release=self.amount_micro,
             credit=self.amount_micro - paid + deposited,
             spent=paid,
             entries=tuple(history),
@@ -176,7 +180,9 @@ def funded(
             tx_signature=tx_signature,
         ),
     )
-    return outcome_of(change, escrow_of(session).funded(is_held=is_held), events=(opened,))
+    escrow = escrow_of(session)
+    outcome = outcome_of(change, escrow.funded(is_held=is_held), events=(opened,))
+    return outcome if is_held else outcome.also(changes=(escrow.reserved_again(),))
 
 
 def charged(session: SessionRecord, *, before_micro: int) -> Outcome[SessionRecord]:
@@ -234,7 +240,8 @@ def settled(
             type=TransactionType.DEPOSIT, direction=Direction.IN, amount=paid, counterparty=session.account_id
         )
         postings.append(Posting(account_id=session.recipient_account_id, credit=paid, entries=(arrived,)))
-    return outcome_of(change, *postings, events=(_settled_event(session, paid, tx.signature, now_us),))
+    outcome = outcome_of(change, *postings, events=(_settled_event(session, paid, tx.signature, now_us),))
+    return outcome.also(changes=(HoldChange(session.session_id, amount=paid),))
 
 
 def _settled_event(session: SessionRecord, paid: int, tx_signature: str, now_us: int) -> NewEvent:

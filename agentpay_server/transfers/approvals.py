@@ -78,9 +78,8 @@ def approved_transfer(
     if is_payment:
         # A payment's terms say what it is for, so require_memo accepts it without a memo.
         terms = attrs.evolve(terms, memo=terms.memo or pending.to)
-    refusal = gate.paused() or gate.refusal(
-        spend_of(terms, gate.preflight), keys.of_waiting(gate.connection, pending)
-    )
+    key = keys.of_waiting(gate.connection, pending)
+    refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         require_funds(refusal, pending)
         return refused(gate, _approved(gate, principal, pending, rejected(gate, refusal)), refusal)
@@ -92,7 +91,7 @@ def approved_transfer(
         external = attrs.evolve(recipient, account_id=None)
         decision = waiting(gate, external, TransferStatus.APPROVED)
         return Decided(record=_approved(gate, principal, pending, decision))
-    tx = gate.hold(signed(gate, pending.transfer_id, terms), terms.amount_micro)
+    tx = gate.hold(signed(gate, pending.transfer_id, terms), terms.amount_micro, key)
     return Decided(record=_approved(gate, principal, pending, submitted(recipient, tx)), tx=tx)
 
 

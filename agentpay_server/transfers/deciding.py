@@ -1,7 +1,7 @@
 """Decisions about transfers: judged by the policy, stored, signed and reserved (interface T4, I1 to I9).
 
-`new_transfer` decides about a new one. `approvals.py` and `payments/deciding.py` decide with the same steps
-about approved ones, and about payments. Nothing here sends or waits.
+`new_transfer` decides about a new one. `approvals.py` and `payments/authorizing.py` decide with the same
+steps about approved ones, and about payments. Nothing here sends or waits.
 """
 
 from typing import Any, Final
@@ -74,15 +74,17 @@ def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
     terms = new.terms
     if not new.is_as_seen(gate):
         return None
-    refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), keys.of_principal(new.principal))
+    key = keys.of_principal(new.principal)
+    refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)
     if gate.needs_approval(terms.amount_micro):
         require_room_to_wait(gate, new.principal)
+        gate.hold_of_key(new.transfer_id, terms.amount_micro, key)
         return escalated(gate, store_new(gate, new, waiting(gate, gate.preflight.recipient)))
     gate.pay(cost_of_transfer(gate.preflight))
     # The amount first: what follows is then one statement.
-    tx = gate.hold(signed(gate, new.transfer_id, terms), terms.amount_micro)
+    tx = gate.hold(signed(gate, new.transfer_id, terms), terms.amount_micro, key)
     return Decided(record=store_new(gate, new, submitted(gate.preflight.recipient, tx)), tx=tx)
 
 

@@ -23,6 +23,7 @@ from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
@@ -101,7 +102,7 @@ def _resign(resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
         memo=transfer.memo,
     )
     change = store.TRANSFERS.to_change(transfer, store.IS_SUBMITTED, tx_signature=signed.signature)
-    return Replacement(signed=signed, change=change)
+    return Replacement(signed=signed, change=change, budgeted=signed.fee_lamports)
 
 
 def _expired(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
@@ -125,11 +126,11 @@ def _late(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
     if transfer.status == TransferStatus.SETTLED:
         outcome = attrs.evolve(outcome, subject=transfer, events=())
     hold = Posting(account_id=tx.account_id, hold=transfer.amount)
+    outcome = outcome.also(changes=(HoldChange(transfer.transfer_id, amount=transfer.amount),))
     if tx.released_us is None:
         return outcome.also(attrs.evolve(hold, spent=transfer.amount))
     # It counts again, at its original time.
-    again = TRANSACTIONS.to_change(tx, released_us=None)
-    return attrs.evolve(outcome.also(hold), changes=(again,))
+    return outcome.also(hold, changes=(TRANSACTIONS.to_change(tx, released_us=None),))
 
 
 def _report(ending: Ending[TransferRecord]) -> None:
@@ -242,6 +243,8 @@ def rejection(
     The events in `before` come first.
     """
     record = transfer.after if isinstance(transfer, Change) else transfer
+    # What was refused at once counts toward nothing.
+    has_hold = isinstance(transfer, Change) or record.approval_expires_us is not None
     entry = Entry(
         type=TransactionType.REJECTION,
         status=TransactionStatus.REJECTED,
@@ -270,6 +273,7 @@ def rejection(
         account_id=record.account_id,
         subject=transfer,
         postings=(Posting(account_id=record.account_id, entries=(entry,)),),
+        changes=(HoldChange(record.transfer_id),) if has_hold else (),
         events=(*before, rejected),
     )
 

@@ -11,7 +11,7 @@ from worlds import Party, World
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
 from agentpay_server.accounts.policies import PolicyRecords
 from agentpay_server.database.connection import Connection
-from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.engine.watches import Confirmations, LateLandings
 from agentpay_server.features import features
 from agentpay_server.ledger import audit, transactions
@@ -27,8 +27,9 @@ from agentpay_server.transfers.service import Execution
 def engine(world: World, *, on_a_running_clock: bool = False) -> Settlement:
     """Another engine that drives transactions to their outcome."""
     context = world.runtime.context
+    context = evolve(context, clock=SystemClock()) if on_a_running_clock else context
     movements = [movement for feature in features() for movement in feature.movements]
-    return Settlement(evolve(context, clock=SystemClock()) if on_a_running_clock else context, movements)
+    return Settlement(context, movements, Guards())
 
 
 async def pending(world: World, kind: str, subject_id: str) -> StoredTransaction:

@@ -43,6 +43,7 @@ from agentpay_server.ledger import outbox as outbox_service
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.deliveries import DeliveryStatus, NextStep
+from agentpay_server.ledger.holds import RESERVED
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
@@ -316,7 +317,8 @@ def a_daily_limit_forgets_sessions(patch: Patch) -> None:
     real = spending.against_daily_limit
 
     def forgetful(connection, source, now_us):
-        return real(connection, attrs.evolve(source, cap_holds=0), now_us)
+        values = {"account_id": source.account_id}
+        return real(connection, source, now_us) - int(connection.execute(RESERVED, values).scalar_one())
 
     patch(spending, "against_daily_limit", forgetful)
 
@@ -393,7 +395,7 @@ def a_reservation_is_released_twice(patch: Patch) -> None:
 def a_reservation_of_what_failed_is_kept(patch: Patch) -> None:
     _post_otherwise(
         patch,
-        lambda posting: posting if posting.debit or posting.cap_release else attrs.evolve(posting, release=0),
+        lambda posting: posting if posting.debit or not posting.entries else attrs.evolve(posting, release=0),
     )
 
 

@@ -3,9 +3,10 @@
 The schema is stored, and outlives the modules that declare it.
 """
 
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
+import held_sums
 from sqlalchemy import Select, Table, insert, select, update
 
 from agentpay_server.database import tables
@@ -20,14 +21,23 @@ LEDGER = frozenset({"chain_accounts", "chain_credits", "chain_history", "chain_s
 
 
 async def rows(database: Database, table: str | Table, **where: object) -> list[dict[str, Any]]:
-    """Return the rows of a table with these values, oldest first."""
-    found = tables.metadata.tables[table] if isinstance(table, str) else table
-    statement, names = _whole(found), found.columns.keys()
+    """Return the rows of a table with these values, oldest first.
+
+    Those of accounts have the sum of their open holds too, as `cap_holds`. Whoever reads them compares all
+    holds with what they must be (`held_sums`).
+    """
 
     def unit(connection: Connection) -> list[dict[str, Any]]:
-        return [dict(zip(names, row, strict=True)) for row in connection.execute(statement)]
+        found = _rows(connection, table)
+        return held_sums.compared(partial(_rows, connection), found) if table == "accounts" else found
 
     return [row for row in await database.read(unit) if where.items() <= row.items()]
+
+
+def _rows(connection: Connection, table: str | Table) -> list[dict[str, Any]]:
+    found = tables.metadata.tables[table] if isinstance(table, str) else table
+    names = found.columns.keys()
+    return [dict(zip(names, row, strict=True)) for row in connection.execute(_whole(found))]
 
 
 @cache

@@ -14,7 +14,7 @@ async def counted(context: Context, account_id: str, *, by_operator: bool = True
         record = accounts.ACCOUNTS.existing(connection, account_id)
         return (
             fees.burned(connection, record, now_us, by_operator=by_operator),
-            fees.holds(connection, account_id, by_operator=by_operator),
+            fees.reserved(connection, account_id, by_operator=by_operator),
         )
 
     return await context.database.run(unit)

@@ -75,9 +75,8 @@ class Watched:
 
 def _name_of(statement: Any) -> str:
     text = " ".join(str(statement).split())
-    found = re.match(
-        r"(SELECT|INSERT|UPDATE|DELETE)(?: INTO| FROM| count\(\*\) AS \w+ FROM| \(SELECT)? (\w+)", text
-    )
+    before = r"INTO |FROM |count\(\*\) AS \w+ FROM |\(SELECT |\(EXISTS \(SELECT \* FROM "
+    found = re.match(rf"(SELECT|INSERT|UPDATE|DELETE) (?:{before})?(\w+)", text)
     assert found is not None, text
     return f"{found[1]} {found[2]}"
 

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 HEAD: Final = "0102"
 """The newest migration."""
 
-_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 101))
-"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0101."""
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 102))
+"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0102."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 

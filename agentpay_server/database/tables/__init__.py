@@ -44,7 +44,7 @@ from agentpay_server.database.tables.identity import (
     server_state,
     sign_in_codes,
 )
-from agentpay_server.database.tables.keys import KeyClaimRecord, PurchaseKind, key_claims
+from agentpay_server.database.tables.keys import HoldRecord, KeyClaimRecord, PurchaseKind, holds, key_claims
 from agentpay_server.database.tables.money import (
     ChainTransactionRecord,
     EntryRecord,
@@ -82,6 +82,7 @@ __all__ = [
     "DeliveryRecord",
     "EntryRecord",
     "EventRecord",
+    "HoldRecord",
     "KeyClaimRecord",
     "KeyRecord",
     "Kind",
@@ -113,6 +114,7 @@ __all__ = [
     "delivery_attempts",
     "entries",
     "events",
+    "holds",
     "key_claims",
     "metadata",
     "operators",

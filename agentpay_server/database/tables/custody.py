@@ -53,8 +53,6 @@ class AccountRecord:
     deposit_cursor: str | None
     # Running total of every amount that went in flight: the difference of two values is what was added.
     in_flight_total: int
-    # The caps of all unsettled sessions, which count against the daily limit in full.
-    cap_holds: int
     created_us: int
     # The amount debited since `balance.low_threshold` was last checked.
     unjudged_spend: Annotated[int, ZERO] = 0

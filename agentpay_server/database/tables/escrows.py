@@ -15,7 +15,6 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
     Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
-    Index("ix_sessions_requested_by", "key_id"),
     Index("ix_sessions_time", "operator_id", "created_us", "seq"),
     Index("ix_sessions_cap", "operator_id", "cap", "seq"),
     Index("ix_sessions_payee", "operator_id", "to", "seq"),
@@ -72,10 +71,8 @@ class SessionRecord:
     stuck_reason: str | None = None
     # When a settlement that creates the payee's token account was signed; NULL if none was.
     payee_created_us: int | None = None
-    # The fees in lamports of its opening, and of its settlement: an estimate until that is signed. They count
-    # toward the account's fee budget until the session ends (engine/fees.py). 0 in older rows.
+    # The fees in lamports of its transactions before the settlement, which are lost if nothing is paid.
     opening_fee: Annotated[int, ZERO] = 0
-    closing_fee: Annotated[int, ZERO] = 0
     # `SessionProtocol`.
     protocol: Annotated[str, {"server_default": "escrow"}] = "escrow"
     # Of a session over HTTP 402: the seller, the URL of its first 402, and the channel's address.
@@ -97,7 +94,6 @@ class SessionRecord:
     "channels",
     Index("ix_channels_terms", "account_id", "terms_digest", "seq"),
     Index("ix_channels_origin", "operator_id", "origin", "created_us"),
-    Index("ix_channels_account_status", "account_id", "status", "seq"),
     index_where("due_us IS NOT NULL", "ix_channels_due", "due_us"),
 )
 @frozen(kw_only=True)
@@ -137,9 +133,8 @@ class ChannelRecord:
     postponements: Annotated[int, SMALL] = 0
     # The transaction that paid it out; a seller may pay out several in one.
     payout_signature: str | None = None
-    # The fees in lamports of its transactions so far, and at most of those to come (engine/fees.py).
+    # The fees in lamports of its transactions before the payout, which are lost if nothing is paid.
     opening_fee: int = 0
-    closing_fee: int
     by_operator: bool
     # The challenge that the opening answers, and the newest one, as the seller wrote them, in JSON.
     challenge: str

@@ -1,12 +1,12 @@
-"""The claims of idempotency keys."""
+"""The claims of idempotency keys, and the holds of limits."""
 
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
 
 from attrs import field, frozen
 from sqlalchemy import UniqueConstraint
 
-from agentpay_server.database.tables.base import Seq, index_where, row, table_of
+from agentpay_server.database.tables.base import KEY, Seq, index_where, row, table_of
 
 
 class PurchaseKind(StrEnum):
@@ -53,3 +53,33 @@ class KeyClaimRecord:
 
 
 key_claims: Final = table_of(KeyClaimRecord)
+
+
+@row(
+    "holds",
+    index_where("key_id IS NOT NULL", "ix_holds_key", "key_id", "amount"),
+    index_where(
+        "NOT closed", "ix_holds_open", "account_id", "by_operator", "fees", "amount", on_sqlite="closed = 0"
+    ),
+    sqlite_with_rowid=False,
+)
+@frozen(kw_only=True)
+class HoldRecord:
+    """What a purchase holds of the limits of its account and of its key (ledger/holds.py)."""
+
+    # The purchase: a transfer_id or a session_id.
+    subject_id: Annotated[str, KEY]
+    account_id: str
+    # The key that requested it, if its total is limited: the amount counts toward it for ever.
+    key_id: str | None
+    # Micro-USDC: at most what it costs, then what it has cost.
+    amount: int
+    # The most lamports of fees that its transactions cost the treasury.
+    fees: int = 0
+    # Whether an operator key requested or approved it.
+    by_operator: bool
+    # Whether the account does not reserve amount and fees, or no more.
+    closed: bool = True
+
+
+holds: Final = table_of(HoldRecord)

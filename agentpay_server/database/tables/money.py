@@ -16,13 +16,13 @@ from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where,
     Index("ix_transfers_account", "operator_id", "account_id", "seq"),
     Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
     Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
-    Index("ix_transfers_requested_by", "key_id", "status", "amount"),
     Index("ix_transfers_amount", "operator_id", "amount", "seq"),
     Index("ix_transfers_payee", "operator_id", "to", "seq"),
     index_where("memo_key IS NOT NULL", "ix_transfers_memo", "operator_id", "memo_key", "seq"),
     index_where("error IS NOT NULL", "ix_transfers_error", "operator_id", "error", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending", "operator_id", "seq"),
     index_where("status = 'pending_approval'", "ix_transfers_pending_due", "approval_expires_us", "seq"),
+    index_where("status = 'pending_approval'", "ix_transfers_pending_key", "key_id"),
     index_where("status = 'approved'", "ix_transfers_approved_due", "approval_expires_us", "seq"),
 )
 @frozen
@@ -241,6 +241,8 @@ class ChainTransactionRecord:
     # 0 for a fee that another party pays.
     fee: Annotated[int, ZERO] = 0
     rent: Annotated[int, ZERO] = 0
+    # What of both counts toward the account's fee budget while it is pending. The rest is in its hold.
+    budgeted: Annotated[int, ZERO] = 0
     # Set if it ended and cost lamports without a payment (engine/fees.py): when, and the account's running
     # total of such lamports including these, of agents' or of operators' work.
     burned_us: int | None = None

@@ -24,7 +24,7 @@ from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, keys
-from agentpay_server.ledger.apply import Outcome, Posting
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments.authorizing import pin_is_as_seen, purchase_objection
@@ -118,19 +118,18 @@ def open_channel(
     refusal = gate.paused()
     if refusal is not None:
         raise refused(refusal, None)
-    preflight = gate.preflight
+    preflight, limited = gate.preflight, keys.of_principal(principal)
     # The policy judges the whole cap, and the first voucher within it.
     spend = spend_on(offer, (preflight.recipient, *preflight.others), pin=pin, cap_micro=terms.cap_micro)
-    refusal = purchase_objection(pin, offer.terms, offer.owners, preflight) or gate.refusal(
-        spend, keys.of_principal(principal)
-    )
+    refusal = purchase_objection(pin, offer.terms, offer.owners, preflight) or gate.refusal(spend, limited)
     if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
         # It cannot wait for an operator.
         refusal = escalation_refusal(gate.policy, terms.cap_micro)
     if refusal is not None:
         raise refused(refusal, None)
     # The fees of a forced close: the seller pays for the opening, and lends the rent.
-    gate.pay(Cost(fees=closing_fee(preflight.blockhash)))
+    cost = Cost(fees=closing_fee(preflight.blockhash))
+    gate.pay(cost)
     _check_limits(gate, principal, request.origin)
     assert selected.landing is not None  # noqa: S101 - the account is not paused
     channel, tx = sign_channel(
@@ -157,7 +156,7 @@ def open_channel(
         url=request.url,
     )
     session_store.SESSIONS.insert(connection, session)
-    tx = gate.hold_cap(tx, terms.cap_micro)
+    tx = gate.hold_cap(tx, terms.cap_micro, cost, limited)
     idempotency.put(connection, key, held, PurchaseKind.CHANNEL, session.session_id)
     audit.record(
         connection,
@@ -236,8 +235,10 @@ def _opened(
     else:
         # No event is about it. It is due at once: its seller may have settled it already.
         outcome, due_us = found.outcome(found.escrow.funded(is_held=is_held)), ending.now_us
+        if not is_held:
+            outcome = outcome.also(changes=(found.escrow.reserved_again(),))
     change = CHANNELS.to_change(found.channel, condition, status=SessionStatus.OPEN.value, due_us=due_us)
-    return evolve(outcome, changes=(*outcome.changes, change))
+    return outcome.also(changes=(change,))
 
 
 def _never_opened(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
@@ -247,10 +248,9 @@ def _never_opened(ending: Ending[Any], refusal: Refusal) -> Outcome[Any]:
     if isinstance(found.owner, SessionRecord):
         outcome = failed(evolve(ending, subject=found.owner), refusal)
     else:
-        reserved = Posting(account_id=found.channel.account_id, cap_release=found.channel.deposit)
-        outcome = transfer_outcomes.failed(evolve(ending, subject=found.owner), refusal).also(reserved)
+        outcome = transfer_outcomes.failed(evolve(ending, subject=found.owner), refusal)
     change = CHANNELS.to_change(found.channel, IS_OPENING, status=SessionStatus.FAILED.value)
-    return evolve(outcome, changes=(*outcome.changes, change))
+    return outcome.also(changes=(change,))
 
 
 def _report(ending: Ending[Any]) -> None:

@@ -18,6 +18,7 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.payments.channels.store import CHANNELS, IS_CLOSING
@@ -63,7 +64,7 @@ class Owned:
             return self.owner.closes_us
         return (self.channel.challenge_expires_us or self.channel.created_us) + UNSETTLED_US
 
-    def outcome(self, *postings: Posting, changes: tuple[Change[Any], ...] = ()) -> Outcome[Any]:
+    def outcome(self, *postings: Posting, changes: tuple[Change[Any] | HoldChange, ...] = ()) -> Outcome[Any]:
         """Return an outcome that changes nothing of its owner itself."""
         return Outcome(
             operator_id=self.channel.operator_id,
@@ -117,10 +118,11 @@ def paid_out(found: Owned, tx: StoredTransaction, now_us: int, *, paid: int, dep
     )
     if isinstance(owner, SessionRecord):
         outcome = session_outcomes.settled(owner, tx, now_us, escrow=escrow, paid=paid, deposited=deposited)
-        return evolve(outcome, changes=(*outcome.changes, ended))
+        return outcome.also(changes=(ended,))
     change, entry, event = settled(owner, paid_micro=paid, tx_signature=tx.signature, now_us=now_us)
     postings = escrow.paid_out(tx, entry, deposited=deposited)
-    return evolve(found.outcome(*postings, changes=(ended,)), subject=change, events=(event,))
+    hold = HoldChange(owner.transfer_id, amount=paid)
+    return evolve(found.outcome(*postings, changes=(ended, hold)), subject=change, events=(event,))
 
 
 def settled(

@@ -249,7 +249,6 @@ def sign_channel(
         deposit=deposit_micro,
         cumulative=0 if offer.is_session else deposit_micro,
         status=SessionStatus.OPENING.value,
-        closing_fee=closing_fee(gate.preflight.blockhash),
         by_operator=gate.by_operator,
         challenge=challenge,
         challenge_expires_us=expires_us,

@@ -46,7 +46,6 @@ def put_account(connection):
             in_flight=0,
             deposit_cursor=None,
             in_flight_total=0,
-            cap_holds=0,
             created_us=0,
         ),
     )

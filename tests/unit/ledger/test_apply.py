@@ -58,7 +58,6 @@ def account(account_id: str, operator_id: str) -> AccountRecord:
         in_flight=5,
         deposit_cursor=None,
         in_flight_total=5,
-        cap_holds=0,
         created_us=1,
     )
 

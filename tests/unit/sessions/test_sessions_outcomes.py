@@ -12,6 +12,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.ledger.apply import Outcome
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
@@ -55,7 +56,6 @@ SESSION = SessionRecord(
     stuck_reason=None,
     payee_created_us=None,
     opening_fee=20,
-    closing_fee=30,
 )
 CLOSING = attrs.evolve(SESSION, status="closing", opened_us=2, settlements=1, settlement_tx_signature="close")
 
@@ -114,7 +114,8 @@ def test_a_funded_escrow_takes_the_cap_out_of_the_balance_and_keeps_it_reserved(
 def test_a_failed_opening_releases_the_cap_everywhere() -> None:
     outcome = OPENING.failed(opening(failure=ChainFailure(reason=FailureReason.OTHER, detail="refused")))
 
-    assert added(outcome) == {"acct_payer": {"in_flight": -10, "cap_holds": -10}}
+    assert added(outcome) == {"acct_payer": {"in_flight": -10}}
+    assert outcome.changes == (HoldChange("sess_1", amount=0),)
     assert (after(outcome).status, outcome.events) == ("failed", ())
     assert [record.action for record in outcome.audit] == ["sessions.fail"]
 
@@ -122,7 +123,8 @@ def test_a_failed_opening_releases_the_cap_everywhere() -> None:
 def test_a_late_funding_of_a_failed_session_reserves_the_cap_again_and_closes_at_once() -> None:
     outcome = OPENING.late(opening(attrs.evolve(SESSION, status="failed", error="transfer_failed")))
 
-    assert added(outcome) == {"acct_payer": {"balance": -10, "in_flight_total": 10, "cap_holds": 10}}
+    assert added(outcome) == {"acct_payer": {"balance": -10, "in_flight_total": 10}}
+    assert outcome.changes == (HoldChange("sess_1", amount=10, is_open=True),)
     assert (after(outcome).status, after(outcome).closes_us, after(outcome).error) == ("open", 9, None)
 
 
@@ -145,7 +147,7 @@ def test_what_is_settled_and_returned_is_the_cap(paid: int) -> None:
     outcome = SETTLING.landed(closing(attrs.evolve(CLOSING, running_total=paid)))
 
     amounts = added(outcome)
-    assert amounts["acct_payer"].pop("cap_holds") == -10
+    assert outcome.changes == (HoldChange("sess_1", amount=paid),)
     assert amounts["acct_payer"].pop("spent_total") == paid
     assert amounts["acct_payer"].get("balance", 0) + amounts["acct_payee"]["balance"] == 10
     assert (after(outcome).status, after(outcome).closes_us) == ("settled", None)
@@ -166,7 +168,7 @@ def test_dust_returns_to_the_account_as_a_deposit_of_its_own() -> None:
 def test_a_session_without_charges_burns_both_fees_and_credits_nobody_else() -> None:
     outcome = SETTLING.landed(closing(CLOSING, fee=30, rent=5))
 
-    assert added(outcome) == {"acct_payer": {"balance": 10, "cap_holds": -10, "burned_total": 5 + 20 + 30}}
+    assert added(outcome) == {"acct_payer": {"balance": 10, "burned_total": 5 + 20 + 30}}
 
 
 def test_a_refused_settlement_stays_closing_and_is_signed_again_later() -> None:

@@ -12,6 +12,7 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Outcome
+from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.payments.settling import PAYMENT as PAYMENTS
 from agentpay_server.transfers.outcomes import TRANSFER as TRANSFERS
@@ -125,6 +126,7 @@ def test_a_failed_transfer_releases_its_hold_and_moves_nothing() -> None:
     assert events(outcome) == ["transfer.initiated", "transfer.rejected"]
     assert (after(outcome).status, after(outcome).error) == ("failed", "insufficient_balance")
     assert [(record.action, record.subject) for record in outcome.audit] == [("transfers.fail", "txn_1")]
+    assert outcome.changes == (HoldChange("txn_1", amount=0),)
 
 
 def test_a_transfer_that_is_not_signed_again_fails_with_the_reason() -> None:
@@ -147,7 +149,9 @@ def test_a_late_landing_of_a_failed_transfer_counts_again(released_us: int | Non
     # Held and released at once: whoever compares debits must know that it was in flight.
     payer = {"balance": -5, "in_flight_total": 5}
     assert added(outcome)["acct_payer"] == (payer if released_us else {**payer, "spent_total": 5})
-    assert [change.values for change in outcome.changes] == ([{"released_us": None}] if released_us else [])
+    again, *changes = outcome.changes
+    assert again == HoldChange("txn_1", amount=5)
+    assert [change.values for change in changes] == ([{"released_us": None}] if released_us else [])
     assert events(outcome) == ["transfer.settled"]
     assert (after(outcome).status, after(outcome).error) == ("settled", None)
 

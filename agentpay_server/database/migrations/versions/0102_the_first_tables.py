@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0101"
+revision = "0102"
 down_revision = None
 
 
@@ -40,12 +40,12 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("in_flight", sa.BigInteger(), nullable=False),
         sa.Column("deposit_cursor", sa.Text(), nullable=True),
         sa.Column("in_flight_total", sa.BigInteger(), nullable=False),
-        sa.Column("cap_holds", sa.BigInteger(), nullable=False),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("unjudged_spend", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("suspended_us", sa.BigInteger(), nullable=True),
         sa.Column("burned_total", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("last_burned_us", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("operator_burned_total", sa.BigInteger(), server_default="0", nullable=False),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("account_id"),
         sa.UniqueConstraint("key_index"),
@@ -97,6 +97,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.PrimaryKeyConstraint("seq"),
     )
     op.create_index("ix_audit_operator", "audit", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_audit_time", "audit", ["operator_id", "created_us", "seq"], unique=False)
     op.create_table(
         "chain_accounts",
         sa.Column("address", sa.Text(), nullable=False),
@@ -169,8 +170,10 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("debits", sa.Text(), nullable=True),
         sa.Column("fee", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("rent", sa.BigInteger(), server_default="0", nullable=False),
+        sa.Column("budgeted", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("burned_us", sa.BigInteger(), nullable=True),
         sa.Column("burned_total", sa.BigInteger(), nullable=True),
+        sa.Column("by_operator", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
         sa.CheckConstraint(
             "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
@@ -191,7 +194,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
     op.create_index(
         "ix_chain_transactions_burned",
         "chain_transactions",
-        ["account_id", "burned_us", "burned_total"],
+        ["account_id", "by_operator", "burned_us", "burned_total"],
         unique=False,
         sqlite_where=sa.text("burned_us IS NOT NULL"),
         postgresql_where=sa.text("burned_us IS NOT NULL"),
@@ -221,20 +224,20 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         postgresql_where=sa.text("released_us IS NOT NULL"),
     )
     op.create_index(
-        "ix_chain_transactions_vanished_hold",
-        "chain_transactions",
-        ["account_id", "vanished_hold"],
-        unique=False,
-        sqlite_where=sa.text("vanished_hold > 0"),
-        postgresql_where=sa.text("vanished_hold > 0"),
-    )
-    op.create_index(
         "ix_chain_transactions_spent",
         "chain_transactions",
         ["account_id", "spent_us", "spent_total"],
         unique=False,
         sqlite_where=sa.text("spent_us IS NOT NULL"),
         postgresql_where=sa.text("spent_us IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_chain_transactions_vanished_hold",
+        "chain_transactions",
+        ["account_id", "vanished_hold"],
+        unique=False,
+        sqlite_where=sa.text("vanished_hold > 0"),
+        postgresql_where=sa.text("vanished_hold > 0"),
     )
     op.create_index(
         "ix_chain_transactions_watched",
@@ -252,6 +255,59 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sqlite_where=sa.text("state = 'pending'"),
         postgresql_where=sa.text("state = 'pending'"),
     )
+    op.create_table(
+        "channels",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("owner_id", sa.Text(), nullable=False),
+        sa.Column("is_payment", sa.Boolean(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("terms_digest", sa.Text(), nullable=False),
+        sa.Column("origin", sa.Text(), nullable=False),
+        sa.Column("address", sa.Text(), nullable=False),
+        sa.Column("escrow_token_account", sa.Text(), nullable=False),
+        sa.Column("payee", sa.Text(), nullable=False),
+        sa.Column("rent_payer", sa.Text(), nullable=False),
+        sa.Column("signer", sa.Text(), nullable=False),
+        sa.Column("salt", sa.BigInteger(), nullable=False),
+        sa.Column("open_slot", sa.BigInteger(), nullable=False),
+        sa.Column("grace_seconds", sa.Integer(), nullable=False),
+        sa.Column("shares", sa.Text(), nullable=False),
+        sa.Column("deposit", sa.BigInteger(), nullable=False),
+        sa.Column("cumulative", sa.BigInteger(), nullable=False),
+        sa.Column("status", sa.Text(), nullable=False),
+        sa.Column("due_us", sa.BigInteger(), nullable=True),
+        sa.Column("force_us", sa.BigInteger(), nullable=True),
+        sa.Column("postponements", sa.Integer(), nullable=False),
+        sa.Column("payout_signature", sa.Text(), nullable=True),
+        sa.Column("opening_fee", sa.BigInteger(), nullable=False),
+        sa.Column("by_operator", sa.Boolean(), nullable=False),
+        sa.Column("challenge", sa.Text(), nullable=False),
+        sa.Column("challenge_expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("newest_challenge", sa.Text(), nullable=False),
+        sa.Column("raw", sa.LargeBinary(), nullable=False),
+        sa.Column("expires_us", sa.BigInteger(), nullable=False),
+        sa.Column("in_flight", sa.Text(), nullable=True),
+        sa.Column("in_flight_until_us", sa.BigInteger(), nullable=True),
+        sa.Column("refusals", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("address"),
+        sa.UniqueConstraint("escrow_token_account"),
+        sa.UniqueConstraint("owner_id"),
+    )
+    op.create_index(
+        "ix_channels_due",
+        "channels",
+        ["due_us"],
+        unique=False,
+        sqlite_where=sa.text("due_us IS NOT NULL"),
+        postgresql_where=sa.text("due_us IS NOT NULL"),
+    )
+    op.create_index("ix_channels_origin", "channels", ["operator_id", "origin", "created_us"], unique=False)
+    op.create_index("ix_channels_terms", "channels", ["account_id", "terms_digest", "seq"], unique=False)
     op.create_table(
         "counters",
         sa.Column("name", sa.Text(), nullable=False),
@@ -335,10 +391,38 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("session_id", sa.Text(), nullable=True),
         sa.Column("rejection_reason", sa.Text(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("operator_id", sa.Text(), server_default="", nullable=False),
         sa.PrimaryKeyConstraint("seq"),
     )
     op.create_index("ix_entries_account", "entries", ["account_id", "seq"], unique=False)
     op.create_index("ix_entries_account_status", "entries", ["account_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ix_entries_amount",
+        "entries",
+        ["operator_id", "amount", "seq"],
+        unique=False,
+        sqlite_where=sa.text("type = 'deposit'"),
+        postgresql_where=sa.text("type = 'deposit'"),
+    )
+    op.create_index("ix_entries_operator", "entries", ["operator_id", "seq"], unique=False)
+    op.create_index("ix_entries_operator_status", "entries", ["operator_id", "status", "seq"], unique=False)
+    op.create_index(
+        "ix_entries_sender",
+        "entries",
+        ["operator_id", "counterparty", "seq"],
+        unique=False,
+        sqlite_where=sa.text("type = 'deposit'"),
+        postgresql_where=sa.text("type = 'deposit'"),
+    )
+    op.create_index(
+        "ix_entries_signature",
+        "entries",
+        ["tx_signature"],
+        unique=False,
+        sqlite_where=sa.text("tx_signature IS NOT NULL"),
+        postgresql_where=sa.text("tx_signature IS NOT NULL"),
+    )
+    op.create_index("ix_entries_time", "entries", ["operator_id", "created_us", "seq"], unique=False)
     op.create_index(
         "ux_entries_deposit",
         "entries",
@@ -381,6 +465,57 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         unique=False,
         sqlite_where=sa.text("transfer_id IS NOT NULL"),
         postgresql_where=sa.text("transfer_id IS NOT NULL"),
+    )
+    op.create_index("ix_events_type", "events", ["operator_id", "type", "seq"], unique=False)
+    op.create_table(
+        "holds",
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("key_id", sa.Text(), nullable=True),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("fees", sa.BigInteger(), nullable=False),
+        sa.Column("by_operator", sa.Boolean(), nullable=False),
+        sa.Column("closed", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("subject_id"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index(
+        "ix_holds_key",
+        "holds",
+        ["key_id", "amount"],
+        unique=False,
+        sqlite_where=sa.text("key_id IS NOT NULL"),
+        postgresql_where=sa.text("key_id IS NOT NULL"),
+    )
+    op.create_index(
+        "ix_holds_open",
+        "holds",
+        ["account_id", "by_operator", "fees", "amount"],
+        unique=False,
+        sqlite_where=sa.text("closed = 0"),
+        postgresql_where=sa.text("NOT closed"),
+    )
+    op.create_table(
+        "key_claims",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("kind", sa.Text(), nullable=False),
+        sa.Column("subject_id", sa.Text(), nullable=False),
+        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("account_id", "idempotency_key"),
+    )
+    op.create_index(
+        "ux_key_claims_operator",
+        "key_claims",
+        ["operator_id", "idempotency_key"],
+        unique=True,
+        sqlite_where=sa.text("claimed_by_operator = 1"),
+        postgresql_where=sa.text("claimed_by_operator"),
     )
     op.create_table(
         "operators",
@@ -484,7 +619,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("cap", sa.BigInteger(), nullable=False),
         sa.Column("running_total", sa.BigInteger(), nullable=False),
         sa.Column("idempotency_key", sa.Text(), nullable=False),
-        sa.Column("held_key", sa.Text(), nullable=True),
         sa.Column("key_expires_us", sa.BigInteger(), nullable=True),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
@@ -498,26 +632,25 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("closes_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
         sa.Column("recipient_owner", sa.Text(), nullable=True),
         sa.Column("closed_by", sa.Text(), nullable=True),
         sa.Column("stuck_reason", sa.Text(), nullable=True),
         sa.Column("payee_created_us", sa.BigInteger(), nullable=True),
         sa.Column("opening_fee", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("closing_fee", sa.BigInteger(), server_default="0", nullable=False),
         sa.Column("protocol", sa.Text(), server_default="escrow", nullable=False),
         sa.Column("origin", sa.Text(), nullable=True),
         sa.Column("url", sa.Text(), nullable=True),
         sa.Column("channel", sa.Text(), nullable=True),
         sa.Column("settled", sa.BigInteger(), nullable=True),
+        sa.Column("by_operator", sa.Boolean(), server_default=sa.false(), nullable=False),
         sa.PrimaryKeyConstraint("seq"),
-        sa.UniqueConstraint("account_id", "held_key"),
         sa.UniqueConstraint("channel"),
         sa.UniqueConstraint("escrow_token_account"),
         sa.UniqueConstraint("session_id"),
     )
     op.create_index("ix_sessions_account", "sessions", ["account_id", "seq"], unique=False)
     op.create_index("ix_sessions_account_status", "sessions", ["account_id", "status", "seq"], unique=False)
+    op.create_index("ix_sessions_cap", "sessions", ["operator_id", "cap", "seq"], unique=False)
     op.create_index(
         "ix_sessions_closes",
         "sessions",
@@ -527,10 +660,9 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         postgresql_where=sa.text("closes_us IS NOT NULL"),
     )
     op.create_index("ix_sessions_key", "sessions", ["operator_id", "idempotency_key", "seq"], unique=False)
-    op.create_index("ix_sessions_requested_by", "sessions", ["key_id"], unique=False)
-    op.create_index("ix_sessions_settlement", "sessions", ["settlement_tx_signature"], unique=False)
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
+    op.create_index("ix_sessions_payee", "sessions", ["operator_id", "to", "seq"], unique=False)
     op.create_index(
         "ix_sessions_payee_created",
         "sessions",
@@ -539,78 +671,8 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sqlite_where=sa.text("payee_created_us IS NOT NULL"),
         postgresql_where=sa.text("payee_created_us IS NOT NULL"),
     )
-    op.create_index(
-        "ux_sessions_claimed_key",
-        "sessions",
-        ["operator_id", "held_key"],
-        unique=True,
-        sqlite_where=sa.text("claimed_by_operator = 1"),
-        postgresql_where=sa.text("claimed_by_operator"),
-    )
-    op.create_table(
-        "channels",
-        sa.Column(
-            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("session_id", sa.Text(), nullable=False),
-        sa.Column("operator_id", sa.Text(), nullable=False),
-        sa.Column("account_id", sa.Text(), nullable=False),
-        sa.Column("terms_digest", sa.Text(), nullable=False),
-        sa.Column("origin", sa.Text(), nullable=False),
-        sa.Column("payee", sa.Text(), nullable=False),
-        sa.Column("rent_payer", sa.Text(), nullable=False),
-        sa.Column("signer", sa.Text(), nullable=False),
-        sa.Column("salt", sa.BigInteger(), nullable=False),
-        sa.Column("open_slot", sa.BigInteger(), nullable=False),
-        sa.Column("grace_seconds", sa.Integer(), nullable=False),
-        sa.Column("shares", sa.Text(), nullable=False),
-        sa.Column("challenge", sa.Text(), nullable=False),
-        sa.Column("challenge_expires_us", sa.BigInteger(), nullable=True),
-        sa.Column("newest_challenge", sa.Text(), nullable=False),
-        sa.Column("raw", sa.LargeBinary(), nullable=False),
-        sa.Column("expires_us", sa.BigInteger(), nullable=False),
-        sa.Column("in_flight", sa.Text(), nullable=True),
-        sa.Column("in_flight_until_us", sa.BigInteger(), nullable=True),
-        sa.Column("refusals", sa.BigInteger(), server_default="0", nullable=False),
-        sa.Column("force_us", sa.BigInteger(), nullable=True),
-        sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("seq"),
-        sa.UniqueConstraint("session_id"),
-    )
-    op.create_index("ix_channels_origin", "channels", ["operator_id", "origin", "created_us"], unique=False)
-    op.create_index("ix_channels_terms", "channels", ["account_id", "terms_digest", "seq"], unique=False)
-    op.create_table(
-        "vouchers",
-        sa.Column(
-            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
-        ),
-        sa.Column("charge_id", sa.Text(), nullable=False),
-        sa.Column("session_id", sa.Text(), nullable=False),
-        sa.Column("operator_id", sa.Text(), nullable=False),
-        sa.Column("account_id", sa.Text(), nullable=False),
-        sa.Column("idempotency_key", sa.Text(), nullable=False),
-        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
-        sa.Column("digest", sa.Text(), nullable=False),
-        sa.Column("url", sa.Text(), nullable=True),
-        sa.Column("amount", sa.BigInteger(), nullable=False),
-        sa.Column("cumulative", sa.BigInteger(), nullable=False),
-        sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("outcome_status", sa.BigInteger(), nullable=True),
-        sa.Column("outcome_receipt", sa.Text(), nullable=True),
-        sa.Column("outcome_duration_ms", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("seq"),
-        sa.UniqueConstraint("account_id", "idempotency_key"),
-        sa.UniqueConstraint("charge_id"),
-        sa.UniqueConstraint("session_id", "cumulative"),
-    )
-    op.create_index(
-        "ux_vouchers_claimed_key",
-        "vouchers",
-        ["operator_id", "idempotency_key"],
-        unique=True,
-        sqlite_where=sa.text("claimed_by_operator = 1"),
-        postgresql_where=sa.text("claimed_by_operator"),
-    )
+    op.create_index("ix_sessions_settlement", "sessions", ["settlement_tx_signature"], unique=False)
+    op.create_index("ix_sessions_time", "sessions", ["operator_id", "created_us", "seq"], unique=False)
     op.create_table(
         "sign_in_codes",
         sa.Column("digest", sa.Text(), nullable=False),
@@ -635,7 +697,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("memo", sa.Text(), nullable=True),
         sa.Column("category", sa.Text(), nullable=True),
         sa.Column("idempotency_key", sa.Text(), nullable=False),
-        sa.Column("held_key", sa.Text(), nullable=True),
         sa.Column("key_expires_us", sa.BigInteger(), nullable=True),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("error", sa.Text(), nullable=True),
@@ -644,11 +705,10 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("settled_us", sa.BigInteger(), nullable=True),
         sa.Column("created_us", sa.BigInteger(), nullable=False),
         sa.Column("approval_expires_us", sa.BigInteger(), nullable=True),
-        sa.Column("claimed_by_operator", sa.Boolean(), nullable=False),
         sa.Column("payment_digest", sa.Text(), nullable=True),
         sa.Column("splits", sa.Text(), nullable=True),
+        sa.Column("memo_key", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
-        sa.UniqueConstraint("account_id", "held_key"),
         sa.UniqueConstraint("transfer_id"),
     )
     op.create_index("ix_transfers_account", "transfers", ["operator_id", "account_id", "seq"], unique=False)
@@ -658,6 +718,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         ["operator_id", "account_id", "status", "seq"],
         unique=False,
     )
+    op.create_index("ix_transfers_amount", "transfers", ["operator_id", "amount", "seq"], unique=False)
     op.create_index(
         "ix_transfers_approved_due",
         "transfers",
@@ -666,12 +727,28 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sqlite_where=sa.text("status = 'approved'"),
         postgresql_where=sa.text("status = 'approved'"),
     )
+    op.create_index(
+        "ix_transfers_error",
+        "transfers",
+        ["operator_id", "error", "seq"],
+        unique=False,
+        sqlite_where=sa.text("error IS NOT NULL"),
+        postgresql_where=sa.text("error IS NOT NULL"),
+    )
     op.create_index("ix_transfers_key", "transfers", ["operator_id", "idempotency_key", "seq"], unique=False)
-    op.create_index("ix_transfers_requested_by", "transfers", ["key_id", "status", "amount"], unique=False)
+    op.create_index(
+        "ix_transfers_memo",
+        "transfers",
+        ["operator_id", "memo_key", "seq"],
+        unique=False,
+        sqlite_where=sa.text("memo_key IS NOT NULL"),
+        postgresql_where=sa.text("memo_key IS NOT NULL"),
+    )
     op.create_index("ix_transfers_operator", "transfers", ["operator_id", "seq"], unique=False)
     op.create_index(
         "ix_transfers_operator_status", "transfers", ["operator_id", "status", "seq"], unique=False
     )
+    op.create_index("ix_transfers_payee", "transfers", ["operator_id", "to", "seq"], unique=False)
     op.create_index(
         "ix_transfers_pending",
         "transfers",
@@ -689,13 +766,36 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         postgresql_where=sa.text("status = 'pending_approval'"),
     )
     op.create_index(
-        "ux_transfers_claimed_key",
+        "ix_transfers_pending_key",
         "transfers",
-        ["operator_id", "held_key"],
-        unique=True,
-        sqlite_where=sa.text("claimed_by_operator = 1"),
-        postgresql_where=sa.text("claimed_by_operator"),
+        ["key_id"],
+        unique=False,
+        sqlite_where=sa.text("status = 'pending_approval'"),
+        postgresql_where=sa.text("status = 'pending_approval'"),
     )
+    op.create_table(
+        "vouchers",
+        sa.Column(
+            "seq", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), autoincrement=True, nullable=False
+        ),
+        sa.Column("charge_id", sa.Text(), nullable=False),
+        sa.Column("session_id", sa.Text(), nullable=False),
+        sa.Column("operator_id", sa.Text(), nullable=False),
+        sa.Column("account_id", sa.Text(), nullable=False),
+        sa.Column("idempotency_key", sa.Text(), nullable=False),
+        sa.Column("digest", sa.Text(), nullable=False),
+        sa.Column("url", sa.Text(), nullable=True),
+        sa.Column("amount", sa.BigInteger(), nullable=False),
+        sa.Column("cumulative", sa.BigInteger(), nullable=False),
+        sa.Column("created_us", sa.BigInteger(), nullable=False),
+        sa.Column("outcome_status", sa.BigInteger(), nullable=True),
+        sa.Column("outcome_receipt", sa.Text(), nullable=True),
+        sa.Column("outcome_duration_ms", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("seq"),
+        sa.UniqueConstraint("charge_id"),
+        sa.UniqueConstraint("session_id", "cumulative"),
+    )
+    op.create_index("ix_vouchers_key", "vouchers", ["operator_id", "idempotency_key", "seq"], unique=False)
     op.create_table(
         "webhooks",
         sa.Column(
