@@ -13,6 +13,8 @@ import pytest
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer, Settings
 
+pytestmark = pytest.mark.plugin("console")
+
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "

@@ -40,7 +40,10 @@ from agentpay_server.plugins.facilitator import service
 from agentpay_server.plugins.facilitator.settling import CheckedPayment, FeePayer, check_payment
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms
 
-pytestmark = pytest.mark.embedded_chain("it is the chain that it settles on")
+pytestmark = [
+    pytest.mark.embedded_chain("it is the chain that it settles on"),
+    pytest.mark.plugin("facilitator"),
+]
 
 USDC = rpc_world.USDC
 USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"

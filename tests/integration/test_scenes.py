@@ -24,7 +24,7 @@ from agentpay_server.plugins.cluster.settings import RpcSettings
 from agentpay_server.plugins.scenes.building import build
 from agentpay_server.plugins.scenes.document import SceneError, parse_scene
 
-pytestmark = pytest.mark.embedded_chain("a scene is built on it")
+pytestmark = [pytest.mark.embedded_chain("a scene is built on it"), pytest.mark.plugin("scenes")]
 
 SCENE = """
 [accounts.research]

@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.plugins.pay402.building import PreparedPayment, build_payment
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 class Purchase:

@@ -11,7 +11,7 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 LIFE = 150
 FIRST, LAST = 1_000, 1_150

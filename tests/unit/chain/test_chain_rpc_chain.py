@@ -46,7 +46,7 @@ from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def raising(error: Exception) -> Any:

@@ -15,7 +15,7 @@ from agentpay_server.chain.protocol import ChainUnreachableError, DoubtfulNodeEr
 if TYPE_CHECKING:
     from agentpay_server.plugins.cluster.chain import RpcChain
 
-pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster import client as client_module
 from agentpay_server.plugins.cluster.client import RpcClient, RpcRefusalError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 @pytest.fixture(autouse=True)

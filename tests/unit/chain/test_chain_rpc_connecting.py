@@ -19,7 +19,7 @@ from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRA
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster.chain import RpcChain, connect
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 AUTHORITY = OWNER
 TREASURY = SENDER

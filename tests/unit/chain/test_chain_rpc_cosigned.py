@@ -30,7 +30,7 @@ from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg,
 if TYPE_CHECKING:
     from agentpay_server.plugins.cluster.chain import RpcChain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 SPONSOR = Keypair.from_seed(b"who pays fees for its customers.")
 SELLER = CUSTODY.address(spending_key(2))

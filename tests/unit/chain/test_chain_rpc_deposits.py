@@ -9,7 +9,7 @@ from solders.keypair import Keypair
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 SIGNATURES = [str(Keypair().sign_message(bytes([number]))) for number in range(8)]
 """Those of an account's transactions, oldest first."""

@@ -18,7 +18,7 @@ from agentpay_server.plugins.cluster import fees as module
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def transfer(blockhash: Blockhash, memo: str = "txn_1") -> SignedTransaction:

@@ -13,7 +13,7 @@ from agentpay_server.plugins.cluster.chain_head import (
     life_seconds,
 )
 
-pytestmark = pytest.mark.unmeasured
+pytestmark = [pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 WARM_SECONDS = 60.0
 PACES = st.floats(0.5, 40)

@@ -21,6 +21,8 @@ from agentpay_server.chain.protocol import ChainUnreachableError, DepositBatch, 
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.replies import Simulation, read_landing
 
+pytestmark = pytest.mark.plugin("cluster")
+
 Operation = Callable[[RpcChain], Awaitable[Any]]
 
 

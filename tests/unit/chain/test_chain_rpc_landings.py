@@ -7,6 +7,8 @@ import pytest
 
 from agentpay_server.plugins.cluster.polling import LandingTime
 
+pytestmark = pytest.mark.plugin("cluster")
+
 AT_FIRST_SECONDS = 0.4
 INTERVAL_SECONDS = 0.05
 """Between two requests for statuses."""

@@ -8,7 +8,7 @@ import pytest
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.plugins.cluster.polling import MAX_SIGNATURES, Poller, Recent
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 class Source:

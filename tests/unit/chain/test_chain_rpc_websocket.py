@@ -12,7 +12,7 @@ from websockets.asyncio.server import ServerConnection, serve
 from agentpay_server.plugins.cluster import polling as module
 from agentpay_server.plugins.cluster.polling import Notices
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 def notice_of(subscription: object) -> str:

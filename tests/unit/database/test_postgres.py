@@ -24,7 +24,7 @@ from agentpay_server.plugins.postgres import database as postgres
 from agentpay_server.plugins.postgres.connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]
 
 INSERT = insert(counters)
 ADD = (

@@ -23,7 +23,7 @@ from agentpay_server.plugins.postgres.connections import PreparedConnection
 from agentpay_server.plugins.postgres.database import PostgresDatabase
 from agentpay_server.transfers import store as transfers
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]
 
 COUNT = 8
 IDS = [f"acct_{number}" for number in range(1, COUNT + 1)]

@@ -21,7 +21,7 @@ from challenge_world import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytestmark = pytest.mark.unmeasured
+pytestmark = [pytest.mark.unmeasured, pytest.mark.plugin("payments")]
 
 CHALLENGES = 20_000
 some = settings(database=None)

@@ -35,6 +35,8 @@ from agentpay_server.plugins.pay402.building import (
 )
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
+pytestmark = pytest.mark.plugin("payments")
+
 T = TypeVar("T")
 
 PAYER = spending_key(1)

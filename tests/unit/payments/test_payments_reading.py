@@ -36,6 +36,8 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     UnreadableChallengeError,
 )
 
+pytestmark = pytest.mark.plugin("payments")
+
 FEE_PAYER = str(FACILITATOR.pubkey())
 
 

@@ -33,6 +33,8 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     UnreadableChallengeError,
 )
 
+pytestmark = pytest.mark.plugin("payments")
+
 some = settings(database=None, max_examples=60, deadline=None)
 KEYS = [Keypair.from_seed(bytes([number]) * 32) for number in range(1, 12)]
 
