@@ -7,6 +7,7 @@ from typing import Any
 
 from solders.keypair import Keypair
 
+from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
 from agentpay_server.plugins.pay402.challenges.fields import MAX_AMOUNT
 from agentpay_server.plugins.pay402.challenges.offers import MAX_OFFERS, read_challenge, sift, wrap
