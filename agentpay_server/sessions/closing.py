@@ -150,7 +150,7 @@ class Closing:
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        actor: audit.Actor | None = principal
+        actor: Principal | audit.ServerActor | None = principal
         if actor is None:
             session = store.SESSIONS.existing(connection, session_id)
             actor = audit.ServerActor(session.operator_id)
