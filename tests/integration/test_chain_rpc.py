@@ -39,7 +39,7 @@ from spl.token.models import TransferCheckedParams
 
 from agentpay_server import AgentPayServer
 
-pytestmark = pytest.mark.embedded_chain("it is the chain that is served")
+pytestmark = [pytest.mark.embedded_chain("it is the chain that is served"), pytest.mark.plugin("node")]
 
 USDC = rpc_world.USDC
 MOST_CALLS = 100

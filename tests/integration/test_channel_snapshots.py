@@ -12,7 +12,10 @@ from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
-pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+pytestmark = [
+    pytest.mark.embedded_chain("the program of channels is on its chain"),
+    pytest.mark.plugin("channels"),
+]
 
 PRICE = Decimal("0.001")
 FUNDS = Decimal(10)

@@ -13,6 +13,8 @@ import pytest
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer, Settings
 
+pytestmark = pytest.mark.plugin("console")
+
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -22,7 +24,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-FILES = resources.files("agentpay_server.dashboard")
+FILES = resources.files("agentpay_server.plugins.console")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
 
 

@@ -18,6 +18,8 @@ from sqlalchemy import make_url
 from agentpay_server import AgentPayServer, StartRefusedError
 from agentpay_server.cli import main
 
+pytestmark = pytest.mark.plugin("migrations")
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 KEY_VARIABLE = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 

@@ -36,11 +36,14 @@ from spl.token.models import TransferCheckedParams
 from agentpay import AgentPay, InvalidRequestError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.challenges.terms import ChallengeTerms
-from agentpay_server.testkit.facilitator import service
-from agentpay_server.testkit.facilitator.settling import CheckedPayment, FeePayer, check_payment
+from agentpay_server.plugins.facilitator import service
+from agentpay_server.plugins.facilitator.settling import CheckedPayment, FeePayer, check_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms
 
-pytestmark = pytest.mark.embedded_chain("it is the chain that it settles on")
+pytestmark = [
+    pytest.mark.embedded_chain("it is the chain that it settles on"),
+    pytest.mark.plugin("facilitator"),
+]
 
 USDC = rpc_world.USDC
 USDC_OF_DEVNET = "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU"

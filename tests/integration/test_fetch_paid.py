@@ -26,6 +26,8 @@ from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
+pytestmark = pytest.mark.plugin("payments")
+
 REF = "forecast-2026-01"
 FIELDS = set(FetchResult.__annotations__)
 LOOPBACK = ("http://127.0.0.1:*",)

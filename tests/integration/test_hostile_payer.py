@@ -11,7 +11,7 @@ import pytest
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Attempt, HostilePayer, Mode, Paywall, Protocol, Trick
 
-pytestmark = pytest.mark.embedded_chain("payer and seller live on its chain")
+pytestmark = [pytest.mark.embedded_chain("payer and seller live on its chain"), pytest.mark.plugin("paywall")]
 
 PRICE = Decimal("0.25")
 PROTOCOLS = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)

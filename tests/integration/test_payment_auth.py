@@ -24,7 +24,7 @@ from agentpay.payments import PaymentAuth, PaymentRefusedError
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
-pytestmark = pytest.mark.unmeasured
+pytestmark = [pytest.mark.unmeasured, pytest.mark.plugin("payments")]
 
 PRICE = Decimal("0.01")
 

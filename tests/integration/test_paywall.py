@@ -27,7 +27,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
-pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
+pytestmark = [pytest.mark.embedded_chain("the seller lives on its chain"), pytest.mark.plugin("paywall")]
 
 PROTOCOLS = EXACT
 LATE_SECONDS, HELD_SECONDS = 20, 55

@@ -24,7 +24,7 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, SessionMode, UptoMode
 
-pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
+pytestmark = [pytest.mark.embedded_chain("the seller lives on its chain"), pytest.mark.plugin("paywall")]
 
 PRICE = 1_000
 

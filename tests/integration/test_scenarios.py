@@ -9,6 +9,8 @@ from agentpay import AccountPausedError, AgentPay, PolicyViolationError, Session
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 
+pytestmark = pytest.mark.plugin("scenes")
+
 NAMES = [
     "low_balance",
     "near_daily_limit",

@@ -15,7 +15,7 @@ from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
 
-pytestmark = pytest.mark.embedded_chain("the seller lives on its chain")
+pytestmark = [pytest.mark.embedded_chain("the seller lives on its chain"), pytest.mark.plugin("paywall")]
 
 
 @pytest.fixture

@@ -22,10 +22,13 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import session_payments
-from agentpay_server.payments.channels.vouchers import PayByVoucher
+from agentpay_server.plugins.channels import session_payments
+from agentpay_server.plugins.channels.vouchers import PayByVoucher
 
-pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+pytestmark = [
+    pytest.mark.embedded_chain("the program of channels is on its chain"),
+    pytest.mark.plugin("channels"),
+]
 
 NOBODY = "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"
 SEAL = 61.0

@@ -15,7 +15,10 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, SessionMode
 
-pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+pytestmark = [
+    pytest.mark.embedded_chain("the program of channels is on its chain"),
+    pytest.mark.plugin("paywall"),
+]
 
 CAP = Decimal("0.01")
 

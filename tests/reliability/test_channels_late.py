@@ -17,7 +17,7 @@ from clusters import DEVNET
 from session_sellers import GRACE_SECONDS, ORIGIN, UptoSeller
 from worlds import Party, micro
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("channels")]
 
 MAXIMUM = 50_000
 CHARGE = 12_000

@@ -18,7 +18,7 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("guards")]
 
 LATE = 150.0
 """When the first transaction lands: it was believed expired long before, and is still watched."""

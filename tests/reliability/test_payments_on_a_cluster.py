@@ -17,7 +17,7 @@ from sellers import ORIGIN, Seller
 from solders.transaction import VersionedTransaction
 from worlds import Answer, Party
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("payments")]
 
 PRICE = 1_000
 FINALITY_SECONDS = 20.0

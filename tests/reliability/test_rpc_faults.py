@@ -16,7 +16,7 @@ from surfpool import Surfpool
 
 from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
 
-pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 TIMEOUT_SECONDS = 2.0
 FAULTS = {**rpc_trouble.FAULTS, "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5)}

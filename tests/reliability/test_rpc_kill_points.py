@@ -16,7 +16,7 @@ from surfpool import Surfpool
 from agentpay_server import AgentPayServer
 from agentpay_server.platform.failpoints import Operation, points_of
 
-pytestmark = [pytest.mark.validator, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.validator, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 TRANSFER = points_of(Operation.TRANSFER)
 PAIRS = [

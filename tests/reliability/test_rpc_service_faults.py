@@ -17,7 +17,7 @@ from surfpool import Surfpool
 from agentpay_server import RpcSettings, Settings
 from agentpay_server.chain.protocol import ChainUnreachableError
 
-pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 
 @pytest.fixture

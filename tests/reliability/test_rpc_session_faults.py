@@ -12,7 +12,7 @@ from rpc_service import Party, Service
 from rpc_trouble import FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
-pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import stores
 from rpc_processes import Server
 from surfpool import Surfpool
 
-pytestmark = [pytest.mark.anyio, pytest.mark.validator, pytest.mark.unmeasured]
+pytestmark = [pytest.mark.anyio, pytest.mark.validator, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 CALLS = 60
 

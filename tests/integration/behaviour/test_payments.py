@@ -18,6 +18,8 @@ from server_world import refused
 from solders.keypair import Keypair
 from watched_database import Watched
 
+pytestmark = pytest.mark.plugin("payments")
+
 MINUTE = 61.0
 EXPIRES_IN_REAL_TIME = "what is signed for a cluster expires in real time"
 

@@ -18,7 +18,10 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall, UptoMode
 
-pytestmark = pytest.mark.embedded_chain("the program of channels is on its chain")
+pytestmark = [
+    pytest.mark.embedded_chain("the program of channels is on its chain"),
+    pytest.mark.plugin("payments"),
+]
 
 ORIGIN = "http://paywall.invalid"
 FORCED_AFTER = 60 + 120 + 10

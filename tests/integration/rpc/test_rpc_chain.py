@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 async def reason_of(world: RpcWorld, signed: SignedTransaction) -> FailureReason:

@@ -7,9 +7,9 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import Deposit
-from agentpay_server.chain.rpc import history
+from agentpay_server.plugins.cluster import history
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 async def read(world: RpcWorld, address: str, after: str | None = None) -> tuple[list[Deposit], str | None]:

@@ -26,7 +26,7 @@ from agentpay_server.cli import process as _process  # noqa: F401 - loaded while
 from agentpay_server.cli import serve as _serve  # noqa: F401
 from agentpay_server.contract import sandbox
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 MAINNET = "5eykt4UsFv8P8NJdTREpY1vzqKqZKvdpKuc147dw2N9d"
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"

@@ -11,7 +11,7 @@ from rpc_service import Party, Service
 from rpc_world import USDC
 from surfpool import Surfpool
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 
 async def test_balances_and_memo_on_chain_match_the_transfer(surfpool: Surfpool) -> None:

@@ -11,9 +11,9 @@ from agentpay_server.chain import base58
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Discriminator, Voucher
 from agentpay_server.chain.protocol import ChannelHistory, Payout
-from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.plugins.cluster.chain import RpcChain
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
 PAYEE, SIGNER, STRANGER = (Keypair.from_seed(bytes([seed] * 32)) for seed in (1, 2, 3))
 CHANNEL = Keypair.from_seed(bytes([4] * 32)).pubkey()

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpay_server.chain.rpc.chain_head import (
+from agentpay_server.plugins.cluster.chain_head import (
     MOST_UNFINALIZED_BLOCKS,
     SlotRate,
     has_plausible_life,
     life_seconds,
 )
 
-pytestmark = pytest.mark.unmeasured
+pytestmark = [pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 
 WARM_SECONDS = 60.0
 PACES = st.floats(0.5, 40)

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from agentpay_server.chain.rpc.polling import LandingTime
+from agentpay_server.plugins.cluster.polling import LandingTime
+
+pytestmark = pytest.mark.plugin("cluster")
 
 AT_FIRST_SECONDS = 0.4
 INTERVAL_SECONDS = 0.05
