@@ -6,10 +6,10 @@ Names are imported on first use, because pytest loads this package's plugin in e
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncSandbox, Sandbox
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError
     from agentpay_server.platform.settings import OnchainMemo, PolicyUpdate, Settings
+    from agentpay_server.plugins.cluster.settings import Finality, RpcSettings
     from agentpay_server.testkit.embedded.inbox import Receipt, WebhookInbox
     from agentpay_server.testkit.embedded.recorder import ChainTransaction, RecordedRequest, Records
     from agentpay_server.testkit.embedded.server import AgentPayServer
@@ -40,13 +40,13 @@ _HOMES = {
     "CannotListenError": "agentpay_server.testkit.embedded.world",
     "ChainTransaction": "agentpay_server.testkit.embedded.recorder",
     "DatabaseUnavailableError": "agentpay_server.database.runner",
-    "Finality": "agentpay_server.chain.rpc.settings",
+    "Finality": "agentpay_server.plugins.cluster.settings",
     "OnchainMemo": "agentpay_server.platform.settings",
     "PolicyUpdate": "agentpay_server.platform.settings",
     "Receipt": "agentpay_server.testkit.embedded.inbox",
     "RecordedRequest": "agentpay_server.testkit.embedded.recorder",
     "Records": "agentpay_server.testkit.embedded.recorder",
-    "RpcSettings": "agentpay_server.chain.rpc.settings",
+    "RpcSettings": "agentpay_server.plugins.cluster.settings",
     "Sandbox": "agentpay_server.clients",
     "Settings": "agentpay_server.platform.settings",
     "StartRefusedError": "agentpay_server.database.runner",

@@ -13,24 +13,24 @@ from agentpay._loading import needing
 from agentpay_server.database.runner import MissingExtraError
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.chain import RpcChain
-    from agentpay_server.chain.rpc.client import RpcCaller as RpcCaller
-    from agentpay_server.chain.rpc.settings import RpcSettings as RpcSettings
     from agentpay_server.database.file import FileDatabase
-    from agentpay_server.database.postgres import PostgresDatabase
     from agentpay_server.feature import Feature
+    from agentpay_server.plugins.cluster.chain import RpcChain
+    from agentpay_server.plugins.cluster.client import RpcCaller as RpcCaller
+    from agentpay_server.plugins.cluster.settings import RpcSettings as RpcSettings
+    from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 _MODULES: Final = (
     "agentpay_server.accounts.feature",
     "agentpay_server.transfers.feature",
-    "agentpay_server.payments.feature",
-    "agentpay_server.payments.channels.feature",
+    "agentpay_server.plugins.pay402.feature",
+    "agentpay_server.plugins.channels.feature",
     "agentpay_server.sessions.feature",
     "agentpay_server.webhooks.feature",
     "agentpay_server.operators.feature",
     "agentpay_server.sandbox.feature",
-    "agentpay_server.engine.watches",
-    "agentpay_server.http.dashboard",
+    "agentpay_server.plugins.guards",
+    "agentpay_server.plugins.console.pages",
 )
 
 
@@ -48,22 +48,22 @@ def features() -> "tuple[Feature[Any], ...]":
 
 
 def cluster() -> "Callable[..., Awaitable[RpcChain]]":
-    """Return what connects to a cluster: `connect` of `chain/rpc/chain.py`."""
+    """Return what connects to a cluster: `connect` of `plugins/cluster/chain.py`."""
     # It takes a fifth of a start.
     with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
-        from agentpay_server.chain.rpc.chain import connect  # noqa: PLC0415
+        from agentpay_server.plugins.cluster.chain import connect  # noqa: PLC0415
     return connect
 
 
 def postgres(url: str, schema: str) -> "PostgresDatabase":
     """Return a PostgreSQL database, not connected yet."""
     with needing("PostgreSQL", extra="postgres", refusal=MissingExtraError):
-        from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
+        from agentpay_server.plugins.postgres.database import PostgresDatabase  # noqa: PLC0415
     return PostgresDatabase(url, schema)
 
 
 async def upgrade(database: "FileDatabase | PostgresDatabase", *, only_if_empty: bool = False) -> None:
-    """Lay out a database, or upgrade it to this version's schema; see `database/migrations`."""
-    from agentpay_server.database import migrations  # noqa: PLC0415
+    """Lay out a database, or upgrade it to this version's schema; see `plugins/migrations`."""
+    from agentpay_server.plugins import migrations  # noqa: PLC0415
 
     await migrations.upgrade(database, only_if_empty=only_if_empty)

@@ -6,10 +6,10 @@ test chain. It also sells through payment channels: by session of MPP, and up to
 more from a seller than it pays for.
 """
 
-from agentpay_server.payments.challenges.terms import Protocol
-from agentpay_server.testkit.paywall.hostile_payer import Attempt, HostilePayer, Trick
-from agentpay_server.testkit.paywall.paywall import Paywall
-from agentpay_server.testkit.paywall.products import (
+from agentpay_server.plugins.pay402.challenges.terms import Protocol
+from agentpay_server.plugins.paywall.hostile_payer import Attempt, HostilePayer, Trick
+from agentpay_server.plugins.paywall.paywall import Paywall
+from agentpay_server.plugins.paywall.products import (
     Mode,
     PaywallChannel,
     PaywallRequest,

@@ -20,7 +20,7 @@ import pytest
 if TYPE_CHECKING:
     from agentpay import Account, AgentPay, AsyncAgentPay
     from agentpay_server import AgentPayServer, Settings, WebhookInbox
-    from agentpay_server.testkit.paywall.paywall import Paywall
+    from agentpay_server.plugins.paywall.paywall import Paywall
 
 MARKER: Final = "agentpay"
 SECTION: Final = "agentpay timeline"
@@ -169,7 +169,7 @@ def agentpay_paywall(agentpay_server: "AgentPayServer") -> "Iterator[Paywall]":
 
     It sells `/` for 0.01 USDC by x402 version 2, honestly; `sell` adds paths, and `mode` makes it hostile.
     """
-    from agentpay_server.testkit.paywall.paywall import Paywall  # noqa: PLC0415 - not before a test needs it
+    from agentpay_server.plugins.paywall.paywall import Paywall  # noqa: PLC0415 - not before a test needs it
 
     with Paywall(agentpay_server, {"/": "0.01"}) as paywall:
         yield paywall

@@ -38,7 +38,7 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 ROUNDS = 8
 CALLS = 5

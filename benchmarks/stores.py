@@ -21,13 +21,13 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database.migrations import upgrade
-from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
-from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.runner import DATABASE_SCHEMA, Database
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import accounts, spending
 from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.plugins.migrations import upgrade
+from agentpay_server.plugins.postgres.connections import PreparedConnection
+from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase
 
 KEY = bytes(range(32))
 NOW_US = 1_767_225_600 * SECOND_US

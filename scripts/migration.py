@@ -3,7 +3,7 @@
     python scripts/migration.py "Sessions and their escrows"
 
 The result is a draft: review it before you commit it, and set `HEAD` in
-`agentpay_server/database/migrations/__init__.py`.
+`agentpay_server/plugins/migrations/__init__.py`.
 """
 
 import sys
@@ -13,7 +13,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import create_engine
 
-from agentpay_server.database import migrations
+from agentpay_server.plugins import migrations
 
 MIGRATIONS = Path(migrations.__file__).parent
 

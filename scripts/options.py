@@ -16,10 +16,10 @@ import click
 from agentpay import AsyncAgentPay
 from agentpay.cli.variables import IS_VISIBLE
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.options import SettingOption
 from agentpay_server.cli.serve import serve
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 OPENING = """\
 # Configuration

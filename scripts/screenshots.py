@@ -15,7 +15,7 @@ from typing import Final, Literal
 from playwright.sync_api import sync_playwright
 
 from agentpay_server import AgentPayServer
-from agentpay_server.testkit.scenes.demo_world import DemoWorld
+from agentpay_server.plugins.scenes.demo_world import DemoWorld
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 PAGES: Final[Mapping[str, tuple[str, Literal["light", "dark"], tuple[int, int]]]] = {

@@ -18,19 +18,7 @@ from types import CodeType, FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = ROOT / "agentpay_server"
-PLUGINS = {
-    "paying 402": ("payments",),
-    "cluster": ("chain/rpc",),
-    "guards": ("engine/watches.py",),
-    "PostgreSQL": ("database/postgres*.py",),
-    "migrations": ("database/migrations",),
-    "console": ("dashboard", "http/dashboard.py"),
-    "paywall": ("testkit/paywall", "paywall.py"),
-    "facilitator": ("testkit/facilitator",),
-    "node": ("testkit/node",),
-    "scenes": ("testkit/scenes",),
-}
-"""What becomes a plug-in, and its paths below `agentpay_server` until then."""
+PLUGINS = SERVER / "plugins"
 
 
 def files(*patterns: str) -> list[Path]:
@@ -94,10 +82,8 @@ def executed() -> set[CodeType]:
 def main() -> None:
     """Print the table."""
     everything = files("**/*.py")
-    of_plugins = {
-        name: files(*paths, f"plugins/{paths[0].rpartition('/')[2]}") for name, paths in PLUGINS.items()
-    }
-    core = sorted(set(everything) - {path for paths in of_plugins.values() for path in paths})
+    of_plugins = {path.stem: files(f"plugins/{path.name}") for path in sorted(PLUGINS.glob("[!_]*"))}
+    core = [path for path in everything if not path.is_relative_to(PLUGINS)]
     print(f"server: {lines(everything):,} lines, {len(everything)} files, {classes(everything)} classes")
     print(f"core: {lines(core):,} lines, {len(core)} files")
     for name, paths in of_plugins.items():

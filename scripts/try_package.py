@@ -41,7 +41,7 @@ WHEEL_HOLDS = {
     "agentpay_server/chain/channels/channels.so",
     "agentpay_server/pytest_plugin.py",
     "agentpay_server/clients/_sync/sandbox.py",
-    "agentpay_server/database/migrations/script.py.mako",
+    "agentpay_server/plugins/migrations/script.py.mako",
 }
 LABORATORY_HOLDS = {
     "agentpay_lab/__main__.py",

@@ -28,8 +28,8 @@ from agentpay_server.cli.options import Host, takes
 from agentpay_server.platform.settings import Settings
 
 if TYPE_CHECKING:
+    from agentpay_server.plugins.scenes.demo_world import DemoStep
     from agentpay_server.testkit.embedded.server import AgentPayServer
-    from agentpay_server.testkit.scenes.demo_world import DemoStep
 
 _HOST: Final = "127.0.0.1"
 _TRY_NEXT: Final = (
@@ -110,9 +110,9 @@ def demo(
     story_seed = secrets.randbelow(_SEEDS) if seed is None else seed
     ends_at = None if seconds is None else time.monotonic() + seconds
     # Imported late: loading the server takes longer than reporting a usage error.
+    from agentpay_server.plugins.scenes.demo_world import DemoWorld  # noqa: PLC0415
     from agentpay_server.testkit.embedded.server import AgentPayServer  # noqa: PLC0415
     from agentpay_server.testkit.embedded.world import CannotListenError  # noqa: PLC0415
-    from agentpay_server.testkit.scenes.demo_world import DemoWorld  # noqa: PLC0415
 
     # The story's seed is short and printed, so keys are derived only from a seed that the user passes.
     chosen, is_key_given = Settings(**settings), bool(config.get("operator_key"))

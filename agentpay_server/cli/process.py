@@ -37,8 +37,8 @@ from agentpay_server.platform.logs import LogFormat, log, logging_to
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
 if TYPE_CHECKING:
-    from agentpay_server.testkit.scenes.document import Scene
-    from agentpay_server.testkit.scenes.hosting import SceneHost
+    from agentpay_server.plugins.scenes.document import Scene
+    from agentpay_server.plugins.scenes.hosting import SceneHost
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ async def _console_url(server: Server, base_url: str, deadline: float) -> str | 
     """
     if not server.context.settings.serves_dashboard:
         return None
-    from agentpay_server.http import dashboard  # noqa: PLC0415 - a plug-in
+    from agentpay_server.plugins.console import pages as dashboard  # noqa: PLC0415 - a plug-in
 
     try:
         return await _started(partial(dashboard.console_url, server, base_url), deadline)
@@ -253,9 +253,9 @@ async def _serve_until_stopped(
     app: ASGIApp = application
     sellers: SceneHost | None = None
     if scene is not None:
-        from agentpay_server.testkit.scenes import hosting  # noqa: PLC0415 - seldom asked for
-        from agentpay_server.testkit.scenes.building import incomplete  # noqa: PLC0415 - as above
-        from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
+        from agentpay_server.plugins.scenes import hosting  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.plugins.scenes.building import incomplete  # noqa: PLC0415 - as above
+        from agentpay_server.plugins.scenes.document import SceneError  # noqa: PLC0415 - as above
 
         sellers = hosting.SceneHost(application, server)
         try:
@@ -268,8 +268,8 @@ async def _serve_until_stopped(
                 raise OptionError("--scene", f"{incomplete(error, server.config)}.") from None
             raise
     if serves_chain:
-        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - seldom asked for
-        from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.plugins.facilitator import service as facilitator  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.plugins.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(
             announcement,

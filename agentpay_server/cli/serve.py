@@ -15,11 +15,11 @@ import click
 from agentpay.cli.values import Seconds
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import read_key
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.options import Declared, Host, ProgramFile, require_database, settings_of, takes
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 
 @click.command()
@@ -153,7 +153,7 @@ def serve(
         )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
-    from agentpay_server.testkit.scenes.document import SceneError, read_scene  # noqa: PLC0415
+    from agentpay_server.plugins.scenes.document import SceneError, read_scene  # noqa: PLC0415
 
     try:
         to_build = None if scene is None else read_scene(scene)

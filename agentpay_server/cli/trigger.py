@@ -23,8 +23,8 @@ from agentpay.contract.sessions import Session
 from agentpay.contract.usdc import MICRO, from_micro, to_micro
 from agentpay.errors import AgentPayError
 from agentpay_server.clients import Sandbox
-from agentpay_server.testkit.scenes.building import BuiltScene, build
-from agentpay_server.testkit.scenes.document import (
+from agentpay_server.plugins.scenes.building import BuiltScene, build
+from agentpay_server.plugins.scenes.document import (
     Scene,
     SceneAccount,
     SceneError,

@@ -1,7 +1,7 @@
 """Decisions about transfers: judged by the policy, stored, signed and reserved (interface T4, I1 to I9).
 
-`new_transfer` decides about a new one. `approvals.py` and `payments/authorizing.py` decide with the same
-steps about approved ones, and about payments. Nothing here sends or waits.
+`new_transfer` decides about a new one. `approvals.py` and `plugins/pay402/authorizing.py` decide with the
+same steps about approved ones, and about payments. Nothing here sends or waits.
 """
 
 from typing import Any, Final

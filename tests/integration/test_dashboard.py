@@ -24,7 +24,7 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-FILES = resources.files("agentpay_server.dashboard")
+FILES = resources.files("agentpay_server.plugins.console")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
 
 

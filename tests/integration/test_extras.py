@@ -47,15 +47,15 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
     "agentpay_server.cli": SERVER,
     "agentpay_server.cli.process": SERVER | {"fast"},
-    "agentpay_server.chain.rpc": frozenset({"test", "cluster"}),
-    "agentpay_server.chain.rpc.settings": frozenset({"test"}),
-    "agentpay_server.database.migrations.env": frozenset({"test", "ops"}),
-    "agentpay_server.database.migrations.running": frozenset({"test", "ops"}),
-    "agentpay_server.database.migrations.versions": frozenset({"test", "ops"}),
+    "agentpay_server.plugins.cluster": frozenset({"test", "cluster"}),
+    "agentpay_server.plugins.cluster.settings": frozenset({"test"}),
+    "agentpay_server.plugins.migrations.env": frozenset({"test", "ops"}),
+    "agentpay_server.plugins.migrations.running": frozenset({"test", "ops"}),
+    "agentpay_server.plugins.migrations.versions": frozenset({"test", "ops"}),
     "agentpay_server.http.exposition": frozenset({"test", "ops"}),
-    "agentpay_server.database.postgres": frozenset({"test", "postgres"}),
-    "agentpay_server.database.postgres_connections": frozenset({"test", "postgres"}),
-    "agentpay_server.database.postgres_batches": frozenset({"test", "postgres"}),
+    "agentpay_server.plugins.postgres.database": frozenset({"test", "postgres"}),
+    "agentpay_server.plugins.postgres.connections": frozenset({"test", "postgres"}),
+    "agentpay_server.plugins.postgres.batches": frozenset({"test", "postgres"}),
 }
 """Allowed imports besides the client's dependencies; the entry nearest above a module applies."""
 
@@ -193,24 +193,24 @@ def test_modules_import_only_their_own_extras() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("agentpay_server.database.migrations", "import asyncpg"),
+        ("agentpay_server.plugins.migrations", "import asyncpg"),
         (
-            "agentpay_server.database.migrations",
-            "from agentpay_server.database.postgres import PostgresDatabase",
+            "agentpay_server.plugins.migrations",
+            "from agentpay_server.plugins.postgres.database import PostgresDatabase",
         ),
         ("agentpay_server.assembly.storage", "def open_storage():\n    import asyncpg"),
         ("agentpay_server.assembly.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
         ("agentpay_server.assembly.storage", "import uvloop"),
         (
             "agentpay_server.assembly.chain_opening",
-            "from agentpay_server.chain.rpc.chain import connect",
+            "from agentpay_server.plugins.cluster.chain import connect",
         ),
         ("agentpay_server.assembly.chain_opening", "def f():\n    import solana"),
         ("agentpay_server.testkit.embedded.world", "import websockets"),
         ("agentpay_server.database.sqlite", "import alembic"),
         ("agentpay_server.http.operations", "import prometheus_client"),
         ("agentpay_server.http.operations", "from agentpay_server.http import exposition"),
-        ("agentpay_server.testkit.paywall.paywall", "import click"),
+        ("agentpay_server.plugins.paywall.paywall", "import click"),
         ("agentpay_server.cli.serve", "class Serve:\n    import flask"),
         ("agentpay_server.__main__", "import click"),
         ("agentpay_server.__main__", "from agentpay_server.cli import main"),
@@ -239,16 +239,16 @@ def test_forbidden_imports_are_detected(module: str, source: str) -> None:
     [
         (
             "agentpay_server.assembly.storage",
-            "def f():\n    from agentpay_server.database.postgres import PostgresDatabase",
+            "def f():\n    from agentpay_server.plugins.postgres.database import PostgresDatabase",
         ),
         ("agentpay_server.assembly.storage", "if TYPE_CHECKING:\n    import asyncpg"),
-        ("agentpay_server.database.postgres", "import asyncpg, sqlalchemy"),
+        ("agentpay_server.plugins.postgres.database", "import asyncpg, sqlalchemy"),
         (
             "agentpay_server.pytest_plugin",
             "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",
         ),
         ("agentpay_server.http.app", "import ulid, attrs, httpx"),
-        ("agentpay_server.chain.rpc.client", "import httpcore, websockets"),
+        ("agentpay_server.plugins.cluster.client", "import httpcore, websockets"),
         ("agentpay.integrations.flask", "import werkzeug"),
     ],
 )

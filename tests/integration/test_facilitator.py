@@ -36,9 +36,9 @@ from spl.token.models import TransferCheckedParams
 from agentpay import AgentPay, InvalidRequestError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.challenges.terms import ChallengeTerms
-from agentpay_server.testkit.facilitator import service
-from agentpay_server.testkit.facilitator.settling import CheckedPayment, FeePayer, check_payment
+from agentpay_server.plugins.facilitator import service
+from agentpay_server.plugins.facilitator.settling import CheckedPayment, FeePayer, check_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms
 
 pytestmark = [
     pytest.mark.embedded_chain("it is the chain that it settles on"),

@@ -8,7 +8,6 @@ import sys
 from functools import cache
 from pathlib import Path
 
-import plug_ins
 import pytest
 
 pytestmark = pytest.mark.unmeasured
@@ -21,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 ROWS = """
     cli
     testkit
-    http dashboard clients
+    http clients
     assembly
     features
     sandbox
-    operators payments engine.watches
+    operators plugins.pay402 plugins.guards
     accounts sessions transfers webhooks
     feature
     assembly.config assembly.identity
@@ -36,6 +35,18 @@ ROWS = """
     platform
     contract
 """
+# Plug-ins that stand beside a folder or another plug-in.
+BESIDE = {
+    "channels": "plugins.pay402",
+    "cluster": "chain",
+    "console": "http",
+    "facilitator": "testkit",
+    "migrations": "database",
+    "node": "testkit",
+    "paywall": "testkit",
+    "postgres": "database",
+    "scenes": "testkit",
+}
 # And the distributions around it.
 LAYERS: list[list[str]] = [
     ["agentpay_lab.__main__"],
@@ -50,7 +61,7 @@ LAYERS: list[list[str]] = [
 ]
 FEATURES = {
     f"agentpay_server.{each}"
-    for each in ("accounts", "operators", "payments", "sandbox", "sessions", "transfers", "webhooks")
+    for each in ("accounts", "operators", "plugins.pay402", "sandbox", "sessions", "transfers", "webhooks")
 }
 
 RANKS = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
@@ -75,6 +86,8 @@ def module_name(path):
 def layer_of(module):
     """The package of the table that a module belongs to: the nearest one above it."""
     parts = module.split(".")
+    if parts[:2] == ["agentpay_server", "plugins"] and parts[2:3] and parts[2] in BESIDE:
+        return f"agentpay_server.{BESIDE[parts[2]]}"
     for length in range(len(parts), 0, -1):
         package = ".".join(parts[:length])
         if package in RANKS:
@@ -142,6 +155,7 @@ def test_each_folder_of_the_server_has_its_row():
     assert folders == {each.partition(".")[0] for each in ROWS.split()} - {"feature", "features"}
 
 
+PLUG_INS = "agentpay_server.plugins"
 # What may import plug-ins besides themselves, tests and the laboratory.
 NAMES_PLUG_INS = (
     "agentpay_server.features",
@@ -162,10 +176,10 @@ def test_the_core_imports_no_plug_in():
         f"{module_name(path)} imports {imported}"
         for path in MODULES
         if path.is_relative_to(ROOT / "agentpay_server")
-        and not is_in(module_name(path), (*plug_ins.ROOMS, *NAMES_PLUG_INS))
+        and not is_in(module_name(path), (PLUG_INS, *NAMES_PLUG_INS))
         and module_name(path) != "agentpay_server"
         for imported in imports_of(path)
-        if is_in(imported, plug_ins.ROOMS)
+        if is_in(imported, [PLUG_INS])
     ]
     assert not found
 
@@ -173,7 +187,7 @@ def test_the_core_imports_no_plug_in():
 def test_the_features_import_plug_ins_when_they_are_needed():
     loaded = loaded_by("import agentpay_server.features, agentpay_server.assembly.server")
 
-    assert not [each for each in loaded if is_in(each, plug_ins.ROOMS)]
+    assert not [each for each in loaded if is_in(each, [PLUG_INS])]
 
 
 # A library of its own: it could be taken out, and used elsewhere.
@@ -198,7 +212,10 @@ def test_a_package_imports_only_its_allowed_layers(package):
 
 
 # How a chain works, and what its messages and accounts say: a `Chain` states what others need of it.
-CHAIN_INSIDE = [f"agentpay_server.chain.{each}" for each in ("embedded", "messages", "parsing", "rpc")]
+CHAIN_INSIDE = [
+    *(f"agentpay_server.chain.{each}" for each in ("embedded", "messages", "parsing")),
+    f"{PLUG_INS}.cluster",
+]
 KNOWS_CHAINS_BY_PROTOCOL = {"agentpay_server.engine", "agentpay_server.ledger", *FEATURES}
 
 
@@ -252,7 +269,7 @@ DECLARED = {
     "agentpay_server.clients",
     "agentpay_server.database",
     "agentpay_server.http",
-    "agentpay_server.payments",
+    "agentpay_server.plugins.pay402",
     "agentpay_server.platform",
     "agentpay_server.testkit",
 }
@@ -356,7 +373,7 @@ def test_few_tests_use_the_inside():
 IO = {"asyncio", "socket", "time", "random", "secrets", "sqlite3", "sqlalchemy", "httpx", "os", "threading"}
 
 
-PURE = ("agentpay.contract", "agentpay_server.contract", "agentpay_server.payments.challenges")
+PURE = ("agentpay.contract", "agentpay_server.contract", "agentpay_server.plugins.pay402.challenges")
 
 
 def test_rule_modules_do_no_input_or_output():
@@ -378,7 +395,8 @@ STATEMENTS = {
 
 def test_sql_is_only_in_the_ledger_and_in_stores():
     """And where tables and runners are; a simulation is a database."""
-    may = ("agentpay_server.database", "agentpay_server.ledger", "agentpay_lab.simulation")
+    stores = ("agentpay_server.database", f"{PLUG_INS}.migrations", f"{PLUG_INS}.postgres")
+    may = (*stores, "agentpay_server.ledger", "agentpay_lab.simulation")
     for path in MODULES:
         module = module_name(path)
         if not module.startswith(may) and not path.stem.endswith("store") and module not in STATEMENTS:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import plug_ins
 import pytest
 
 pytestmark = pytest.mark.unmeasured
@@ -31,12 +30,7 @@ def copy_without_plug_ins(to: Path) -> None:
             shutil.copytree(ROOT / name, to / name, ignore=skipped)
         else:
             shutil.copy(ROOT / name, to / name)
-    for room in plug_ins.ROOMS:
-        path = to.joinpath(*room.split("."))
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.with_suffix(".py").unlink(missing_ok=True)
+    shutil.rmtree(to / "agentpay_server" / "plugins")
     (to / "tests" / "integration").mkdir()
     for name in OF_THE_SERVER:
         shutil.copy(ROOT / "tests" / "integration" / name, to / "tests" / "integration" / name)

@@ -19,10 +19,10 @@ from agentpay import AgentPay, PolicyViolationError
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli import main
-from agentpay_server.testkit.scenes.building import build
-from agentpay_server.testkit.scenes.document import SceneError, parse_scene
+from agentpay_server.plugins.cluster.settings import RpcSettings
+from agentpay_server.plugins.scenes.building import build
+from agentpay_server.plugins.scenes.document import SceneError, parse_scene
 
 pytestmark = [pytest.mark.embedded_chain("a scene is built on it"), pytest.mark.plugin("scenes")]
 
@@ -203,9 +203,9 @@ def test_a_scene_that_cannot_be_built_names_the_data_to_delete(tmp_path: Path) -
 
 KILLED = """
 import os, signal, sys
-from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 from agentpay_server.cli import main
-from agentpay_server.testkit.scenes import building
+from agentpay_server.plugins.scenes import building
 
 step, done = building._Builder._step, []
 

@@ -22,8 +22,8 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import session_payments
-from agentpay_server.payments.channels.vouchers import PayByVoucher
+from agentpay_server.plugins.channels import session_payments
+from agentpay_server.plugins.channels.vouchers import PayByVoucher
 
 pytestmark = [
     pytest.mark.embedded_chain("the program of channels is on its chain"),

@@ -444,7 +444,7 @@ def test_a_missing_driver_is_refused_with_the_install_command(
 def test_a_cluster_without_its_extra_is_refused_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on_cluster = ("agentpay_server.chain.rpc.c", "agentpay_server.chain.rpc.polling")
+    on_cluster = ("agentpay_server.plugins.cluster.c", "agentpay_server.plugins.cluster.polling")
     for name in [name for name in sys.modules if name.startswith(on_cluster)]:
         monkeypatch.delitem(sys.modules, name)
     for name in ("websockets", "websockets.asyncio", "websockets.asyncio.client", "websockets.exceptions"):

@@ -12,12 +12,12 @@ from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedul
 from agentpay_server.accounts.policies import PolicyRecords
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Guards, Settlement
-from agentpay_server.engine.watches import Confirmations, LateLandings
 from agentpay_server.features import features
 from agentpay_server.ledger import audit, transactions
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.principals import Principal
+from agentpay_server.plugins.guards import Confirmations, LateLandings
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing

@@ -23,13 +23,13 @@ from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, record_key, spending_key
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, transfer_checked
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.rpc import chain
-from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.platform import clock
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster import chain
+from agentpay_server.plugins.cluster.chain_head import ChainHead
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 _START_NS = 1_767_225_600 * 10**9
 

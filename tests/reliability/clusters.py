@@ -34,7 +34,7 @@ from agentpay_lab.simulation.plan import Plan, Skew
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM, USDC_MINTS
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 DEVNET = "EtWTRABZaYq6iMfeYKouRu166VU2xqa1wcaWoxPkrZBG"
 OWN = str(Hash.from_bytes(hashlib.sha256(b"a cluster of our own").digest()))

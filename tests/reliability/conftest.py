@@ -16,7 +16,7 @@ from surfpool import Surfpool
 from virtual_time import VirtualTimeLoop
 from worlds import World
 
-from agentpay_server.database import postgres
+from agentpay_server.plugins.postgres import database as postgres
 
 
 @pytest.fixture

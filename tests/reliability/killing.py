@@ -36,8 +36,8 @@ from agentpay_server.assembly.storage import KEY_VARIABLE
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 
 WAIT_SECONDS = 120
 

@@ -15,10 +15,10 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 FINALITY_SECONDS = 15.0
 

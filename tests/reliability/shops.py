@@ -9,8 +9,8 @@ from killing import Prepared
 
 from agentpay_server.paywall import Paywall
 from agentpay_server.platform.clock import SECOND_US, SystemClock
-from agentpay_server.testkit.facilitator.settling import keypair_of
-from agentpay_server.testkit.paywall.homes import NodeHome
+from agentpay_server.plugins.facilitator.settling import keypair_of
+from agentpay_server.plugins.paywall.homes import NodeHome
 
 
 def know_keys(patch: pytest.MonkeyPatch) -> None:

@@ -22,13 +22,14 @@ from sqlalchemy import bindparam, insert, literal_column, make_url, select, upda
 from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
-from agentpay_server.database import postgres, postgres_connections
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError
 from agentpay_server.database.tables import counters
 from agentpay_server.platform.settings import KEY_VARIABLE
+from agentpay_server.plugins.cluster.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.plugins.postgres import connections
+from agentpay_server.plugins.postgres import database as postgres
+from agentpay_server.plugins.postgres.connections import PreparedConnection
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 pytestmark = pytest.mark.anyio
 
@@ -144,8 +145,8 @@ async def url() -> AsyncIterator[str]:
 
 @pytest.fixture
 async def way(url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Way]:
-    monkeypatch.setattr(postgres_connections, "_ANSWER_SECONDS", 0.5)
-    monkeypatch.setattr(postgres_connections, "CONNECTING_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "_ANSWER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "CONNECTING_SECONDS", 0.5)
     monkeypatch.setattr(postgres, "_TRYING_SECONDS", 1.5)
     async with way_to(to_postgres(url)) as opened:
         yield opened

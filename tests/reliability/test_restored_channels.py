@@ -20,7 +20,7 @@ from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.chain.protocol import ChainUnreachableError, ChannelHistory
-from agentpay_server.payments.channels.closing import ChannelWatch
+from agentpay_server.plugins.channels.closing import ChannelWatch
 
 pytestmark = pytest.mark.anyio
 

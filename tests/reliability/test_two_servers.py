@@ -25,7 +25,7 @@ from two_servers import started
 from worlds import Answer, Party, World, drive, settled_as_answered
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database.postgres_connections import PreparedConnection
+from agentpay_server.plugins.postgres.connections import PreparedConnection
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured]
 

@@ -12,8 +12,8 @@ from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.platform.clock import SystemClock, manual_clock
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 
 async def started(url: str, chain: FaultyChain | None, key: str | None, **settings: Any) -> World:

@@ -23,10 +23,6 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     reported_landing_heights,
 )
-from agentpay_server.chain.rpc import chain_head
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.evidence import Evidence
-from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.database.tables import Kind, PurchaseKind, sessions
 from agentpay_server.engine import movement
@@ -47,6 +43,10 @@ from agentpay_server.ledger.holds import RESERVED
 from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
+from agentpay_server.plugins import migrations
+from agentpay_server.plugins.cluster import chain_head
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.sessions import closing, service
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import store as session_store

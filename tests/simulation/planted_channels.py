@@ -5,12 +5,12 @@ from planted import Patch, patch_movement, planted
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs, evidence
-from agentpay_server.chain.rpc import history
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments.channels import on_chain, owners
-from agentpay_server.payments.channels.session_payments import SessionPayments
-from agentpay_server.payments.selection import SelectOffer
+from agentpay_server.plugins.channels import on_chain, owners
+from agentpay_server.plugins.channels.session_payments import SessionPayments
+from agentpay_server.plugins.cluster import history
+from agentpay_server.plugins.pay402.selection import SelectOffer
 from agentpay_server.sessions import payouts
 
 

@@ -3,11 +3,11 @@
 from planted import Patch, planted
 
 from agentpay_server.accounts.deposits import Deposits
-from agentpay_server.chain.rpc.evidence import Evidence
-from agentpay_server.chain.rpc.replies import Landing
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.plugins.cluster.evidence import Evidence
+from agentpay_server.plugins.cluster.replies import Landing
 from agentpay_server.sessions import payouts
 
 

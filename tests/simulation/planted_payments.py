@@ -5,16 +5,16 @@ from planted import Patch, planted
 
 from agentpay.contract.payments import PaymentHeader
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.rpc.evidence import CosignedSearch
 from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
-from agentpay_server.payments import purchases
-from agentpay_server.payments.building import build_payment
-from agentpay_server.payments.challenges import offers as rules
 from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.plugins.cluster.evidence import CosignedSearch
+from agentpay_server.plugins.pay402 import purchases
+from agentpay_server.plugins.pay402.building import build_payment
+from agentpay_server.plugins.pay402.challenges import offers as rules
 
 _IMPATIENT_US = 20 * SECOND_US
 

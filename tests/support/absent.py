@@ -5,9 +5,9 @@ import sys
 import pytest
 
 _USERS = {
-    "asyncpg": "agentpay_server.database.postgres",
+    "asyncpg": "agentpay_server.plugins.postgres.database",
     "prometheus_client": "agentpay_server.http.exposition",
-    "websockets": "agentpay_server.chain.rpc",
+    "websockets": "agentpay_server.plugins.cluster",
 }
 """The modules that import a library when they are imported themselves: they are imported anew."""
 

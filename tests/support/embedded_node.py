@@ -12,10 +12,10 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.platform.clock import Clock, SystemClock
+from agentpay_server.plugins.node.app import PATH, ChainRpc, Mounted
+from agentpay_server.plugins.node.methods import Node
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
-from agentpay_server.testkit.node.app import PATH, ChainRpc, Mounted
-from agentpay_server.testkit.node.methods import Node
 
 if TYPE_CHECKING:
     from solders.litesvm import LiteSVM

@@ -3,8 +3,8 @@
 import pytest
 from solders.transaction import VersionedTransaction
 
-from agentpay_server.testkit.facilitator.settling import FeePayer
-from agentpay_server.testkit.node.jsonrpc import RpcError
+from agentpay_server.plugins.facilitator.settling import FeePayer
+from agentpay_server.plugins.node.jsonrpc import RpcError
 
 
 def lose_replies_to_fee_payers(patch: pytest.MonkeyPatch, *, is_sent: bool = True) -> None:

@@ -19,8 +19,8 @@ import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
 from agentpay.cli import listen  # noqa: F401 - loaded for the children
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import demo, process, serve  # noqa: F401
-from agentpay_server.database import postgres  # noqa: F401
-from agentpay_server.testkit.scenes import demo_world  # noqa: F401
+from agentpay_server.plugins.postgres import database as postgres  # noqa: F401
+from agentpay_server.plugins.scenes import demo_world  # noqa: F401
 
 
 def warm_up() -> None:

@@ -15,9 +15,9 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import KeyPath, spending_key
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
-from agentpay_server.payments.building import build_payment
-from agentpay_server.payments.challenges import offers as rules
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Offer, UnreadableChallengeError
+from agentpay_server.plugins.pay402.building import build_payment
+from agentpay_server.plugins.pay402.challenges import offers as rules
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Offer, UnreadableChallengeError
 
 _nonces = itertools.count()
 

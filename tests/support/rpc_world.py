@@ -21,9 +21,9 @@ from agentpay_server.chain.custody import (
     spending_key,
 )
 from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
-from agentpay_server.chain.rpc.chain import RpcChain, connect
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.plugins.cluster.chain import RpcChain, connect
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 USDC = instructions.USDC_MINTS["mainnet-beta"]
 USDC_OF_DEVNET = instructions.USDC_MINTS["devnet"]

@@ -25,9 +25,9 @@ from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.authorization import Authorizer
-from agentpay_server.payments.store import PINS, Pin
-from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall.channel_settling import ChannelChain
+from agentpay_server.plugins.node.jsonrpc import RpcError
+from agentpay_server.plugins.pay402.store import PINS, Pin
+from agentpay_server.plugins.paywall.channel_settling import ChannelChain
 
 GRACE_SECONDS = 900
 

@@ -24,13 +24,14 @@ from sqlalchemy import Select, make_url, select
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.assembly.storage import Storage, open_database, open_storage
-from agentpay_server.database import migrations, tables
+from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.migrations import upgrade
-from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.runner import DATABASE_SCHEMA, Database
 from agentpay_server.database.sqlite import MemoryDatabase
+from agentpay_server.plugins import migrations
+from agentpay_server.plugins.migrations import upgrade
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 T = TypeVar("T")
 

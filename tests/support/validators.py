@@ -18,7 +18,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.settings import RpcSettings
+    from agentpay_server.plugins.cluster.settings import RpcSettings
 
 
 class Validator(Protocol):
@@ -86,7 +86,7 @@ def rpc_settings(validator: Validator, **settings: Any) -> "RpcSettings":
     """Return how a server works on a validator that `rpc_world.prepare` has prepared."""
     import rpc_world  # noqa: PLC0415 - as above
 
-    from agentpay_server.chain.rpc.settings import RpcSettings  # noqa: PLC0415 - as above
+    from agentpay_server.plugins.cluster.settings import RpcSettings  # noqa: PLC0415 - as above
 
     defaults = {
         "url": validator.url,

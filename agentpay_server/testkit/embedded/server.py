@@ -36,11 +36,11 @@ from agentpay_server.testkit.embedded.world import EmbeddedWorld
 from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.settings import RpcSettings
-    from agentpay_server.testkit.paywall.paywall import Paywall
-    from agentpay_server.testkit.scenes.building import BuiltScene
-    from agentpay_server.testkit.scenes.document import Scene, SceneSeller, SceneWebhook
-    from agentpay_server.testkit.scenes.scenarios import (
+    from agentpay_server.plugins.cluster.settings import RpcSettings
+    from agentpay_server.plugins.paywall.paywall import Paywall
+    from agentpay_server.plugins.scenes.building import BuiltScene
+    from agentpay_server.plugins.scenes.document import Scene, SceneSeller, SceneWebhook
+    from agentpay_server.plugins.scenes.scenarios import (
         LowBalance,
         NearDailyLimit,
         NearSessionCap,
@@ -126,7 +126,7 @@ class AgentPayServer(Homes):
             raise ValueError("a scene needs the embedded chain, and rpc uses a cluster: omit one of them")
         self._scene: Scene | None = None
         if scene is not None:
-            from agentpay_server.testkit.scenes.document import read_scene  # noqa: PLC0415 - a plug-in
+            from agentpay_server.plugins.scenes.document import read_scene  # noqa: PLC0415 - a plug-in
 
             self._scene = read_scene(scene)
         self._built: BuiltScene | None = None
@@ -173,8 +173,8 @@ class AgentPayServer(Homes):
         self._started_at = from_us(self._config.clock.now_us())
         self._world = EmbeddedWorld(server, self._owner, self._inboxes, self._recorder)
         if self._scene is not None:
-            from agentpay_server.testkit.scenes.building import incomplete, require_empty  # noqa: PLC0415 - as above
-            from agentpay_server.testkit.scenes.document import SceneError  # noqa: PLC0415 - as above
+            from agentpay_server.plugins.scenes.building import incomplete, require_empty  # noqa: PLC0415 - as above
+            from agentpay_server.plugins.scenes.document import SceneError  # noqa: PLC0415 - as above
 
             try:
                 require_empty(self._operator)
@@ -479,7 +479,7 @@ class AgentPayServer(Homes):
             ValueError: the scenario does not exist.
             ConflictError: the clock is not manual, and the scenario has to advance it.
         """
-        from agentpay_server.testkit.scenes.scenarios import stage  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins.scenes.scenarios import stage  # noqa: PLC0415 - a plug-in
 
         return stage(self, name)
 
@@ -503,11 +503,11 @@ class AgentPayServer(Homes):
         Raises:
             ValueError: the file is no scene, or a step has another outcome than it says.
         """
-        from agentpay_server.testkit.scenes.building import build  # noqa: PLC0415 - a plug-in
-        from agentpay_server.testkit.scenes.document import Scene, read_scene  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins.scenes.building import build  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins.scenes.document import Scene, read_scene  # noqa: PLC0415 - a plug-in
 
         def opener(seller: "SceneSeller", pay_to: str | None) -> "Paywall":
-            from agentpay_server.testkit.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
+            from agentpay_server.plugins.scenes.hosting import opened  # noqa: PLC0415 - it imports this module
 
             return opened(self, seller, pay_to)
 

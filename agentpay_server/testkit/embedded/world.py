@@ -29,8 +29,8 @@ from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, 
 
 if TYPE_CHECKING:
     from agentpay_server.http.port import Served
+    from agentpay_server.plugins.node.methods import Node
     from agentpay_server.testkit.embedded.port import Listener
-    from agentpay_server.testkit.node.methods import Node
 
 T = TypeVar("T")
 
@@ -142,20 +142,20 @@ class EmbeddedWorld:
         """Return a new single-use link; RuntimeError if the console is not served."""
         if self._listener is None or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
-        from agentpay_server.http import dashboard  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins.console import pages as dashboard  # noqa: PLC0415 - a plug-in
 
         return self.call(dashboard.console_url(self.server, self.base_url))
 
     def rpc_url(self) -> str:
         """Open the chain's port at the first call. ValueError on a cluster."""
-        from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - most servers are never asked for it
+        from agentpay_server.plugins.node import app as chain_rpc  # noqa: PLC0415 - most servers are never asked for it
 
         # Of any version: uvicorn uses it for subscriptions.
         load("websockets", part="the RPC port of the chain", extra="cluster")
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
-        from agentpay_server.testkit.facilitator import service as facilitator  # noqa: PLC0415 - most servers are never asked for it
+        from agentpay_server.plugins.facilitator import service as facilitator  # noqa: PLC0415 - most servers are never asked for it
 
         return self._chain_port() + facilitator.PATH
 
@@ -163,8 +163,8 @@ class EmbeddedWorld:
         node = self.node
         with self._opening:
             if self._rpc_listener is None:
+                from agentpay_server.plugins.node import app as chain_rpc  # noqa: PLC0415 - as above
                 from agentpay_server.testkit.embedded.port import Listener, bound_socket  # noqa: PLC0415 - as above
-                from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - as above
 
                 app = chain_rpc.mounted(self.server, node)
                 can_subscribe = find_spec("websockets") is not None
@@ -184,7 +184,7 @@ class EmbeddedWorld:
         """For use on the server's thread; ValueError on a cluster."""
         with self._opening:
             if self._node is None:
-                from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - as above
+                from agentpay_server.plugins.node import app as chain_rpc  # noqa: PLC0415 - as above
 
                 self._node = chain_rpc.node_of(self.server)
             return self._node

@@ -11,7 +11,7 @@ from surfpool import Surfpool
 from agentpay_server import RpcSettings
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.chain.rpc.chain import RpcChain, connect
+from agentpay_server.plugins.cluster.chain import RpcChain, connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

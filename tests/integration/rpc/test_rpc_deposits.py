@@ -7,7 +7,7 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import Deposit
-from agentpay_server.chain.rpc import history
+from agentpay_server.plugins.cluster import history
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

@@ -18,8 +18,8 @@ from agentpay_server.chain.protocol import (
     FailureReason,
     SignedTransaction,
 )
-from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.plugins.pay402.building import PreparedPayment, build_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

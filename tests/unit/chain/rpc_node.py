@@ -17,8 +17,8 @@ from agentpay_server.chain.clusters import Cluster
 from agentpay_server.chain.custody import Custody, spending_key
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_MINTS
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 GENESIS_HASH = str(Keypair.from_seed(b"genesis hash of a test cluster..").pubkey())
 BLOCKHASH = str(Keypair.from_seed(b"a blockhash of a test cluster...").pubkey())

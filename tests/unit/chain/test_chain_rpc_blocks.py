@@ -8,8 +8,8 @@ from rpc_node import FakeNode, rpc_chain
 from solders.hash import Hash
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

@@ -42,9 +42,9 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
     UnprovenError,
 )
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import TransactionTooLargeError
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
@@ -559,7 +559,7 @@ async def test_deposits_are_reported_only_up_to_the_first_reversible_transaction
 
 
 async def test_a_node_that_pages_in_a_circle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 2)
+    monkeypatch.setattr("agentpay_server.plugins.cluster.history._MAX_LINES", 2)
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(2)]
     node, pages = FakeNode(), [signatures, signatures[::-1]]
     node.answers["getSignaturesForAddress"] = lambda *params: [

@@ -13,7 +13,7 @@ from virtual_time import VirtualTimeLoop
 from agentpay_server.chain.protocol import ChainUnreachableError, DoubtfulNodeError, UnprovenError
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.chain import RpcChain
+    from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.unmeasured, pytest.mark.plugin("cluster")]
 

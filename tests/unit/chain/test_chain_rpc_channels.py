@@ -11,7 +11,7 @@ from agentpay_server.chain import base58
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Discriminator, Voucher
 from agentpay_server.chain.protocol import ChannelHistory, Payout
-from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

@@ -28,8 +28,8 @@ from json_rpc_server import Answer
 
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc import client as client_module
-from agentpay_server.chain.rpc.client import RpcClient, RpcRefusalError
+from agentpay_server.plugins.cluster import client as client_module
+from agentpay_server.plugins.cluster.client import RpcClient, RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

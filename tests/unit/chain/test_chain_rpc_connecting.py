@@ -17,7 +17,7 @@ from agentpay_server import Finality, RpcSettings
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.chain import RpcChain, connect
+from agentpay_server.plugins.cluster.chain import RpcChain, connect
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

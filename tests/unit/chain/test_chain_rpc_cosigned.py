@@ -22,13 +22,13 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, Cosigned, FailureReason
-from agentpay_server.chain.rpc.chain_head import ChainHead
-from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.payments.building import PreparedPayment, build_payment
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.plugins.cluster.chain_head import ChainHead
+from agentpay_server.plugins.cluster.client import RpcRefusalError
+from agentpay_server.plugins.pay402.building import PreparedPayment, build_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 if TYPE_CHECKING:
-    from agentpay_server.chain.rpc.chain import RpcChain
+    from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
@@ -139,7 +139,7 @@ class Ledger(FakeNode):
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 3)
+    monkeypatch.setattr("agentpay_server.plugins.cluster.history._MAX_LINES", 3)
 
 
 every_search = pytest.mark.parametrize("proof_height", [None, 800], ids=["search", "proof"])

@@ -7,7 +7,7 @@ from rpc_node import TOKEN_ACCOUNT, FakeNode, deposit_json, rpc_chain
 from solders.keypair import Keypair
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 
@@ -38,7 +38,7 @@ class Ledger:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 3)
+    monkeypatch.setattr("agentpay_server.plugins.cluster.history._MAX_LINES", 3)
 
 
 async def told(*nodes: Ledger, after: str | None = None) -> list[str]:

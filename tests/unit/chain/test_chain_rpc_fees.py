@@ -12,11 +12,11 @@ from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, ComputeBudget, SignedTransaction
-from agentpay_server.chain.rpc import fees as module
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import shape_of
 from agentpay_server.engine.funding import transfer_fee
+from agentpay_server.plugins.cluster import fees as module
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from agentpay_server.chain.rpc.chain_head import (
+from agentpay_server.plugins.cluster.chain_head import (
     MOST_UNFINALIZED_BLOCKS,
     SlotRate,
     has_plausible_life,

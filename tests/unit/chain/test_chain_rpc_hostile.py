@@ -18,8 +18,8 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.protocol import ChainUnreachableError, DepositBatch, TokenAccount
-from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.replies import Simulation, read_landing
+from agentpay_server.plugins.cluster.chain import RpcChain
+from agentpay_server.plugins.cluster.replies import Simulation, read_landing
 
 pytestmark = pytest.mark.plugin("cluster")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agentpay_server.chain.rpc.polling import LandingTime
+from agentpay_server.plugins.cluster.polling import LandingTime
 
 pytestmark = pytest.mark.plugin("cluster")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
+from agentpay_server.plugins.cluster.polling import MAX_SIGNATURES, Poller, Recent
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from agentpay_server.chain.rpc import polling as module
-from agentpay_server.chain.rpc.polling import Notices
+from agentpay_server.plugins.cluster import polling as module
+from agentpay_server.plugins.cluster.polling import Notices
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

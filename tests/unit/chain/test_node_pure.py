@@ -22,9 +22,9 @@ from solders.transaction_status import (
 
 from agentpay_server.chain import base58
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
-from agentpay_server.testkit.node import parsed
-from agentpay_server.testkit.node.jsonrpc import MOST_CALLS, Options, Params, RpcError, read_request, refusal
-from agentpay_server.testkit.node.rendering import (
+from agentpay_server.plugins.node import parsed
+from agentpay_server.plugins.node.jsonrpc import MOST_CALLS, Options, Params, RpcError, read_request, refusal
+from agentpay_server.plugins.node.rendering import (
     account_form,
     account_json,
     error_json,

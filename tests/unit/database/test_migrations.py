@@ -14,13 +14,13 @@ from alembic.script import ScriptDirectory
 from attrs import evolve
 from sqlalchemy import StaticPool, create_engine, insert, inspect, text
 
-from agentpay_server.database import migrations
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.migrations import HEAD, THIS_RELEASE, SchemaRelease, upgrade
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.postgres_schema import VERSION_TABLE
 from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
 from agentpay_server.database.tables import metadata, server_state
+from agentpay_server.plugins import migrations
+from agentpay_server.plugins.migrations import HEAD, THIS_RELEASE, SchemaRelease, upgrade
+from agentpay_server.plugins.postgres.database import PostgresDatabase
+from agentpay_server.plugins.postgres.schema import VERSION_TABLE
 
 pytestmark = pytest.mark.anyio
 
@@ -118,7 +118,7 @@ def emptied(connection):
 
 async def test_a_new_database_needs_no_alembic(bare, monkeypatch):
     monkeypatch.setitem(sys.modules, "alembic", None)
-    monkeypatch.delitem(sys.modules, "agentpay_server.database.migrations.running", raising=False)
+    monkeypatch.delitem(sys.modules, "agentpay_server.plugins.migrations.running", raising=False)
     await upgrade(bare)
     await upgrade(bare)
     monkeypatch.undo()
@@ -128,7 +128,7 @@ async def test_a_new_database_needs_no_alembic(bare, monkeypatch):
 async def test_an_upgrade_without_alembic_names_the_extra(bare, monkeypatch, tmp_path):
     await upgrade(bare)
     monkeypatch.setitem(sys.modules, "alembic", None)
-    monkeypatch.delitem(sys.modules, "agentpay_server.database.migrations.running", raising=False)
+    monkeypatch.delitem(sys.modules, "agentpay_server.plugins.migrations.running", raising=False)
     monkeypatch.delattr(migrations, "running", raising=False)
     with pytest.raises(MissingExtraError, match=r"^upgrading the database needs alembic, .*: .*\[ops\]"):
         await upgrade(bare, release=next_release(tmp_path / "next"))

@@ -13,16 +13,16 @@ from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
 
-from agentpay_server.database import postgres
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
-from agentpay_server.database.postgres_connections import _PREPARER, PreparedConnection, UndoneError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, idempotency, outbox
 from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
+from agentpay_server.plugins.postgres import database as postgres
+from agentpay_server.plugins.postgres.connections import _PREPARER, PreparedConnection, UndoneError
+from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]
 

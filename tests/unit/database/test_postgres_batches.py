@@ -12,8 +12,6 @@ from sqlalchemy import BigInteger, bindparam, cast, func, insert, select, update
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.database.postgres_connections import PreparedConnection
 from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
@@ -21,6 +19,8 @@ from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.idempotency import CLAIMS
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
+from agentpay_server.plugins.postgres.connections import PreparedConnection
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 from agentpay_server.transfers import store as transfers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("postgres")]

@@ -6,10 +6,10 @@ from attrs import evolve
 from sqlalchemy import bindparam, literal_column
 
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.rows import Rows, StaleRowError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import KeyRecord, metadata
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 pytestmark = pytest.mark.anyio
 

@@ -10,7 +10,6 @@ from attrs import evolve
 from sqlalchemy import select
 
 from agentpay.contract.transactions import Direction, TransactionType
-from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import AccountRecord, metadata
@@ -18,6 +17,7 @@ from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.accounts import ENTRY_PAGES as PAGES
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
+from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 pytestmark = pytest.mark.anyio
 

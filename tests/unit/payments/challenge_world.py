@@ -2,15 +2,16 @@
 
 import base64
 import json
+from random import Random
 from typing import Any
 
 from solders.keypair import Keypair
 
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.payments.challenges.fields import MAX_AMOUNT
-from agentpay_server.payments.challenges.offers import MAX_OFFERS, read_challenge, sift, wrap
-from agentpay_server.payments.challenges.terms import Offer, Skipped, UnreadableChallengeError
+from agentpay_server.plugins.pay402.challenges.fields import MAX_AMOUNT
+from agentpay_server.plugins.pay402.challenges.offers import MAX_OFFERS, read_challenge, sift, wrap
+from agentpay_server.plugins.pay402.challenges.terms import Offer, Skipped, UnreadableChallengeError
 
 USDC = USDC_MINTS["mainnet-beta"]
 SELLER = str(Keypair.from_seed(b"seller..........................").pubkey())
@@ -127,3 +128,26 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
     assert sorted((*sifted.payable, *sifted.reasons)) == list(range(len(found)))
     assert all(len(reason) < 200 for reason in sifted.reasons.values())
     assert all(1 <= offer.terms.amount_micro <= MAX_MICRO for offer in sifted.payable.values())
+
+
+ODD: list[Any] = [
+    *[None, True, False, 0, -1, 1.5, 10**30, [], {}, [[]], {"a": {}}, [None] * 9],
+    *["", "0", "-1", "1" * 40, "\0", "\ud800", "é" * 300, "a" * 3_000],
+    *["solana", "USDC", "2026-13-01", "1" * 32],
+]
+
+
+def changed(random: Random, content: Any, chance: float = 0.1) -> Any:
+    """Return JSON with some of it put out of shape."""
+    if random.random() < chance / 4:
+        return random.choice(ODD)
+    if isinstance(content, dict):
+        found = {key: changed(random, value, chance) for key, value in content.items()}
+        if found and random.random() < chance:
+            del found[random.choice(list(found))]
+        if random.random() < chance / 2:
+            found[random.choice(["extra", "memo", "splits", "amount", "x"])] = random.choice(ODD)
+        return found
+    if isinstance(content, list):
+        return [changed(random, value, chance) for value in content]
+    return random.choice(ODD) if random.random() < chance else content

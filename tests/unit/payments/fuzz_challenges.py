@@ -17,7 +17,7 @@ from typing import Any, Final
 import atheris  # type: ignore[import-not-found,unused-ignore]
 
 with atheris.instrument_imports(include=["agentpay", "agentpay_server"]):
-    from agentpay_server.payments.challenges import fields, mpp, x402  # noqa: F401 - loaded to be instrumented
+    from agentpay_server.plugins.pay402.challenges import fields, mpp, x402  # noqa: F401 - loaded to be instrumented
 
 from challenge_world import mpp as mpp_challenge
 from challenge_world import mpp_request, offers_or_one_error, v1_body, v2_challenge

@@ -3,13 +3,13 @@
 import base64
 import json
 from random import Random, SystemRandom
-from typing import Any
 
 import pytest
 from challenge_world import (
     SELLER,
     b64,
     b64url,
+    changed,
     mpp,
     mpp_request,
     offers_or_one_error,
@@ -26,34 +26,12 @@ pytestmark = [pytest.mark.unmeasured, pytest.mark.plugin("payments")]
 CHALLENGES = 20_000
 some = settings(database=None)
 
-ODD: list[Any] = [
-    *[None, True, False, 0, -1, 1.5, 10**30, [], {}, [[]], {"a": {}}, [None] * 9],
-    *["", "0", "-1", "1" * 40, "\0", "\ud800", "é" * 300, "a" * 3_000],
-    *["solana", "USDC", "2026-13-01", "1" * 32],
-]
-
 # What is put out of shape; `changed` returns copies.
 SPLITS = [{"recipient": SELLER, "amount": "10", "memo": "x"}]
 MPP_REQUEST = mpp_request(externalId="x", details={"splits": SPLITS})
 V2_CHALLENGE = v2_challenge(v2_entry(), v2_entry(extra={"memo": "x"}), extensions={"a": {}})
 V1_CHALLENGE = json.loads(v1_body())
 MARKS = ['"', "\\", ",", "=", " ", "Payment ", "Basic x, ", "\\u00e9", "\\ud83d", "\t", "a=b, ", "==", "é"]
-
-
-def changed(random: Random, content: Any, chance: float = 0.1) -> Any:
-    """Return JSON with some of it put out of shape."""
-    if random.random() < chance / 4:
-        return random.choice(ODD)
-    if isinstance(content, dict):
-        found = {key: changed(random, value, chance) for key, value in content.items()}
-        if found and random.random() < chance:
-            del found[random.choice(list(found))]
-        if random.random() < chance / 2:
-            found[random.choice(["extra", "memo", "splits", "amount", "x"])] = random.choice(ODD)
-        return found
-    if isinstance(content, list):
-        return [changed(random, value, chance) for value in content]
-    return random.choice(ODD) if random.random() < chance else content
 
 
 def scratched(random: Random, text: str) -> str:

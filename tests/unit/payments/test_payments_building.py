@@ -26,14 +26,14 @@ from agentpay_server.chain.instructions import (
 )
 from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
-from agentpay_server.payments.building import (
+from agentpay_server.plugins.pay402.building import (
     MAX_UNITS,
     FeePayerRefusedError,
     PreparedPayment,
     base_units,
     build_payment,
 )
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 pytestmark = pytest.mark.plugin("payments")
 

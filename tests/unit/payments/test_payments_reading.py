@@ -25,8 +25,8 @@ from challenge_world import (
 )
 
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
-from agentpay_server.payments.challenges.offers import read_challenge, sift, wrap
-from agentpay_server.payments.challenges.terms import (
+from agentpay_server.plugins.pay402.challenges.offers import read_challenge, sift, wrap
+from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
     Leg,
     Network,

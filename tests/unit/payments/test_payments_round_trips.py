@@ -11,19 +11,18 @@ from typing import Any
 import mpp as pympp
 import pytest
 from attrs import evolve
-from challenge_world import NOW_US, SELLER, b64, b64url, mpp_request, read
+from challenge_world import NOW_US, SELLER, b64, b64url, changed, mpp_request, read
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpp._parsing import ParseError, format_www_authenticate, parse_authorization, parse_www_authenticate
 from solders.hash import Hash
 from solders.keypair import Keypair
 from solders.pubkey import Pubkey
-from test_payments_any_bytes import changed
 
 from agentpay_server.chain.channels.codecs import WHOLE_BPS, OnchainTerms, Voucher
-from agentpay_server.payments.challenges import mpp, x402
-from agentpay_server.payments.challenges.offers import read_challenge, read_payment, wrap
-from agentpay_server.payments.challenges.terms import (
+from agentpay_server.plugins.pay402.challenges import mpp, x402
+from agentpay_server.plugins.pay402.challenges.offers import read_challenge, read_payment, wrap
+from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
     ChannelTerms,
     Leg,

@@ -14,8 +14,8 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
-from agentpay_server.testkit.facilitator.settling import InvalidPaymentError, check_payment
+from agentpay_server.plugins.facilitator.settling import InvalidPaymentError, check_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 USDC = USDC_MINTS["mainnet-beta"]
 PAYER, FEE_PAYER, SELLER, PARTNER = (Keypair.from_seed(bytes([n]) * 32) for n in range(1, 5))

@@ -14,7 +14,7 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
-from agentpay_server.payments.settling import PAYMENT as PAYMENTS
+from agentpay_server.plugins.pay402.settling import PAYMENT as PAYMENTS
 from agentpay_server.transfers.outcomes import TRANSFER as TRANSFERS
 
 NO_CONTEXT: Any = None

@@ -37,7 +37,7 @@ from agentpay_lab.crash_test.orders import (
 from agentpay_lab.crash_test.payer import DIRECTORY, POLL_SECONDS, Payer
 from agentpay_lab.crash_test.world import ServerProcess, World
 from agentpay_server.paywall import Mode, Paywall, SessionMode
-from agentpay_server.testkit.paywall.products import HELD_SECONDS, LATE_SECONDS
+from agentpay_server.plugins.paywall.products import HELD_SECONDS, LATE_SECONDS
 
 TRIES: Final = 4
 _REPLY_SECONDS: Final = 30.0

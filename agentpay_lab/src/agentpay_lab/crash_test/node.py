@@ -30,10 +30,10 @@ from agentpay_server.chain.instructions import (
 )
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.platform.clock import SystemClock
+from agentpay_server.plugins.node.app import PATH, ChainRpc, Mounted
+from agentpay_server.plugins.node.methods import Node
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.port import bound_socket, url_of
-from agentpay_server.testkit.node.app import PATH, ChainRpc, Mounted
-from agentpay_server.testkit.node.methods import Node
 
 _BODY_SECONDS: Final = 10.0
 _WALLET_LAMPORTS: Final = 1_000_000_000

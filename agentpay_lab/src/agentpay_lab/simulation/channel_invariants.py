@@ -13,7 +13,7 @@ from attrs import Factory, define
 from agentpay.contract.payments import SessionStep
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.channels.codecs import OnchainTerms, Voucher
-from agentpay_server.testkit.paywall.channel_settling import CheckedOpening
+from agentpay_server.plugins.paywall.channel_settling import CheckedOpening
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.cluster import SimulatedCluster

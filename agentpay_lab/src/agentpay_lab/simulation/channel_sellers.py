@@ -22,18 +22,18 @@ from agentpay_lab.simulation.cluster import USDC_MINT
 from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.hostile_payouts import HostilePayouts
 from agentpay_lab.simulation.nodes import Nodes
-from agentpay_server.chain.rpc.client import RpcRefusalError
-from agentpay_server.payments.challenges.mpp import SessionAction
-from agentpay_server.payments.challenges.offers import read_payment
-from agentpay_server.payments.challenges.terms import Presented
-from agentpay_server.payments.challenges.x402 import UptoPayment
-from agentpay_server.testkit.facilitator.settling import FeePayer, InvalidPaymentError
-from agentpay_server.testkit.node.jsonrpc import RpcError
-from agentpay_server.testkit.paywall import challenges
-from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
-from agentpay_server.testkit.paywall.channel_desk import ChannelDesk, UnservedError
-from agentpay_server.testkit.paywall.channel_settling import CheckedOpening, check_opening
-from agentpay_server.testkit.paywall.products import (
+from agentpay_server.plugins.cluster.client import RpcRefusalError
+from agentpay_server.plugins.facilitator.settling import FeePayer, InvalidPaymentError
+from agentpay_server.plugins.node.jsonrpc import RpcError
+from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
+from agentpay_server.plugins.pay402.challenges.offers import read_payment
+from agentpay_server.plugins.pay402.challenges.terms import Presented
+from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
+from agentpay_server.plugins.paywall import challenges
+from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
+from agentpay_server.plugins.paywall.channel_desk import ChannelDesk, UnservedError
+from agentpay_server.plugins.paywall.channel_settling import CheckedOpening, check_opening
+from agentpay_server.plugins.paywall.products import (
     SellerKeys,
     SessionMode,
     SessionProduct,

@@ -17,11 +17,11 @@ from agentpay_lab.simulation.chance import Chance, CodeOwner
 from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.loop import never
 from agentpay_lab.simulation.timeline import Timeline
-from agentpay_server.database import migrations
 from agentpay_server.database.connection import Connection, Parameters, Result
-from agentpay_server.database.migrations import THIS_RELEASE, SchemaRelease
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.sqlite import MemoryDatabase
+from agentpay_server.plugins import migrations
+from agentpay_server.plugins.migrations import THIS_RELEASE, SchemaRelease
 
 P = ParamSpec("P")
 T = TypeVar("T")

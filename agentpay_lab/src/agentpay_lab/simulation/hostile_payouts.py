@@ -21,9 +21,9 @@ from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import VOUCHER_BYTES, OnchainStatus, OnchainTerms, Voucher
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES
-from agentpay_server.testkit.facilitator.settling import FeePayer, Rpc
-from agentpay_server.testkit.paywall.channel_settling import TREASURY, ChannelChain
-from agentpay_server.testkit.paywall.products import SellerKeys
+from agentpay_server.plugins.facilitator.settling import FeePayer, Rpc
+from agentpay_server.plugins.paywall.channel_settling import TREASURY, ChannelChain
+from agentpay_server.plugins.paywall.products import SellerKeys
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.cluster import SimulatedCluster

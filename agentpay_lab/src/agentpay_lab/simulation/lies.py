@@ -19,7 +19,7 @@ from solders.signature import Signature
 
 from agentpay_lab.simulation.cluster import FINALIZED_SLOTS, SimulatedCluster
 from agentpay_lab.simulation.faults import FaultInjector
-from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 KIND_OF: Final[Mapping[str, str]] = {
     "getSignatureStatuses": "lie.status",

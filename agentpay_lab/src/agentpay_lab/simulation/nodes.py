@@ -18,9 +18,9 @@ from agentpay_lab.simulation.cluster import (
 from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.lies import NUMBERS, Lies
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
-from agentpay_server.chain.rpc.client import RpcRefusalError
 from agentpay_server.chain.signing import transaction_of
-from agentpay_server.testkit.node import rendering
+from agentpay_server.plugins.cluster.client import RpcRefusalError
+from agentpay_server.plugins.node import rendering
 
 _CONFIRMED_SLOTS: Final = 1
 _PREFLIGHT_FAILED: Final = -32002

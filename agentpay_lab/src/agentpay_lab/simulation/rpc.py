@@ -15,7 +15,7 @@ from agentpay_lab.simulation.nodes import Nodes, SimulatedNode
 from agentpay_lab.simulation.plan import Plan
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.plugins.cluster.client import RpcRefusalError
 
 _NODE_IS_BEHIND = -32005
 

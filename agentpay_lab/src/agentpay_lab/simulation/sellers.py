@@ -18,16 +18,16 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
-from agentpay_server.payments.challenges.offers import read_payment
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Presented, Protocol
-from agentpay_server.testkit.facilitator.settling import (
+from agentpay_server.plugins.facilitator.settling import (
     CheckedPayment,
     InvalidPaymentError,
     check_payment,
     completed,
 )
-from agentpay_server.testkit.paywall import challenges
-from agentpay_server.testkit.paywall.challenges import ChallengeParts, Headers
+from agentpay_server.plugins.pay402.challenges.offers import read_payment
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Presented, Protocol
+from agentpay_server.plugins.paywall import challenges
+from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient

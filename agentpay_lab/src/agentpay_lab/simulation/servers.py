@@ -21,10 +21,10 @@ from agentpay_server.assembly.config import Edge, ServerConfig
 from agentpay_server.assembly.server import Server as Runtime
 from agentpay_server.assembly.server import start_server
 from agentpay_server.assembly.storage import Storage
-from agentpay_server.database.migrations import THIS_RELEASE, SchemaRelease
 from agentpay_server.database.runner import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.http.app import Application
 from agentpay_server.platform.clock import MACHINE_NOW_US
+from agentpay_server.plugins.migrations import THIS_RELEASE, SchemaRelease
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.world import SimulatedWorld

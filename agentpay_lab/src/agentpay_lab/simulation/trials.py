@@ -28,8 +28,8 @@ from agentpay_lab.simulation.sellers import SellerPurchase, SimulatedSeller
 from agentpay_lab.simulation.servers import Life, MachineClock
 from agentpay_lab.simulation.world import SimulatedWorld
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.payments.challenges.terms import ChallengeTerms, Leg, Network, Protocol
-from agentpay_server.testkit.facilitator.settling import InvalidPaymentError, completed
+from agentpay_server.plugins.facilitator.settling import InvalidPaymentError, completed
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 
 CRASH: Final = "agent.crashed"
 _CRASH_EVERY_SECONDS: Final = 8.0

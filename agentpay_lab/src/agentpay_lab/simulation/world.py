@@ -37,10 +37,10 @@ from agentpay_lab.simulation.rpc import RpcLink
 from agentpay_lab.simulation.sellers import SimulatedSeller
 from agentpay_lab.simulation.servers import Life, SimulatedServer, close_task
 from agentpay_lab.simulation.timeline import Timeline
-from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients import AsyncSandbox
 from agentpay_server.platform.credentials import new_key
 from agentpay_server.platform.settings import Settings
+from agentpay_server.plugins.cluster.settings import RpcSettings
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0

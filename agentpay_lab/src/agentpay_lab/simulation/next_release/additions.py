@@ -3,7 +3,7 @@
 import sqlalchemy
 from alembic import op
 
-from agentpay_server.database.migrations import HEAD
+from agentpay_server.plugins.migrations import HEAD
 
 revision = "simulated"
 down_revision = HEAD

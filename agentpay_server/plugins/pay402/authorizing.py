@@ -1,0 +1,426 @@
+"""Authorization of a payment: a new one, or one that an operator has approved.
+
+A payment is authorized like any transfer. In addition, the pin of the seller's origin applies, and the seller
+broadcasts the transaction.
+"""
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+from solders.signature import Signature
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import Cosigned, SignedTransaction
+from agentpay_server.chain.signing import TransactionTooLargeError
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
+from agentpay_server.engine.authorization import Decided, Gate, Preflight, invalid_recipient
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.movement import pending_transaction
+from agentpay_server.engine.policy import Recipient, Refusal
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.keys import LimitedKey
+from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
+from agentpay_server.plugins.channels.signing import (
+    OpeningBlockhash,
+    closing_fee,
+    sign_channel,
+)
+from agentpay_server.plugins.pay402 import store
+from agentpay_server.plugins.pay402.building import (
+    FEE_LAMPORTS,
+    FeePayerRefusedError,
+    build_payment,
+    check_buildable,
+)
+from agentpay_server.plugins.pay402.challenges import x402
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, ChannelTerms, Offer
+from agentpay_server.plugins.pay402.judging import spend_on
+from agentpay_server.plugins.pay402.pins import category_of, pin_refusal
+from agentpay_server.plugins.pay402.settling import detail_of
+from agentpay_server.plugins.pay402.store import Pin
+from agentpay_server.transfers import outcomes
+from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.deciding import (
+    NewSpend,
+    escalated,
+    refused,
+    rejected,
+    require_funds,
+    require_room_to_wait,
+    store_new,
+    submitted,
+    waiting,
+)
+from agentpay_server.transfers.rules import Split, TransferTerms, check_transition
+
+_ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
+_UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
+
+
+def build_fault(connection: Connection, context: Context, source: AccountRecord, offer: Offer) -> str | None:
+    """Return why the transaction that pays an offer cannot be built; None if it can."""
+    try:
+        check_buildable(
+            context.signer,
+            offer.terms,
+            payer_key=spending_key(source.key_index),
+            usdc_mint=context.chain.usdc_mint,
+            own_addresses=_own_addresses(connection, context, offer),
+            nonce_memo=_ANY_TRANSFER_ID,
+        )
+    except _UNBUILDABLE as error:
+        return str(error)
+    return None
+
+
+def channel_fault(
+    connection: Connection, context: Context, source: AccountRecord, channel: ChannelTerms
+) -> str | None:
+    """Return why a channel on an offer's terms is never opened for an account; None if it may be."""
+    payer = context.signer.address(spending_key(source.key_index))
+    fee_payer = "feePayerKey" if channel.signer is None else "feePayer"
+    for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
+        if key is not None and (key == payer or key in _own_of(connection, context, key)):
+            return f"its {name} is an address of this service"
+    return None
+
+
+def _own_addresses(connection: Connection, context: Context, offer: Offer) -> set[str]:
+    """Return the addresses of this service that an offer might name as its fee payer."""
+    return _own_of(connection, context, offer.terms.fee_payer)
+
+
+def _own_of(connection: Connection, context: Context, fee_payer: str | None) -> set[str]:
+    own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
+    if fee_payer is not None:
+        theirs = associated_token_address(fee_payer, context.chain.usdc_mint)
+        if account_store.account_at(connection, theirs) is not None:
+            own.add(fee_payer)
+    return own
+
+
+@frozen(kw_only=True)
+class Purchase:
+    """A purchase to pay for.
+
+    Attributes:
+        origin: the seller.
+        url: requested URL, as the client reports it.
+        pin: the operator's pin of the origin, as read before the decision; None without a pin.
+        token_account: token account of the primary recipient.
+        position: the position of the offer in its 402.
+        landing: where the opening of a channel can land, if the offer sells through one.
+    """
+
+    operator_id: str
+    account_id: str
+    origin: str
+    url: str | None
+    memo: str | None
+    offer: Offer
+    pin: Pin | None
+    token_account: str
+    position: int
+    landing: OpeningBlockhash | None = None
+
+    @property
+    def digest(self) -> str:
+        """Digest of the terms, equal for one purchase."""
+        return self.offer.terms.digest(origin=self.origin, memo=self.memo)
+
+    @property
+    def category(self) -> str | None:
+        """The category that the policy judges."""
+        return category_of(self.offer, self.pin)
+
+    @property
+    def terms(self) -> TransferTerms:
+        """The terms of the purchase, as a transfer's terms."""
+        return TransferTerms(
+            account_id=self.account_id,
+            to=self.token_account,
+            amount_micro=self.offer.terms.amount_micro,
+            memo=self.memo,
+            category=self.category,
+            payment_digest=self.digest,
+            splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
+        )
+
+    def is_pin_as_seen(self, connection: Connection) -> bool:
+        """Return whether the operator's pin of the origin is as it was read."""
+        return pin_is_as_seen(connection, self.operator_id, self.origin, self.pin)
+
+    def row(self, transfer_id: str) -> PaymentRow:
+        """Return the payment's own row, not signed yet."""
+        terms = self.offer.terms
+        return PaymentRow(
+            transfer_id=transfer_id,
+            operator_id=self.operator_id,
+            account_id=self.account_id,
+            protocol=terms.protocol.value,
+            origin=self.origin,
+            url=self.url,
+            recipient=terms.recipient,
+            fee_payer=terms.fee_payer,
+            raw=None,
+            blockhash=None,
+            nonce=None,
+            expires_us=None,
+        )
+
+
+def pin_is_as_seen(connection: Connection, operator_id: str, origin: str, seen: Pin | None) -> bool:
+    """Return whether an operator's pin of an origin is as it was read."""
+    return store.PINS.get(connection, (operator_id, origin)) == seen
+
+
+def purchase_objection(
+    pin: Pin | None, terms: ChallengeTerms, recipients: Collection[str], preflight: Preflight
+) -> Refusal | None:
+    """Return a refusal by the pin of a seller's origin.
+
+    Raises:
+        Problem: `invalid_recipient`.
+    """
+    owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
+    for recipient in recipients:
+        if recipient not in owners:
+            raise invalid_recipient(recipient, "no longer owns its USDC token account")
+    return pin_refusal(pin, terms, recipients)
+
+
+def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[TransferRecord] | None:
+    """Decide about a new payment; None if its key was claimed, or the seller's pin changed, meanwhile.
+
+    Raises:
+        ConstraintError: another request has taken its key.
+    """
+    if not (purchase.is_pin_as_seen(gate.connection) and new.is_as_seen(gate)):
+        return None
+    unsigned = purchase.row(new.transfer_id)
+    key = keys.of_principal(new.principal)
+    refusal = refusal_of(gate, purchase, key)
+    if refusal is not None:
+        return refused(gate, _stored(gate, new, rejected(gate, refusal), unsigned), refusal)
+    if gate.needs_approval(new.terms.amount_micro):
+        require_room_to_wait(gate, new.principal)
+        gate.hold_of_key(new.transfer_id, new.terms.amount_micro, key)
+        return escalated(gate, _stored(gate, new, waiting(gate, _external(gate)), unsigned))
+    tx, row = sign(gate, purchase, new.transfer_id, key)
+    return initiated(gate, _stored(gate, new, submitted(_external(gate), tx), row), tx)
+
+
+def approved_payment(
+    gate: Gate, principal: Principal, approved: TransferRecord, purchase: Purchase
+) -> Decided[TransferRecord] | None:
+    """Decide about a payment that an operator has approved, when the caller requests it again.
+
+    It is judged again, but not escalated again.
+
+    Args:
+        gate: the gate.
+        principal: the caller.
+        approved: the payment as it was read.
+        purchase: the purchase by a fresh challenge.
+
+    Returns:
+        The decision; None if the payment or the seller's pin has changed meanwhile.
+    """
+    current = transfer_store.approved(gate.connection, approved.transfer_id)
+    if current != approved or not purchase.is_pin_as_seen(gate.connection):
+        return None
+    key = keys.of_waiting(gate.connection, approved)
+    refusal = refusal_of(gate, purchase, key)
+    if refusal is not None:
+        require_funds(refusal, approved)
+        rejection = rejected(gate, refusal)
+        return refused(gate, _changed(gate, principal, approved, purchase, rejection), refusal)
+    tx, row = sign(gate, purchase, approved.transfer_id, key)
+    decision = submitted(_external(gate), tx)
+    return initiated(gate, _changed(gate, principal, approved, purchase, decision, row=row), tx)
+
+
+def refusal_of(gate: Gate, purchase: Purchase, key: LimitedKey | None) -> Refusal | None:
+    """Return why a purchase is refused, or None: paused, the seller's pin, the policy, the balance.
+
+    Raises:
+        Problem: `invalid_recipient`.
+    """
+    refusal = gate.paused()
+    if refusal is not None:
+        return refusal
+    terms, preflight = purchase.offer.terms, gate.preflight
+    recipients = [leg.recipient for leg in terms.legs]
+    spend = spend_on(
+        purchase.offer,
+        (preflight.recipient, *preflight.others),
+        pin=purchase.pin,
+        # `require_memo` accepts the origin instead of a memo.
+        memo=purchase.memo or purchase.origin,
+    )
+    return purchase_objection(purchase.pin, terms, recipients, preflight) or gate.refusal(spend, key)
+
+
+def _external(gate: Gate) -> Recipient:
+    """Return the recipient. If this service holds it, the deposit watcher posts the arrival."""
+    return attrs.evolve(gate.preflight.recipient, account_id=None)
+
+
+# --- What a decision stores
+
+
+def _stored(gate: Gate, new: NewSpend, decision: dict[str, Any], row: PaymentRow) -> TransferRecord:
+    transfer = store_new(gate, new, decision)
+    store.PAYMENTS.insert(gate.connection, row)
+    return transfer
+
+
+def _changed(
+    gate: Gate,
+    principal: Principal,
+    approved: TransferRecord,
+    purchase: Purchase,
+    decision: dict[str, Any],
+    *,
+    row: PaymentRow | None = None,
+) -> TransferRecord:
+    check_transition(approved.status, decision["status"])
+    # The row is locked since it was read as approved.
+    decided = transfer_store.TRANSFERS.changed(
+        gate.connection,
+        approved,
+        transfer_store.IS_WAITING,
+        category=purchase.category,
+        **decision,
+    )
+    if row is not None:
+        store.sign(gate.connection, row)
+    audit.record(
+        gate.connection,
+        principal,
+        action=AUTHORIZE_PAYMENT.name,
+        subject=approved.transfer_id,
+        now_us=gate.now_us,
+        before={"status": approved.status},
+        after=outcomes.audited(decided),
+    )
+    return decided
+
+
+def initiated(gate: Gate, transfer: TransferRecord, tx: StoredTransaction) -> Decided[TransferRecord]:
+    """Report a payment that was stored as signed: the seller may broadcast it once the caller has it."""
+    event = outcomes.initiated(transfer, transfer.tx_signature)
+    apply(gate, outcomes.reported(transfer, event))
+    return Decided(record=transfer, tx=tx)
+
+
+# --- Signing
+
+
+def sign(
+    gate: Gate, purchase: Purchase, transfer_id: str, key: LimitedKey | None
+) -> tuple[StoredTransaction, PaymentRow]:
+    """Sign a payment and reserve its amount; return its stored transaction, and its row to store.
+
+    Raises:
+        Problem: `fee_budget_exceeded`, `chain_unavailable`, `nothing_payable`.
+    """
+    offer, amount_micro = purchase.offer, purchase.offer.terms.amount_micro
+    if offer.channel is not None:
+        # The fee of a forced close.
+        cost = Cost(fees=closing_fee(gate.preflight.blockhash))
+        gate.pay(cost)
+        tx, row = _sign_channel(gate, purchase, offer.channel, transfer_id)
+        return gate.hold_cap(tx, amount_micro, cost, key), row
+    gate.pay(Cost(fees=FEE_LAMPORTS if offer.terms.fee_payer is None else 0))
+    tx, row = _sign_single(gate, purchase, transfer_id)
+    return gate.hold(tx, amount_micro, key), row
+
+
+def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[StoredTransaction, PaymentRow]:
+    connection, source, preflight, context = gate.connection, gate.source, gate.preflight, gate.context
+    terms, blockhash = purchase.offer.terms, preflight.blockhash
+    nonce = store.next_nonce(connection, source.account_id, blockhash.value)
+    try:
+        prepared = build_payment(
+            context.signer,
+            blockhash,
+            terms,
+            payer_key=spending_key(source.key_index),
+            usdc_mint=context.chain.usdc_mint,
+            own_addresses=_own_addresses(connection, context, purchase.offer),
+            nonce=nonce,
+            nonce_memo=transfer_id,
+        )
+    except _UNBUILDABLE as error:
+        # Checked before, but the nonce adds to the compute units.
+        raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
+    # If the service pays the fee, its own signature is the first and names the transaction on chain.
+    name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
+    found_by = Cosigned(
+        token_account=source.usdc_token_account,
+        signature=prepared.signature,
+        message_hash=prepared.message_hash,
+        after=preflight.newest_signature,
+    )
+    tx = pending_transaction(
+        SignedTransaction(
+            signature=prepared.signature,
+            raw=prepared.raw,
+            last_valid_block_height=prepared.last_valid_block_height,
+            fee_lamports=prepared.fee_lamports,
+        ),
+        kind=Kind.PAYMENT,
+        subject_id=transfer_id,
+        account_id=source.account_id,
+        detail=detail_of(found_by),
+        now_us=gate.now_us,
+    )
+    row = attrs.evolve(
+        purchase.row(transfer_id),
+        raw=prepared.raw,
+        blockhash=blockhash.value,
+        nonce=nonce,
+        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+    )
+    return attrs.evolve(tx, chain_signature=name, announced_us=gate.now_us, leased_until_us=0), row
+
+
+def _sign_channel(
+    gate: Gate, purchase: Purchase, terms: ChannelTerms, transfer_id: str
+) -> tuple[StoredTransaction, PaymentRow]:
+    offer, landing = purchase.offer, purchase.landing
+    assert landing is not None  # noqa: S101 - read before
+    channel, tx = sign_channel(
+        gate,
+        offer,
+        landing,
+        owner_id=transfer_id,
+        origin=purchase.origin,
+        deposit_micro=offer.terms.amount_micro,
+        terms_digest=terms.digest(offer.terms, origin=purchase.origin),
+        position=purchase.position,
+        expires_us=x402.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
+        text=offer.terms.legs[0].memo or transfer_id,
+    )
+    row = attrs.evolve(
+        purchase.row(transfer_id),
+        raw=channel.raw,
+        blockhash=landing.blockhash,
+        nonce=store.next_nonce(gate.connection, purchase.account_id, landing.blockhash),
+        expires_us=channel.expires_us,
+    )
+    return tx, row

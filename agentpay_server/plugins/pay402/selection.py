@@ -1,0 +1,399 @@
+"""Selects the offer of a 402 to pay, by one judgment after the other.
+
+`challenges/offers.py` says which offers can be read, and paid by anybody. Here follow, in the order of
+preference: what the key was used for, whether the payment can be signed, whether the chain could settle it,
+and whether pin and policy allow it. An offer that fails gives way to the next. If pin or policy forbid all
+that are left, the first of these is selected, and its authorization refuses it. Reads only.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import attrs
+from attrs import frozen
+
+from agentpay.contract.payments import AuthorizePayment
+from agentpay.contract.usdc import to_micro
+from agentpay_server.chain.protocol import Chain
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, TransferRecord
+from agentpay_server.engine.authorization import spending_refusal
+from agentpay_server.engine.policy import (
+    Recipient,
+    Refusal,
+    needs_approval,
+    stored_policy,
+    voucher_refusal,
+)
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import idempotency, keys
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, other_kind
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
+from agentpay_server.plugins.channels import store as channel_store
+from agentpay_server.plugins.channels.opening import Selected
+from agentpay_server.plugins.channels.session_payments import session_conflict
+from agentpay_server.plugins.channels.signing import OpeningBlockhash, landing_of
+from agentpay_server.plugins.channels.store import Channel, KeyUse, use_of
+from agentpay_server.plugins.pay402 import store
+from agentpay_server.plugins.pay402.authorizing import build_fault, channel_fault
+from agentpay_server.plugins.pay402.challenges import offers as rules
+from agentpay_server.plugins.pay402.challenges.offers import Sifted, differences
+from agentpay_server.plugins.pay402.challenges.terms import Offer, Protocol, Skipped
+from agentpay_server.plugins.pay402.judging import (
+    Shown,
+    read_shown,
+    settling_fault,
+    spend_on,
+    token_accounts_of,
+)
+from agentpay_server.plugins.pay402.pins import pin_refusal, unsponsored
+from agentpay_server.plugins.pay402.responses import conflict, nothing_payable
+from agentpay_server.plugins.pay402.store import Pin
+from agentpay_server.sessions.rules import escalation_refusal
+from agentpay_server.transfers import store as transfer_store
+
+_PAYMENTS: Final = (PurchaseKind.PAYMENT, PurchaseKind.CHANNEL)
+_CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
+_MAX_LANDINGS: Final = 3
+"""For how many channels of a 402 the chain is asked whether they can be opened."""
+
+
+@frozen(kw_only=True)
+class PaymentView:
+    """The stored data for a request, and the offer to pay.
+
+    Attributes:
+        terms: the digest of the offer.
+        held: the claims of the key.
+        transfer: the payment that holds it, if any.
+        judged: how to treat the request. With `REPLAY` and `RESUME` there is a payment.
+        position: the position of the offer in the 402.
+        pin: the operator's pin of the origin, if any.
+        token_accounts: what it pays, the primary recipient's first; each with its account if this service
+            holds it.
+        session: its stored state, if the offer sells by session.
+        landing: where the opening of a channel can land; None if none is opened.
+        is_replay: whether the key has its payment, and nothing is signed.
+    """
+
+    terms: str
+    source: AccountRecord
+    held: Held
+    transfer: TransferRecord | None
+    judged: Verdict
+    offer: Offer
+    position: int
+    pin: Pin | None
+    token_accounts: Mapping[str, AccountRecord | None]
+    session: Selected | None = None
+    landing: OpeningBlockhash | None = None
+    is_replay: bool = False
+
+    @property
+    def opens_channel(self) -> bool:
+        """Whether the payment opens a channel, which the chain must be able to land."""
+        if self.offer.channel is None or self.source.paused or self.is_replay:
+            return False
+        return self.session is None or self.session.channel is None
+
+
+class SelectOffer:
+    """Selects an offer."""
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        request: AuthorizePayment,
+        key: RequestedKey,
+        offers: Sequence[Offer | Skipped],
+        *,
+        now_us: int,
+    ) -> None:
+        self._context = context
+        self._principal = principal
+        self._request = request
+        self._now_us = now_us
+        self._key = key
+        self._sifted = _sifted(context.chain, request, offers, now_us)
+        self._shown: Shown | None = None
+        self._unlandable: dict[int, str] = {}
+
+    async def selected(self) -> PaymentView:
+        """Select the offer.
+
+        Raises:
+            Problem: `not_found` of the account, `nothing_payable`, `idempotency_conflict`,
+                `chain_unavailable`.
+        """
+        database, chain = self._context.database, self._context.chain
+        while True:
+            view = await database.read(self._read)
+            if view is None:
+                self._shown = await read_shown(chain, self._sifted.payable.values())
+                continue
+            if not view.opens_channel:
+                return view
+            landing = await landing_of(chain, view.offer)
+            if not isinstance(landing, str):
+                session = view.session and attrs.evolve(view.session, landing=landing)
+                return attrs.evolve(view, session=session, landing=landing)
+            self._unlandable[view.position] = landing
+
+    def _read(self, connection: Connection) -> PaymentView | None:
+        """Return the selected offer; None if what the chain shows must be read first."""
+        principal, request = self._principal, self._request
+        source = account_store.own_account(connection, principal, request.account_id)
+        held = self._held(connection)
+        holder, transfer_id = None, held.subject_of(PurchaseKind.PAYMENT)
+        if transfer_id is not None:
+            holder = transfer_store.TRANSFERS.existing(connection, transfer_id)
+        use = use_of(connection, held)
+        payable, reasons = self._sifted.payable, self._sifted.reasons
+        if not payable and use.channel is None:
+            raise nothing_payable(reasons)
+        payable = self._of_key(connection, payable, holder, use)
+        pin = store.PINS.get(connection, (principal.operator_id, request.origin))
+        judged = Verdict.NEW if holder is None else rules.verdict_if_equal(holder.status, holder.error)
+        is_replay = judged is Verdict.REPLAY
+        if is_replay:
+            # Nothing is signed again.
+            position, offer = next(iter(payable.items()))
+        else:
+            chosen = self._chosen(connection, source, payable, pin, use)
+            if chosen is None:
+                return None
+            position, offer = chosen
+        view = PaymentView(
+            terms=_digest(offer, request),
+            source=source,
+            held=held,
+            transfer=holder,
+            judged=judged,
+            offer=offer,
+            position=position,
+            pin=pin,
+            token_accounts=self._token_accounts(connection, offer),
+            is_replay=is_replay,
+        )
+        if is_replay or not offer.is_session:
+            return view
+        return attrs.evolve(view, session=self._selected(connection, view, use))
+
+    def _held(self, connection: Connection) -> Held:
+        """Return the claims of the key.
+
+        Raises:
+            Problem: `idempotency_conflict`, if it was used for no payment of this account.
+        """
+        held = idempotency.find(connection, self._key, self._now_us)
+        claim = held.in_force
+        if claim is not None and claim.kind not in _PAYMENTS:
+            raise other_kind(claim)
+        if claim is not None and claim is not held.own:
+            raise conflict()
+        return held
+
+    def _of_key(
+        self,
+        connection: Connection,
+        payable: Mapping[int, Offer],
+        holder: TransferRecord | None,
+        use: KeyUse,
+    ) -> Mapping[int, Offer]:
+        """Return the offers that the key may pay: those of the purchase that it was used for, if any.
+
+        Raises:
+            Problem: `idempotency_conflict`.
+        """
+        request = self._request
+        if holder is not None:
+            equal = {
+                position: offer
+                for position, offer in payable.items()
+                if not offer.is_session and _digest(offer, request) == holder.payment_digest
+            }
+            if not equal:
+                raise _conflict(connection, holder, request, payable.values())
+            return equal
+        if use.opened is not None:
+            continued = {
+                position: offer for position, offer in payable.items() if self._continues(use, offer)
+            }
+            if not continued:
+                raise session_conflict(use)
+            return continued
+        return payable
+
+    def _continues(self, use: KeyUse, offer: Offer) -> bool:
+        """Return whether an offer is for the purchase that the key was used for in a session."""
+        if not offer.is_session or use.opened is None:
+            return False
+        if use.voucher is not None:
+            return _digest(offer, self._request) == use.voucher.digest
+        return self._channel_digest(offer) == use.opened.record.terms_digest
+
+    def _chosen(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        payable: Mapping[int, Offer],
+        pin: Pin | None,
+        use: KeyUse,
+    ) -> tuple[int, Offer] | None:
+        """Return the first offer that passes every judgment, else the first that only rules forbid."""
+        found, forbidden, last = dict(self._sifted.reasons), None, list(payable)[-1]
+        for position, offer in payable.items():
+            is_live = use.channel is not None or self._live(connection, offer) is not None
+            # A payment that can never be signed must not wait for an approval.
+            reason = self._signing_fault(connection, source, offer, pin)
+            # Nothing is signed for a paused account, and nothing new is landed for a live channel.
+            if reason is None and not (source.paused or is_live):
+                if self._shown is None:
+                    return None
+                mint = self._context.chain.usdc_mint
+                reason = settling_fault(offer, self._shown, source, mint) or self._landing_fault(
+                    position, offer
+                )
+            if reason is not None:
+                found[position] = reason
+                continue
+            is_only = forbidden is None and position == last
+            if (
+                source.paused
+                or is_only
+                or self._refusal(connection, source, offer, pin, is_live=is_live) is None
+            ):
+                return position, offer
+            forbidden = forbidden or (position, offer)
+        if forbidden is None:
+            raise nothing_payable(found)
+        return forbidden
+
+    def _signing_fault(
+        self, connection: Connection, source: AccountRecord, offer: Offer, pin: Pin | None
+    ) -> str | None:
+        if offer.channel is not None:
+            return channel_fault(connection, self._context, source, offer.channel)
+        return unsponsored(offer.terms, pin) or build_fault(connection, self._context, source, offer)
+
+    def _landing_fault(self, position: int, offer: Offer) -> str | None:
+        if offer.channel is None or len(self._unlandable) < _MAX_LANDINGS:
+            return self._unlandable.get(position)
+        return self._unlandable.get(
+            position, f"it is not judged, since {_MAX_LANDINGS} channels before it cannot be opened"
+        )
+
+    def _refusal(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        offer: Offer,
+        pin: Pin | None,
+        *,
+        is_live: bool,
+    ) -> Refusal | None:
+        """Return why pin or policy forbid an offer, as its authorization would; None if they do not."""
+        request, policy = self._request, stored_policy(source.policy)
+        accounts = self._token_accounts(connection, offer)
+        recipients = [
+            Recipient(
+                account_id=None if account is None else account.account_id,
+                token_account=token_account,
+                owner=owner,
+            )
+            for owner, (token_account, account) in zip(offer.owners, accounts.items(), strict=True)
+        ]
+        is_opening = offer.is_session and not is_live
+        spend = spend_on(
+            offer,
+            recipients,
+            pin=pin,
+            memo=request.memo or request.origin,
+            cap_micro=to_micro(request.session_cap) if is_opening and request.session_cap else None,
+        )
+        refusal = pin_refusal(pin, offer.terms, offer.owners)
+        if refusal is not None:
+            return refusal
+        if is_live:
+            return voucher_refusal(policy, spend)
+        if is_opening and self._principal.is_agent and needs_approval(policy, spend.amount_micro):
+            return escalation_refusal(policy, spend.amount_micro)
+        return spending_refusal(
+            connection,
+            source,
+            spend,
+            key=keys.of_principal(self._principal),
+            spent_us=max(self._now_us, source.last_spend_us),
+            # The balance is not a rule: another offer is no way around it.
+            available_micro=spend.amount_micro,
+        )
+
+    def _live(self, connection: Connection, offer: Offer) -> Channel | None:
+        if not offer.is_session:
+            return None
+        return channel_store.live(connection, self._request.account_id, self._channel_digest(offer))
+
+    def _token_accounts(self, connection: Connection, offer: Offer) -> Mapping[str, AccountRecord | None]:
+        return {
+            token_account: account_store.account_at(connection, token_account)
+            for token_account in token_accounts_of(offer, self._context.chain.usdc_mint)
+        }
+
+    def _selected(self, connection: Connection, view: PaymentView, use: KeyUse) -> Selected:
+        digest = self._channel_digest(view.offer)
+        return Selected(
+            source=view.source,
+            offer=view.offer,
+            position=view.position,
+            digest=view.terms,
+            channel_digest=digest,
+            pin=view.pin,
+            key=self._key,
+            use=use,
+            channel=use.channel or self._live(connection, view.offer),
+            token_accounts=view.token_accounts,
+        )
+
+    def _channel_digest(self, offer: Offer) -> str:
+        assert offer.channel is not None  # noqa: S101 - a session's offer has it
+        limited = keys.limited_key_id(self._principal)
+        return offer.channel.digest(offer.terms, origin=self._request.origin, limited_key_id=limited)
+
+
+def _sifted(
+    chain: Chain, request: AuthorizePayment, offers: Sequence[Offer | Skipped], now_us: int
+) -> Sifted:
+    name = chain.cluster_name
+    return rules.sift(
+        offers,
+        cluster=name if name in _CLUSTERS else None,
+        usdc_mint=chain.usdc_mint,
+        now_us=now_us,
+        max_amount_micro=None if request.max_amount is None else to_micro(request.max_amount),
+        session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
+    )
+
+
+def _conflict(
+    connection: Connection, holder: TransferRecord, request: AuthorizePayment, offers: Iterable[Offer]
+) -> Problem:
+    """Return the error that says in what the most similar offer differs from the payment with the key."""
+    payment = store.PAYMENTS.existing(connection, holder.transfer_id)
+    if payment.protocol == Protocol.X402_UPTO and payment.raw is not None:
+        # Once it is settled, its amount is what the seller took; the terms are the maximum.
+        maximum = channel_store.CHANNELS.existing(connection, holder.transfer_id).deposit
+        holder = attrs.evolve(holder, amount=maximum)
+    memo = request.memo or None
+    found = [
+        differences(holder, payment, offer.terms, origin=request.origin, memo=memo)
+        for offer in offers
+        if not offer.is_session
+    ]
+    return conflict(holder, min(found, key=len, default=["it was not within a session"]))
+
+
+def _digest(offer: Offer, request: AuthorizePayment) -> str:
+    return offer.terms.digest(origin=request.origin, memo=request.memo or None)

@@ -1,0 +1,453 @@
+"""The seller: from a request to a response, in every mode. It belongs to one event loop."""
+
+import base64
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from attrs import define, evolve, frozen
+
+from agentpay.contract import json_text
+from agentpay.contract.usdc import from_micro
+from agentpay_server.platform.capturing import Restore, captured
+from agentpay_server.platform.clock import SECOND_US, from_us
+from agentpay_server.plugins.facilitator.settling import (
+    PENDING,
+    CheckedPayment,
+    FeePayer,
+    InvalidPaymentError,
+    Rpc,
+    SimulationFailedError,
+    check_payment,
+)
+from agentpay_server.plugins.node.jsonrpc import RpcError
+from agentpay_server.plugins.pay402.challenges import mpp, x402
+from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
+from agentpay_server.plugins.pay402.challenges.offers import read_payment
+from agentpay_server.plugins.pay402.challenges.terms import (
+    ChallengeTerms,
+    Presented,
+    Protocol,
+    UnreadableChallengeError,
+)
+from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
+from agentpay_server.plugins.paywall import challenges
+from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
+from agentpay_server.plugins.paywall.channel_desk import ChannelDesk, UnservedError
+from agentpay_server.plugins.paywall.products import (
+    HELD_SECONDS,
+    INJECTION,
+    LATE_SECONDS,
+    Mode,
+    PaywallRequest,
+    Product,
+    Sale,
+    SellerKeys,
+    SessionProduct,
+    UptoProduct,
+)
+from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
+
+COLLECTOR_PATH: Final = "/collector"
+"""Path prefix on another origin, to which `REDIRECT` sends a payment."""
+
+_COLLECTOR_HOST: Final = "collector.invalid"
+LOOK_SECONDS: Final = 5
+"""How long after a settlement of unknown outcome the seller looks at the chain again."""
+
+_DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
+_UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
+
+
+@frozen
+class SellerReply:
+    status: int
+    headers: Headers
+    body: bytes
+
+
+@frozen(kw_only=True)
+class _Visit:
+    url: str
+    path: str
+    product: Product | SessionProduct | UptoProduct
+    mode: Mode
+    offers: tuple[ChallengeTerms, ...]
+    now_us: int
+
+    def terms_of(self, presented: Presented) -> ChallengeTerms:
+        for terms in self.offers:
+            if terms.protocol is presented.protocol:
+                return terms
+        raise InvalidPaymentError("unsupported_scheme", f"{presented.protocol} is not offered here")
+
+
+@define
+class _OpenRecord:
+    """The record of a request in progress, updated as facts become known."""
+
+    request: PaywallRequest
+
+
+class Seller:
+    """Sells products.
+
+    `keys.recipient` is the primary recipient of every payment, `other_payee` that in `CHANGE_PAYEE`. `now_us`
+    is in microseconds since 1970. `on_late_work` is called when there is something to do later.
+
+    Attributes:
+        desk: sells through channels, at the same paths or others.
+    """
+
+    def __init__(
+        self,
+        *,
+        rpc: Rpc,
+        keys: SellerKeys,
+        other_payee: str,
+        now_us: Callable[[], int],
+        on_late_work: Callable[[], None],
+    ) -> None:
+        self._fee_payer = FeePayer(keys.fee_payer, rpc)
+        self.desk: ChannelDesk = ChannelDesk(
+            rpc=rpc, fee_payer=self._fee_payer, keys=keys, now_us=now_us, on_work=on_late_work
+        )
+        self.products: dict[str, Product] = {}
+        self.mode = Mode.HONEST
+        self.serves_again = False
+        self.requests: list[PaywallRequest] = []
+        self._rpc = rpc
+        self._keys = keys
+        self._other_payee = other_payee
+        self._now_us = now_us
+        self._on_late_work = on_late_work
+        self._sales: dict[str, Sale] = {}
+        self._checking: set[str] = set()
+        # Payments to broadcast later, with their due times, by message hash.
+        self._late: dict[str, tuple[int, CheckedPayment]] = {}
+        self._malformed = 0
+
+    @property
+    def sales(self) -> list[Sale]:
+        return list(self._sales.values())
+
+    def capture(self) -> Restore:
+        """Restores the records; products and modes stay as they are."""
+        return captured(self, "_sales", "_late", "requests", "desk")
+
+    # --- Scheduled work
+
+    async def next_due_us(self) -> int | None:
+        due = [due_us for due_us, _ in self._late.values()]
+        channels_due_us = await self.desk.next_due_us()
+        return min([*due, channels_due_us] if channels_due_us is not None else due, default=None)
+
+    async def run_due(self) -> bool:
+        now_us = self._now_us()
+        due = [name for name, (due_us, _) in self._late.items() if due_us <= now_us]
+        for message_hash in due:
+            _, checked = self._late.pop(message_hash)
+            # The sale records the failure if the payment has expired or the node fails.
+            with contextlib.suppress(InvalidPaymentError):
+                await self._settle_late(checked)
+        has_polled = await self.desk.run_due()
+        return bool(due) or has_polled
+
+    # --- Requests
+
+    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> SellerReply:
+        """Raises `UnservedError` if the connection is to be dropped."""
+        noted = PaywallRequest(method=method, url=url, at=from_us(self._now_us()))
+        visit = _OpenRecord(noted)
+        try:
+            reply = await self._reply(visit, headers)
+            visit.request = evolve(visit.request, status=reply.status)
+        finally:
+            self.requests.append(visit.request)
+            del self.requests[:-RECORDS_MAX]
+        return reply
+
+    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> SellerReply:
+        request = noted.request
+        visit = self._visit(request)
+        if visit is None:
+            sold = sorted({*self.products, *self.desk.sessions, *self.desk.uptos})
+            return SellerReply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
+        try:
+            payment = read_payment(headers)
+            if payment is None:
+                return await self._ask(visit)
+            noted.request = evolve(request, protocol=payment.protocol)
+            if isinstance(payment, Presented):
+                return await self._paid(visit, payment)
+            return await self._through_channel(visit, request, payment)
+        except (InvalidPaymentError, UnreadableChallengeError) as refused:
+            reason = refused.reason if isinstance(refused, InvalidPaymentError) else "invalid_payload"
+            message = _sentence(str(refused))
+            noted.request = evolve(noted.request, reason=reason, message=message)
+            return await self._ask(visit, error=reason, message=message)
+        except UnservedError as unserved:
+            if unserved.status is None:
+                raise
+            return SellerReply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
+
+    async def _through_channel(
+        self, visit: _Visit, request: PaywallRequest, payment: SessionAction | UptoPayment
+    ) -> SellerReply:
+        if isinstance(payment, SessionAction):
+            served = self.desk.session(visit.path, f"{request.method} {request.url}", payment)
+        else:
+            served = self.desk.upto(visit.path, payment)
+        receipt, content = await served
+        return SellerReply(200, [*_JSON, receipt], json_text.print_json(content))
+
+    def _visit(self, request: PaywallRequest) -> _Visit | None:
+        """Return what is known of a request; None if nothing is sold there."""
+        path = urlsplit(request.url).path
+        is_collector = path.startswith(f"{COLLECTOR_PATH}/")
+        priced = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
+        product = priced or self.desk.sessions.get(path) or self.desk.uptos.get(path)
+        if product is None:
+            return None
+        mode, offers = Mode.HONEST, []
+        if priced is not None:
+            mode = priced.mode or self.mode
+            offers = [priced.terms(each, self._keys) for each in priced.protocols]
+        return _Visit(
+            url=request.url,
+            path=path,
+            product=product,
+            mode=Mode.HONEST if is_collector and mode is Mode.REDIRECT else mode,
+            offers=tuple(offers),
+            now_us=self._now_us(),
+        )
+
+    # --- Challenges
+
+    async def _ask(
+        self, visit: _Visit, *, error: str | None = None, message: str | None = None
+    ) -> SellerReply:
+        await self._prepare(visit.offers)
+        challenge = self._challenge(visit, error, message)
+        if visit.mode is Mode.MALFORMED_CHALLENGE:
+            self._malformed += 1
+            headers, body = challenges.malformed(visit.offers, challenge, self._malformed - 1)
+        elif visit.mode is Mode.ENORMOUS_CHALLENGE:
+            challenge = evolve(challenge, description=challenges.ENORMOUS)
+            headers, body = challenges.write(visit.offers, challenge)
+        else:
+            change = _CHANGES.get(visit.mode)
+            offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
+            sessions, entries = await self.desk.offers(visit.path, challenge)
+            headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
+        return SellerReply(402, [*_JSON, *headers], body)
+
+    def _ask_more(self, visit: _Visit) -> SellerReply:
+        """Ask again, after being paid."""
+        offers: Sequence[ChallengeTerms] = visit.offers
+        if visit.mode is Mode.RAISE_PRICE:
+            offers = [challenges.at_higher_price(terms) for terms in offers]
+        elif visit.mode is Mode.CHANGE_PAYEE:
+            offers = [challenges.to_other_payee(terms, self._other_payee) for terms in offers]
+        headers, body = challenges.write(offers, self._challenge(visit))
+        return SellerReply(402, [*_JSON, *headers], body)
+
+    def _challenge(
+        self, visit: _Visit, error: str | None = None, message: str | None = None
+    ) -> ChallengeParts:
+        product, is_injected = visit.product, visit.mode is Mode.INJECTED_INSTRUCTION
+        return ChallengeParts(
+            url=visit.url,
+            description=INJECTION if is_injected else product.description,
+            category=product.category if isinstance(product, Product) else None,
+            error=INJECTION if is_injected and error is None else error,
+            message=message,
+            now_us=visit.now_us,
+        )
+
+    # --- Payments
+
+    async def _paid(self, visit: _Visit, presented: Presented) -> SellerReply:
+        terms = visit.terms_of(presented)
+        await self._prepare(visit.offers)
+        challenges.require_own(presented, terms, visit.now_us)
+        raw = presented.transaction
+        if presented.signature is not None:
+            raw = await self._landed(presented.signature, terms)
+        checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
+        sale = self._sales.get(checked.message_hash)
+        if sale is not None:
+            return self._presented_again(visit, presented, sale)
+        if checked.message_hash in self._checking:
+            raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
+        if presented.signature is not None:
+            # The payer has settled it, whatever this seller's mode.
+            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=presented.signature)
+            self._sales[checked.message_hash] = sale
+            return self._after_paying(visit, presented, sale)
+        self._checking.add(checked.message_hash)
+        try:
+            await self._simulate(checked)
+            self._sales[checked.message_hash] = sale = _sale(visit, terms, checked)
+            if visit.mode in _DELAYS:
+                due_us = visit.now_us + _DELAYS[visit.mode] * SECOND_US
+                self._late[checked.message_hash] = (due_us, checked)
+                self._on_late_work()
+            elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
+                sale = await self._settle(checked)
+        finally:
+            self._checking.discard(checked.message_hash)
+        return self._after_paying(visit, presented, sale)
+
+    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+        match visit.mode:
+            case Mode.LOSE_REPLY:
+                raise UnservedError(None)
+            case Mode.FAIL_AFTER_SETTLING:
+                return SellerReply(
+                    500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
+                )
+            case Mode.HOLD:
+                return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
+            case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
+                return self._ask_more(visit)
+            case Mode.REDIRECT:
+                # The other origin is this seller as well: forget the sale, so that the payment is new there.
+                self._sales.pop(sale.message_hash, None)
+                return SellerReply(307, [("location", _collector_url(visit.url))], b"")
+        return _served(visit, presented, sale)
+
+    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+        is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
+        if self.serves_again and sale.status == "settled" and is_sold:
+            return _served(visit, presented, sale)
+        if visit.mode is Mode.HOLD:
+            return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
+        raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", sale.payer)
+
+    async def _landed(self, signature: str, terms: ChallengeTerms) -> bytes:
+        """Return a transaction that the payer broadcast, as it is on chain."""
+        if terms.fee_payer is not None:
+            raise InvalidPaymentError(
+                "payment_invalid",
+                "this seller pays the fee, so it must broadcast the payment: send type transaction",
+            )
+        options = {"encoding": "base64", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
+        try:
+            found = await self._rpc("getTransaction", signature, options)
+        except RpcError as error:
+            raise InvalidPaymentError(
+                "payment_invalid", f"the chain cannot be asked for it: {error}"
+            ) from None
+        if found is None:
+            raise InvalidPaymentError("payment_invalid", f"the chain has no transaction {signature}")
+        if found["meta"]["err"] is not None:
+            raise InvalidPaymentError("payment_invalid", f"the transaction {signature} failed on chain")
+        return base64.b64decode(found["transaction"][0])
+
+    async def _simulate(self, checked: CheckedPayment) -> None:
+        try:
+            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
+        except (SimulationFailedError, RpcError) as error:
+            reason = f"the chain would refuse the payment: {error}"
+            raise InvalidPaymentError("transaction_simulation_failed", reason, checked.payer) from None
+
+    async def _settle(self, checked: CheckedPayment) -> Sale:
+        """Broadcast a payment; `InvalidPaymentError` if it has not landed, or may not have."""
+        completed = self._fee_payer.completed(checked.transaction)
+        sale = evolve(self._sales[checked.message_hash], tx_signature=str(completed.signatures[0]))
+        try:
+            await self._fee_payer.settle(checked)
+            sale = evolve(sale, status="settled")
+        except InvalidPaymentError as refused:
+            if refused.reason != PENDING:
+                sale = evolve(sale, status="failed")
+            else:
+                # The next look decides.
+                self._look_later(checked)
+            raise
+        finally:
+            self._sales[checked.message_hash] = sale
+        return sale
+
+    async def _settle_late(self, checked: CheckedPayment) -> None:
+        """Settle a payment that was held, or that may have landed."""
+        sale = self._sales[checked.message_hash]
+        try:
+            has_landed = await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction))
+        except RpcError:
+            self._look_later(checked)
+            return
+        if has_landed:
+            self._sales[checked.message_hash] = evolve(sale, status="settled")
+            return
+        try:
+            await self._simulate(checked)
+        except InvalidPaymentError:
+            self._sales[checked.message_hash] = evolve(sale, status="failed")
+            raise
+        await self._settle(checked)
+
+    def _look_later(self, checked: CheckedPayment) -> None:
+        self._late[checked.message_hash] = (self._now_us() + LOOK_SECONDS * SECOND_US, checked)
+        self._on_late_work()
+
+    async def _prepare(self, offers: Sequence[ChallengeTerms]) -> None:
+        """Fund the fee payer, and create the missing token accounts of all recipients."""
+        if not offers:
+            return
+        await self._fee_payer.ready()
+        owners = dict.fromkeys(
+            [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
+        )
+        await self._fee_payer.ensure_token_accounts(list(owners), self._keys.mint)
+
+
+_JSON: Final[Headers] = [("content-type", "application/json")]
+
+_CHANGES: Final[dict[Mode, Callable[[ChallengeTerms], ChallengeTerms]]] = {
+    Mode.WRONG_NETWORK: challenges.on_mainnet,
+    Mode.WRONG_MINT: challenges.of_other_mint,
+}
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:
+    return Sale(
+        path=visit.product.path,
+        protocol=terms.protocol,
+        amount_usdc=from_micro(terms.amount_micro),
+        payer=checked.payer,
+        recipient=terms.recipient,
+        status="held",
+        tx_signature=None,
+        at=from_us(visit.now_us),
+        message_hash=checked.message_hash,
+    )
+
+
+def _served(visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+    content = visit.product.served(sale.amount_usdc)
+    return SellerReply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
+
+
+def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]:
+    protocol, signature = presented.protocol, sale.tx_signature or ""
+    if protocol is not Protocol.MPP:
+        return x402.receipt(protocol, payer=sale.payer, signature=signature)
+    challenge_id = str(presented.echo.get("id", ""))
+    return mpp.receipt(reference=signature, challenge_id=challenge_id, now_us=visit.now_us)
+
+
+def _collector_url(url: str) -> str:
+    """Return the same product's URL on another origin, which also reaches this seller."""
+    parts = urlsplit(url)
+    if parts.port is None:
+        host = _COLLECTOR_HOST
+    else:
+        host = f"{'localhost' if parts.hostname == '127.0.0.1' else '127.0.0.1'}:{parts.port}"
+    return parts._replace(netloc=host, path=COLLECTOR_PATH + parts.path).geturl()

@@ -1,0 +1,1 @@
+"""PostgreSQL as the store: its connections, statements in batches and schema."""
