@@ -375,11 +375,12 @@ def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
     scenarios = typing.get_overloads(AgentPayServer.scenario)
     assert scenarios
     for scenario in scenarios:
-        hints = typing.get_type_hints(scenario)
+        hints = scenario.__annotations__
         if hints["name"] is str:
             continue
+        # Named only: its module is imported when it is used.
         (name,), kind = typing.get_args(hints["name"]), hints["return"]
-        assert f"{kind.__module__}.{kind.__name__}" in documented()
+        assert any(each.endswith(f".{kind}") for each in documented())
         assert f"| `{name}` |" in guide
 
 
