@@ -195,7 +195,7 @@ class Contended(Exception):  # noqa: N818 - a signal, not an error
 
 @frozen(kw_only=True)
 class Gate(Unit):
-    """The unit of work that decides about a spend: what every kind of spend has to pass.
+    """The unit of work that decides about a spend: what every kind of spend has to pass before it is held.
 
     Attributes:
         source: the paying account's current row, locked.
@@ -204,7 +204,8 @@ class Gate(Unit):
             the operator's.
         read: what the chain shows; None while the account is paused, since it is refused anyway.
         is_last_try: whether no time is left to read the balance again.
-        promise: promises lamports of the treasury; None where nothing is signed.
+        promise: promises lamports of the treasury; None while the account is paused.
+        passed: what it has passed.
     """
 
     source: AccountRecord
@@ -212,7 +213,8 @@ class Gate(Unit):
     by_operator: bool
     read: Preflight | None
     is_last_try: bool
-    promise: Callable[[Cost], None] | None = None
+    promise: Callable[[Cost], None] | None
+    passed: set[str] = field(factory=set, init=False)
 
     @property
     def preflight(self) -> Preflight:
@@ -255,6 +257,8 @@ class Gate(Unit):
         if is_short and uncertain and not self.is_last_try:
             payments = transactions.payments_of(connection, source.account_id)
             raise Contended(is_payments_only=uncertain == sum(tx.hold for tx in payments))
+        if refusal is None:
+            self.passed.add("rules")
         return refusal
 
     def needs_approval(self, amount_micro: int) -> bool:
@@ -271,11 +275,18 @@ class Gate(Unit):
         fees.require_room(
             self.context, self.connection, self.source, cost, self.now_us, by_operator=self.by_operator
         )
-        if self.promise is not None:
-            self.promise(cost)
+        assert self.promise is not None  # noqa: S101 - as `read`
+        self.promise(cost)
+        self.passed.add("costs")
+
+    def _require_passed(self) -> None:
+        """Raise if a decision has skipped a check, before it holds anything."""
+        if self.paused() is not None or self.passed != {"rules", "costs"}:
+            raise AssertionError("a spend is held that has not passed its checks")
 
     def hold(self, tx: StoredTransaction, amount_micro: int, key: LimitedKey | None) -> StoredTransaction:
         """Store a signed transaction; count its amount as spent and in flight, and toward a limited key."""
+        self._require_passed()
         posting = Posting(account_id=tx.account_id, hold=amount_micro, spent=amount_micro)
         source = post(self.connection, posting, self.now_us)
         held = attrs.evolve(
@@ -300,6 +311,7 @@ class Gate(Unit):
         self, tx: StoredTransaction, cap_micro: int, cost: Cost, key: LimitedKey | None
     ) -> StoredTransaction:
         """Store the transaction that funds an escrow; count its cap as in flight; reserve cap and fees."""
+        self._require_passed()
         post(self.connection, Posting(account_id=tx.account_id, hold=cap_micro), self.now_us)
         holds.reserve(self.connection, self._hold(tx.subject_id, cap_micro, key), fees=cost.fees)
         held = attrs.evolve(tx, hold=cap_micro, by_operator=self.by_operator)

@@ -64,6 +64,7 @@ class Checks:
             by_operator=not principal.is_agent,
             read=preflight,
             is_last_try=True,
+            promise=lambda _: None,
         )
         refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
         decision, error, message = PredictedOutcome.SETTLE, None, None
