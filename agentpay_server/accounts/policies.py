@@ -30,8 +30,7 @@ from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import TreasuryFunding
+from agentpay_server.engine.funding import Cost, TreasuryFunding
 from agentpay_server.engine.movement import (
     Ending,
     Movement,

@@ -35,7 +35,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import KeyRecord, SignInCodeRecord
-from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.accounts import ACCOUNTS, own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
@@ -104,7 +104,7 @@ class Keys:
             cluster=cluster,
             is_test_money=cluster != MAINNET,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **await self._context.database.read(keys.total_fields, keys.of_principal(principal)),
+            **await self._context.database.read(spending.total_fields, spending.key_of(principal)),
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
@@ -405,7 +405,10 @@ def _agent_keys(
     connection: Connection, operator_id: str, before: int, count: int, now_us: int
 ) -> list[tuple[KeyRecord, dict[str, Any]]]:
     rows = store.AGENT_KEYS(connection, operator_id, before, count, now_us=now_us)
-    return [(row, keys.total_fields(connection, keys.limited(row.key_id, row.max_total))) for row in rows]
+    return [
+        (row, spending.total_fields(connection, spending.limited_key(row.key_id, row.max_total)))
+        for row in rows
+    ]
 
 
 def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:

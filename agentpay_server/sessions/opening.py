@@ -17,7 +17,7 @@ from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTrans
 from agentpay_server.database.tables import AccountRecord, ChannelRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Gate
-from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import (
     Ending,
     Movement,
@@ -26,11 +26,11 @@ from agentpay_server.engine.movement import (
     pending_transaction,
 )
 from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, stored_policy
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
@@ -96,7 +96,7 @@ def new_session(
         category=terms.category,
         purpose=Purpose.SESSION,
     )
-    limited = keys.of_principal(principal)
+    limited = spending.key_of(principal)
     refusal = gate.refusal(spend, limited)
     if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
         # It cannot wait for an operator.

@@ -39,7 +39,7 @@ from agentpay_server.engine.authorization import (
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
@@ -163,7 +163,7 @@ def charge(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         amount_micro=amount,
-    ) or key_refusal(opened_by=session.key_id, key=keys.of_principal(principal))
+    ) or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
     if refusal is not None:
         raise refused(refusal, session)
     now_us = context.clock.now_us()

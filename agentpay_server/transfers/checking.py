@@ -10,7 +10,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Authorizer, Gate, Preflight, must_read_again, own_parties
 from agentpay_server.engine.policy import stored_policy
-from agentpay_server.ledger import keys, spending
+from agentpay_server.ledger import spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
@@ -54,7 +54,7 @@ class Checks:
         source = own_account(connection, principal, terms.account_id)
         if must_read_again(source, preflight):
             return None
-        policy, key = stored_policy(source.policy), keys.of_principal(principal)
+        policy, key = stored_policy(source.policy), spending.key_of(principal)
         gate = Gate(
             connection,
             self._context,
@@ -78,14 +78,14 @@ class Checks:
         spent = spending.against_daily_limit(connection, source, gate.spent_us)
         left, of_key = (
             remaining(limit_micro=limit, spent_micro=spent),
-            keys.remaining_micro(connection, key),
+            spending.left_of_key(connection, key),
         )
         # One that is pending approval counts toward the key's total, and not toward the daily limit.
         if left is not None and decision is PredictedOutcome.SETTLE:
             left = max(left - terms.amount_micro, 0)
         if of_key is not None and decision is not PredictedOutcome.REJECT:
             of_key = max(of_key - terms.amount_micro, 0)
-        least = keys.least(left, of_key)
+        least = spending.least(left, of_key)
         return TransferCheck(
             decision=decision.value,
             error=error,

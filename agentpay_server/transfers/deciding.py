@@ -15,11 +15,10 @@ from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate, Preflight
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import transfer_fee
+from agentpay_server.engine.funding import Cost, transfer_fee
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal, Spend
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.finding import memo_key
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
@@ -74,7 +73,7 @@ def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
     terms = new.terms
     if not new.is_as_seen(gate):
         return None
-    key = keys.of_principal(new.principal)
+    key = spending.key_of(new.principal)
     refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)

@@ -23,9 +23,9 @@ from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
 from agentpay_server.platform.clock import from_us
 from agentpay_server.transfers import store

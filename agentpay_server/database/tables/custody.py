@@ -59,7 +59,7 @@ class AccountRecord:
     # Since when signing is suspended, because a transaction landed that had been considered expired.
     suspended_us: int | None = None
     # Running totals of the lamports that brought no payment, of agents and of operators, and the newest time
-    # of any (engine/fees.py).
+    # of any (engine/funding.py).
     burned_total: Annotated[int, ZERO] = 0
     last_burned_us: Annotated[int, ZERO] = 0
     operator_burned_total: Annotated[int, ZERO] = 0

@@ -65,7 +65,7 @@ key_claims: Final = table_of(KeyClaimRecord)
 )
 @frozen(kw_only=True)
 class HoldRecord:
-    """What a purchase holds of the limits of its account and of its key (ledger/holds.py)."""
+    """What a purchase holds of the limits of its account and of its key (ledger/spending.py)."""
 
     # The purchase: a transfer_id or a session_id.
     subject_id: Annotated[str, KEY]

@@ -243,7 +243,7 @@ class ChainTransactionRecord:
     rent: Annotated[int, ZERO] = 0
     # What of both counts toward the account's fee budget while it is pending. The rest is in its hold.
     budgeted: Annotated[int, ZERO] = 0
-    # Set if it ended and cost lamports without a payment (engine/fees.py): when, and the account's running
+    # Set if it ended and cost lamports without a payment (engine/funding.py): when, and the account's running
     # total of such lamports including these, of agents' or of operators' work.
     burned_us: int | None = None
     burned_total: int | None = None
