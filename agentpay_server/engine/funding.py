@@ -36,9 +36,8 @@ from attrs import evolve, frozen
 from sqlalchemy import Boolean, bindparam, func, literal_column, select
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.custody import TREASURY, fee_lamports
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError
-from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord, CounterRecord, chain_transactions, counters

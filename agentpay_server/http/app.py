@@ -22,8 +22,7 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay_server.assembly.server import Server
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import HttpEffect
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import exports, openapi
@@ -55,8 +54,7 @@ from agentpay_server.http.responses import (
 from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
-from agentpay_server.platform.logs import REQUEST_ID, log
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import REQUEST_ID, Metrics, log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force

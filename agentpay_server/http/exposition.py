@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from agentpay_server.http.operations import Queue
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import Metrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
 

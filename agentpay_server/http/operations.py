@@ -15,9 +15,9 @@ from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
+from agentpay_server.assembly import identity
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import accounts, chain_transactions, deliveries
@@ -61,7 +61,7 @@ class Queue:
 
 def write_probe(connection: Connection, now_us: int) -> None:
     """Prove that the database can write: a full disk can still be read."""
-    state.put(connection, _WRITTEN, str(now_us).encode("ascii"))
+    identity.put(connection, _WRITTEN, str(now_us).encode("ascii"))
 
 
 def stopped_accounts(connection: Connection) -> int:

@@ -43,8 +43,7 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
 from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.logs import log
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import Metrics, log
 from agentpay_server.platform.settings import Settings
 
 try:

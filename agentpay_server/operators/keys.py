@@ -29,8 +29,8 @@ from agentpay.contract.operator_keys import (
 )
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.assembly import identity
 from agentpay_server.chain.clusters import MAINNET
-from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
@@ -41,9 +41,8 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.store import NewOperator, insert_key, insert_operator
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.platform.credentials import LENT, digest_of, new_key
 from agentpay_server.platform.errors import Problem, not_found
-from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
 
 _LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"
@@ -220,7 +219,7 @@ class Keys:
         operator_id = store.first_operator(connection)
         if operator_id is None:
             # If two servers start at once, only one creates it.
-            state.add(connection, _FIRST_OPERATOR, b"")
+            identity.add(connection, _FIRST_OPERATOR, b"")
             new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
             insert_operator(connection, new, "operator", self._context.clock.now_us())
             return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)

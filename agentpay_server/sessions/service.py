@@ -22,8 +22,8 @@ from agentpay.contract.sessions import (
     SessionStatus,
 )
 from agentpay.contract.usdc import format_number, to_micro
-from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.chain.transactions import ESCROW_BYTES
 from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List

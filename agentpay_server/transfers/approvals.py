@@ -55,8 +55,14 @@ from agentpay_server.transfers.deciding import (
     terms_of_record,
     waiting,
 )
-from agentpay_server.transfers.outcomes import audited, rejection
-from agentpay_server.transfers.responses import final_response, report, split_responses, to_response
+from agentpay_server.transfers.outcomes import (
+    audited,
+    final_response,
+    rejection,
+    report,
+    split_responses,
+    to_response,
+)
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import Execution, own_transfer
 

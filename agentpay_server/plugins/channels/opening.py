@@ -51,7 +51,7 @@ from agentpay_server.sessions.opening import SESSION_OPEN, failed, session_row
 from agentpay_server.sessions.outcomes import refused
 from agentpay_server.sessions.rules import OpeningTerms, escalation_refusal, session_limit_refusal
 from agentpay_server.transfers import outcomes as transfer_outcomes
-from agentpay_server.transfers.responses import report as report_transfer
+from agentpay_server.transfers.outcomes import report as report_transfer
 
 _EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,

@@ -14,10 +14,15 @@ from solders.signature import Signature
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
+from agentpay_server.chain.custody import (
+    POLICY_AUTHORITY,
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    TransactionTooLargeError,
+    spending_key,
+)
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
-from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate, Preflight, invalid_recipient

@@ -24,7 +24,7 @@ from agentpay_server.http.requests import REFUSED, WHOLE
 from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.errors import Problem, invalid
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import Metrics
 from agentpay_server.platform.scheduler import Scheduled
 from agentpay_server.platform.settings import Settings
 from agentpay_server.plugins.facilitator.settling import (
