@@ -27,30 +27,28 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import exports, openapi
 from agentpay_server.http.limits import Places, RateLimit
-from agentpay_server.http.operations import Operations, require_get
-from agentpay_server.http.requests import (
+from agentpay_server.http.messages import (
     REFUSED,
+    REQUEST_PREFIX,
     SHARE,
     WHOLE,
     DisconnectedError,
     DroppedError,
+    Headers,
     Pause,
     authenticated,
-    read_body,
-    require_json,
-    structured_body,
-    structured_query,
-)
-from agentpay_server.http.responses import (
-    REQUEST_PREFIX,
-    Headers,
     drop,
     identified,
     internal_error,
+    read_body,
     rendered,
+    require_json,
     respond,
     send_reply,
+    structured_body,
+    structured_query,
 )
+from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
