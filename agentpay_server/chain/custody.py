@@ -197,6 +197,8 @@ def _index(value: int) -> int:
     return value
 
 
+# --- Signing
+
 MAX_TRANSACTION_BYTES: Final = 1_232
 """The largest transaction that Solana forwards: one IPv6 packet."""
 

@@ -75,6 +75,8 @@ def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason
             return FailureReason.OTHER
 
 
+# --- Base58
+
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _VALUES: Final = {character: value for value, character in enumerate(_ALPHABET)}
 _SHORT: Final = 100

@@ -48,6 +48,8 @@ from agentpay_server.chain.custody import (
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 
+# --- The policy record
+
 RECORD_SYMBOL: Final = "POLICY"
 VERSION_FIELD: Final = "policy_version"
 SHA256_FIELD: Final = "policy_sha256"
@@ -149,6 +151,8 @@ def _read_metadata(data: bytes) -> tuple[str, dict[str, str]]:
         fields[key] = text()
     return name, fields
 
+
+# --- Transfers and accounts
 
 MAX_MEMO_BYTES: Final = 769
 """The longest memo, in bytes of UTF-8, that fits into a transfer with any compute budget."""
@@ -332,6 +336,8 @@ def _create_record(address: Pubkey, authority: Pubkey, name: str) -> list[Instru
         ),
     ]
 
+
+# --- The escrow of a session
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
 """Data size in bytes. The treasury lends the rent exemption for it."""

@@ -55,6 +55,8 @@ from agentpay_server.platform.scheduler import Every
 from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
 from agentpay_server.platform.tasks import SingleFlight
 
+# --- The fee budget
+
 LAMPORTS: Final = 1_000_000_000
 
 _COUNTED: Final = {
@@ -215,6 +217,8 @@ def sol(lamports: int) -> str:
     text = f"{Decimal(lamports) / LAMPORTS:f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
+
+# --- The treasury
 
 RESERVE_LAMPORTS: Final = 20_000_000
 """What new work leaves, so that open sessions can be settled."""

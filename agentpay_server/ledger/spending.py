@@ -57,6 +57,8 @@ from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.platform.clock import DAY_US
 from agentpay_server.platform.principals import Principal
 
+# --- Holds
+
 HOLDS: Final = Rows(HoldRecord, "subject_id")
 
 _OF_KEY: Final = select(func.coalesce(func.sum(holds.c.amount), 0)).where(
@@ -110,6 +112,8 @@ def spent_by_key(connection: Connection, key_id: str) -> int:
     """Return the micro-USDC that count toward a key's total. For a decision, its account must be locked."""
     return int(connection.execute(_OF_KEY, {"key_id": key_id}).scalar_one())
 
+
+# --- The window of spends
 
 WINDOW_US: Final = DAY_US
 
@@ -258,6 +262,9 @@ def reserved(connection: Connection, account: AccountRecord) -> int:
     """
     ((held, in_flight),) = connection.execute(_RESERVED, {"account_id": account.account_id})
     return account.in_flight - int(in_flight) + int(held)
+
+
+# --- Keys
 
 
 def is_alive(now_us: BindParameter[int]) -> ColumnElement[bool]:

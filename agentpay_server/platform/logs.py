@@ -173,6 +173,8 @@ def _shown(value: Field) -> str:
     return text if text.isprintable() and " " not in text and '"' not in text else json.dumps(text)
 
 
+# --- Counters
+
 SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper bounds of the buckets of settlement latency, around the interface's 400 ms."""
 

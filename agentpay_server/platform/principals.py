@@ -78,6 +78,8 @@ def forbidden(operation: str, needed: str) -> Problem:
     )
 
 
+# --- The format of keys, codes and secrets
+
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _FORM: Final = re.compile(r"(ap_(operator|agent|console|code)_[0-9A-Za-z]{43})([0-9A-Za-z]{6})", re.ASCII)
 

@@ -299,6 +299,9 @@ def key_holder_of(record: TransferRecord) -> KeyHolder:
     )
 
 
+# --- Predictions
+
+
 class Checks:
     """Predicts the outcome of transfers."""
 

@@ -384,6 +384,8 @@ def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> Entry:
     )
 
 
+# --- As callers, logs and metrics see a transfer
+
 _REASONS: Final = frozenset(RejectionReason)
 
 logger: logging.Logger = logging.getLogger(__name__)
