@@ -3,10 +3,10 @@
 from typing import Final
 
 from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
-from agentpay_server.accounts.history import History
 from agentpay_server.accounts.policies import POLICY_RECORD, Policies, PolicyRecords, VersionedPolicy
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
+from agentpay_server.ledger.accounts import History
 
 
 class AccountServices:

@@ -23,15 +23,13 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay_server.accounts import store
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import record_key
-from agentpay_server.chain.policy_record import PolicyRecord
+from agentpay_server.chain.custody import fee_lamports, record_key
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
-from agentpay_server.chain.signing import fee_lamports
+from agentpay_server.chain.transactions import PolicyRecord
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import TreasuryFunding
+from agentpay_server.engine.funding import Cost, TreasuryFunding
 from agentpay_server.engine.movement import (
     Ending,
     Movement,

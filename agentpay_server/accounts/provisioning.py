@@ -12,12 +12,11 @@ from typing import Final
 from attrs import frozen
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.custody import fee_lamports, spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
 from agentpay_server.chain.protocol import ChainFailure, ChainUnreachableError, SignedTransaction
-from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.engine.broadcast import Landed
-from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.failpoints import Operation

@@ -44,13 +44,12 @@ from agentpay_server.database.pages import List, Place, SortedList
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.authorization import spendable_micro, uncertain_micro
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
+from agentpay_server.engine.funding import Cost, Funds, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.movement import watched_transaction
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as store
-from agentpay_server.ledger import audit, keys, spending
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
@@ -352,8 +351,8 @@ class Accounts:
         record = own_account(connection, principal, before.account_id)
         policy = stored_policy(record.policy)
         uncertain = uncertain_micro(before, record)
-        key = keys.of_principal(principal)
-        left = keys.remaining_micro(connection, key)
+        key = spending.key_of(principal)
+        left = spending.left_of_key(connection, key)
         return Budget(
             account_id=record.account_id,
             balance_usdc=from_micro(0 if held is None else held.amount_micro),
@@ -361,7 +360,7 @@ class Accounts:
             **{name: getattr(policy, name) for name in POLICY_FIELDS if name in attrs.fields_dict(Budget)},
             requires_memo=policy.require_memo,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **(self._spending(connection, record, policy, left) | keys.total_fields(connection, key)),
+            **(self._spending(connection, record, policy, left) | spending.total_fields(connection, key)),
             remaining_total_usdc=None if left is None else from_micro(left),
         )
 
@@ -373,7 +372,7 @@ class Accounts:
         spent = spending.against_daily_limit(connection, record, now_us)
         release = spending.next_release(connection, record, now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        left = keys.least(remaining(limit_micro=limit, spent_micro=spent), key_left_micro)
+        left = spending.least(remaining(limit_micro=limit, spent_micro=spent), key_left_micro)
         return {
             "spent_usdc": from_micro(spent),
             "reserved_usdc": from_micro(spending.reserved(connection, record)),

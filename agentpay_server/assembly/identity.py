@@ -5,9 +5,10 @@ All of it is in the database. The seed is sealed: the database contains no usabl
 
 from typing import Final
 
-from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Rows
 from agentpay_server.database.runner import Database, StartRefusedError, run_again_if_late
+from agentpay_server.database.tables import StateRecord
 from agentpay_server.ledger import transactions
 from agentpay_server.platform.clock import ManualClock
 from agentpay_server.platform.randomness import Randomness
@@ -54,7 +55,7 @@ async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> s
 
 async def known_genesis(database: Database) -> str | None:
     """Return None before the first start."""
-    known = await database.read(state.get, _GENESIS)
+    known = await database.read(get, _GENESIS)
     return None if known is None else known.decode("ascii")
 
 
@@ -92,35 +93,53 @@ async def restore_clock(database: Database, clock: ManualClock) -> None:
 
 async def note_clock(database: Database, now_us: int) -> None:
     """Store the time before a manual clock reaches it."""
-    await database.run(state.put, _CLOCK, str(now_us).encode("ascii"))
+    await database.run(put, _CLOCK, str(now_us).encode("ascii"))
 
 
 def _count_start(connection: Connection) -> int:
-    before = int(state.get(connection, _STARTS) or b"0")
-    state.put(connection, _STARTS, str(before + 1).encode("ascii"))
+    before = int(get(connection, _STARTS) or b"0")
+    put(connection, _STARTS, str(before + 1).encode("ascii"))
     return before
 
 
 def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
-    sealed = state.get(connection, CUSTODY_SEED.row, lock=True)
+    sealed = get(connection, CUSTODY_SEED.row, lock=True)
     if sealed is not None:
         return vault.open(sealed, CUSTODY_SEED)
     seed = randomness.randbytes(SEED_BYTES).hex()
-    state.add(connection, CUSTODY_SEED.row, vault.seal(seed, CUSTODY_SEED))
+    add(connection, CUSTODY_SEED.row, vault.seal(seed, CUSTODY_SEED))
     return seed
 
 
 def _resumed_us(connection: Connection, now_us: int) -> int:
-    stored = int(state.get(connection, _CLOCK) or now_us)
+    stored = int(get(connection, _CLOCK) or now_us)
     resumed_us = max(stored, transactions.newest_us(connection))
-    state.put(connection, _CLOCK, str(resumed_us).encode("ascii"))
+    put(connection, _CLOCK, str(resumed_us).encode("ascii"))
     return resumed_us
 
 
 def _known_or(connection: Connection, name: str, value: str) -> str:
     """Return the stored value; if missing, store `value`."""
-    known = state.get(connection, name)
+    known = get(connection, name)
     if known is None:
-        state.add(connection, name, value.encode("ascii"))
+        add(connection, name, value.encode("ascii"))
         return value
     return known.decode("ascii")
+
+
+STATE: Final = Rows(StateRecord, "name")
+
+
+def get(connection: Connection, name: str, *, lock: bool = False) -> bytes | None:
+    found = STATE.get(connection, name, lock=lock)
+    return None if found is None else bytes(found.value)
+
+
+def add(connection: Connection, name: str, value: bytes) -> None:
+    """Store a value; `ConflictError` if the name has one."""
+    STATE.insert(connection, StateRecord(name, value))
+
+
+def put(connection: Connection, name: str, value: bytes) -> None:
+    if STATE.change(connection, name, value=value) is None:
+        add(connection, name, value)

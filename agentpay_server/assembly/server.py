@@ -7,9 +7,8 @@ from typing import Any
 from agentpay_server import features
 from agentpay_server.accounts import feature as accounts
 from agentpay_server.assembly import identity
-from agentpay_server.assembly.chain_opening import open_chain, open_custody
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.assembly.storage import Storage, open_storage
+from agentpay_server.assembly.opening import Storage, open_chain, open_custody, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.chain.protocol import Deposit, OpenedChain, WatchedChain
@@ -25,8 +24,7 @@ from agentpay_server.platform.randomness import Identifiers
 from agentpay_server.platform.scheduler import AddedWork
 from agentpay_server.platform.tasks import Tasks, Wakeup
 from agentpay_server.platform.vault import KEY_BYTES, Vault
-from agentpay_server.sandbox.faults import Faults
-from agentpay_server.sandbox.faulty_chain import FaultyChain
+from agentpay_server.sandbox.faults import Faults, FaultyChain
 from agentpay_server.sandbox.snapshots import Part, Snapshots
 from agentpay_server.webhooks import feature as webhooks
 

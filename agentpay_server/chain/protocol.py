@@ -59,7 +59,7 @@ class ComputeBudget:
         unit_limit: maximum compute units; the transaction fails if it needs more.
         unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
             a lamport.
-        unit_limits: lower limits by shape of transaction, where its need is known (see `signing.py`).
+        unit_limits: lower limits by shape of transaction, where its need is known (see `custody.py`).
     """
 
     unit_limit: int

@@ -7,7 +7,7 @@ import click
 from agentpay.cli.options import takes_json
 from agentpay.cli.output import Output
 from agentpay.contract.identity import KeyKind
-from agentpay_server.platform.credentials import new_key
+from agentpay_server.platform.principals import new_key
 
 
 @click.group()

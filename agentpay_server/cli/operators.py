@@ -47,7 +47,7 @@ def create_operator(
         raise click.UsageError("pass either --data-dir or --database-url.")
     require_database(stored)
     # Imported late: loading the store takes longer than reporting a usage error.
-    from agentpay_server.assembly.storage import open_database  # noqa: PLC0415
+    from agentpay_server.assembly.opening import open_database  # noqa: PLC0415
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
     from agentpay_server.operators.store import create_operator as create  # noqa: PLC0415
 

@@ -25,10 +25,9 @@ from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
-from agentpay_server.assembly.chain_opening import ClusterAwayError
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import ClusterAwayError, open_storage
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import open_storage
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts

@@ -7,8 +7,9 @@ from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import ENDPOINTS, EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
@@ -386,3 +387,6 @@ SANDBOX_ENDPOINTS: Final = (
     RESET,
 )
 """All operations of the sandbox."""
+
+BOUND_ENDPOINTS: Final = (*ENDPOINTS, *EXTENSION_ENDPOINTS, *SANDBOX_ENDPOINTS)
+"""Every endpoint that this server serves: `/v1`, and the extensions."""

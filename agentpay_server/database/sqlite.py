@@ -13,8 +13,7 @@ from sqlalchemy import Boolean, Executable, MetaData, Select, UpdateBase, create
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from agentpay_server.database.connection import Connection, ConstraintError, Parameters
-from agentpay_server.database.prepared import Preparer, Row
+from agentpay_server.database.connection import Connection, ConstraintError, Parameters, Preparer, Row
 from agentpay_server.database.runner import DatabaseClosedError
 from agentpay_server.database.tables import metadata
 from agentpay_server.platform.capturing import Restore

@@ -23,18 +23,17 @@ from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableErr
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
 from agentpay_server.database.tables import AccountRecord, HoldRecord
-from agentpay_server.engine import fees
+from agentpay_server.engine import funding
 from agentpay_server.engine import policy as rules
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import Funds, FundsChangedError, TreasuryFunding
+from agentpay_server.engine.funding import Cost, Funds, FundsChangedError, TreasuryFunding
 from agentpay_server.engine.policy import Means, Recipient, Refusal, Spend, stored_policy
 from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import holds, idempotency, spending, transactions
+from agentpay_server.ledger import idempotency, spending, transactions
 from agentpay_server.ledger.apply import Posting, Unit, post
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey
-from agentpay_server.ledger.keys import LimitedKey
+from agentpay_server.ledger.spending import LimitedKey
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.errors import Problem, chain_unavailable, not_found, quote, signing_suspended
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -272,7 +271,7 @@ class Gate(Unit):
             Problem: `fee_budget_exceeded`, `chain_unavailable`.
             FundsChangedError: the treasury's balance must be read again.
         """
-        fees.require_room(
+        funding.require_room(
             self.context, self.connection, self.source, cost, self.now_us, by_operator=self.by_operator
         )
         assert self.promise is not None  # noqa: S101 - as `read`
@@ -305,7 +304,7 @@ class Gate(Unit):
     def hold_of_key(self, subject_id: str, amount_micro: int, key: LimitedKey | None) -> None:
         """Count an amount toward the total of a limited key, unless it has counted since it was requested."""
         if key is not None and not key.judged_micro:
-            holds.HOLDS.insert(self.connection, self._hold(subject_id, amount_micro, key))
+            spending.HOLDS.insert(self.connection, self._hold(subject_id, amount_micro, key))
 
     def hold_cap(
         self, tx: StoredTransaction, cap_micro: int, cost: Cost, key: LimitedKey | None
@@ -313,7 +312,7 @@ class Gate(Unit):
         """Store the transaction that funds an escrow; count its cap as in flight; reserve cap and fees."""
         self._require_passed()
         post(self.connection, Posting(account_id=tx.account_id, hold=cap_micro), self.now_us)
-        holds.reserve(self.connection, self._hold(tx.subject_id, cap_micro, key), fees=cost.fees)
+        spending.reserve(self.connection, self._hold(tx.subject_id, cap_micro, key), fees=cost.fees)
         held = attrs.evolve(tx, hold=cap_micro, by_operator=self.by_operator)
         transactions.insert_transaction(self.connection, held)
         return held

@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.engine import fees
+from agentpay_server.engine import funding
 from agentpay_server.engine.broadcast import Landed, absence
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
@@ -305,7 +305,7 @@ class Outcomes:
             return _written(unit, ending, movement.landed(ending))
         ending = evolve(ending, failure=end)
         # Its fee is lost.
-        return _written(unit, ending, movement.failed(ending).also(*fees.lost(ended, ended.fee)))
+        return _written(unit, ending, movement.failed(ending).also(*funding.lost(ended, ended.fee)))
 
     def replace(
         self,

@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay_server.http.hosts import Hosts, host_of
-from agentpay_server.http.requests import REFUSED
+from agentpay_server.http.messages import REFUSED
 from agentpay_server.platform.errors import Problem, invalid, quote
 
 HEAD_MAX_BYTES: Final = 64 * 1024

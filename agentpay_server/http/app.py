@@ -22,41 +22,37 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay_server.assembly.server import Server
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import HttpEffect
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import exports, openapi
 from agentpay_server.http.limits import Places, RateLimit
-from agentpay_server.http.operations import Operations, require_get
-from agentpay_server.http.requests import (
+from agentpay_server.http.messages import (
     REFUSED,
+    REQUEST_PREFIX,
     SHARE,
     WHOLE,
     DisconnectedError,
     DroppedError,
+    Headers,
     Pause,
     authenticated,
-    read_body,
-    require_json,
-    structured_body,
-    structured_query,
-)
-from agentpay_server.http.responses import (
-    REQUEST_PREFIX,
-    Headers,
     drop,
     identified,
     internal_error,
+    read_body,
     rendered,
+    require_json,
     respond,
     send_reply,
+    structured_body,
+    structured_query,
 )
+from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
-from agentpay_server.platform.logs import REQUEST_ID, log
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import REQUEST_ID, Metrics, log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force

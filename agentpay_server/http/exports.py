@@ -15,7 +15,7 @@ from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
-from agentpay_server.http.requests import DroppedError
+from agentpay_server.http.messages import DroppedError
 from agentpay_server.platform.logs import log
 
 CSV: Final = "text/csv"

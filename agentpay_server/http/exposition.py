@@ -13,9 +13,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
-from agentpay_server.ledger.health import Queue
+from agentpay_server.http.operations import Queue
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import Metrics
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
 

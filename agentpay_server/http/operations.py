@@ -10,19 +10,75 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
+from attrs import frozen
+from sqlalchemy import bindparam, func, literal_column, select
+
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
+from agentpay_server.assembly import identity
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.database.tables import accounts, chain_transactions, deliveries
 from agentpay_server.engine.funding import TreasuryFunds
 from agentpay_server.feature import Answer, Header
-from agentpay_server.ledger import health as store
+from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.tasks import Tasks
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
+
+_SUSPENDED: Final = select(func.count()).where(accounts.c.suspended_us.is_not(None))
+_DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
+    deliveries.c.due_us <= bindparam("now_us")
+)
+# A literal, as in the partial index, which a parameter would prevent from being used.
+_SUBMITTED: Final = select(func.count()).where(
+    chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
+    chain_transactions.c.kind == literal_column(f"'{Kind.TRANSFER}'"),
+)
+
+
+_WRITTEN: Final = "readiness"
+
+
+@frozen(kw_only=True)
+class Queue:
+    """Work queued in the database, for any server process.
+
+    Attributes:
+        oldest_due_us: when the oldest due delivery became due.
+        stopped_accounts: nothing is signed for them until an operator reviews them.
+    """
+
+    deliveries_due: int
+    oldest_due_us: int | None
+    transfers_submitted: int
+    stopped_accounts: int
+
+
+def write_probe(connection: Connection, now_us: int) -> None:
+    """Prove that the database can write: a full disk can still be read."""
+    identity.put(connection, _WRITTEN, str(now_us).encode("ascii"))
+
+
+def stopped_accounts(connection: Connection) -> int:
+    """Also proves that the database responds."""
+    return int(connection.execute(_SUSPENDED).scalar_one())
+
+
+def queued_work(connection: Connection, now_us: int) -> Queue:
+    due = connection.execute(_DUE, {"now_us": now_us}).one_or_none()
+    assert due is not None  # noqa: S101 - a count is always one row
+    return Queue(
+        deliveries_due=int(due[0]),
+        oldest_due_us=None if due[1] is None else int(due[1]),
+        transfers_submitted=int(connection.execute(_SUBMITTED).scalar_one()),
+        stopped_accounts=stopped_accounts(connection),
+    )
+
 
 T = TypeVar("T")
 
@@ -107,7 +163,7 @@ class Operations:
         lag_seconds = self._server.services.schedule.lag_seconds()
         written, stopped, height, funds = await asyncio.gather(
             self._written.result(),
-            _in_time(context.database.read(store.stopped_accounts)),
+            _in_time(context.database.read(stopped_accounts)),
             self._height.result(),
             self._treasury.result(),
         )
@@ -133,7 +189,7 @@ class Operations:
         return await self._server.services.treasury.read()
 
     async def _write(self) -> bool:
-        await self._context.database.run(store.write, self._context.clock.now_us())
+        await self._context.database.run(write_probe, self._context.clock.now_us())
         return True
 
     async def _metrics(self) -> Answer:
@@ -152,7 +208,7 @@ class Operations:
         now_us = self._context.clock.now_us()
         # If these are unavailable, the other metrics are still served, when they matter most.
         queue, funds = await asyncio.gather(
-            _in_time(self._context.database.read(store.queue, now_us)),
+            _in_time(self._context.database.read(queued_work, now_us)),
             self._treasury.result(),
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 from agentpay_server.platform.errors import Problem
 
 

@@ -22,8 +22,8 @@ from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.audit import Record
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.outbox import NewEvent, Outbox
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 
 S = TypeVar("S")
@@ -93,7 +93,7 @@ class Posting:
         release: is no longer in flight.
         spent: counts toward the daily limit from now on, as a spend of the outcome's transaction.
         burned: lamports of the outcome's transaction that brought no payment, if an agent caused them
-            (`engine/fees.py`).
+            (`engine/funding.py`).
         operator_burned: the same, if an operator key requested or approved the transaction's work.
         suspends: whether nothing may be signed for the account until an operator allows it.
         entries: its history.

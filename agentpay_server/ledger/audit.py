@@ -22,9 +22,9 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import AuditRecord, api_keys, audit
-from agentpay_server.ledger import keys
+from agentpay_server.ledger import spending
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.keys import KeyName, is_alive
+from agentpay_server.ledger.spending import KeyName, is_alive
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import unauthorized
 from agentpay_server.platform.principals import Principal
@@ -180,7 +180,7 @@ def _named_entries(
     connection: Connection, operator_id: str, before: int, count: int, /, **filters: object
 ) -> tuple[list[AuditRecord], dict[str, KeyName]]:
     rows = PAGES(connection, operator_id, before, count, **filters)
-    return rows, keys.names(connection, {row.key_id for row in rows if row.key_id is not None})
+    return rows, spending.key_names(connection, {row.key_id for row in rows if row.key_id is not None})
 
 
 def record(

@@ -7,7 +7,7 @@ from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.runner import Database
 from agentpay_server.platform.clock import Clock
-from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.logs import Metrics
 from agentpay_server.platform.randomness import Identifiers, Randomness
 from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.tasks import Tasks, Wakeup

@@ -29,21 +29,20 @@ from agentpay.contract.operator_keys import (
 )
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.assembly import identity
 from agentpay_server.chain.clusters import MAINNET
-from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import KeyRecord, SignInCodeRecord
-from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.accounts import ACCOUNTS, own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.store import NewOperator, insert_key, insert_operator
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.platform.credentials import LENT, digest_of, new_key
 from agentpay_server.platform.errors import Problem, not_found
-from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
 
 _LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"
@@ -104,7 +103,7 @@ class Keys:
             cluster=cluster,
             is_test_money=cluster != MAINNET,
             expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
-            **await self._context.database.read(keys.total_fields, keys.of_principal(principal)),
+            **await self._context.database.read(spending.total_fields, spending.key_of(principal)),
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
@@ -220,7 +219,7 @@ class Keys:
         operator_id = store.first_operator(connection)
         if operator_id is None:
             # If two servers start at once, only one creates it.
-            state.add(connection, _FIRST_OPERATOR, b"")
+            identity.add(connection, _FIRST_OPERATOR, b"")
             new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
             insert_operator(connection, new, "operator", self._context.clock.now_us())
             return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
@@ -405,7 +404,10 @@ def _agent_keys(
     connection: Connection, operator_id: str, before: int, count: int, now_us: int
 ) -> list[tuple[KeyRecord, dict[str, Any]]]:
     rows = store.AGENT_KEYS(connection, operator_id, before, count, now_us=now_us)
-    return [(row, keys.total_fields(connection, keys.limited(row.key_id, row.max_total))) for row in rows]
+    return [
+        (row, spending.total_fields(connection, spending.limited_key(row.key_id, row.max_total)))
+        for row in rows
+    ]
 
 
 def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:

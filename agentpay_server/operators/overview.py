@@ -14,12 +14,11 @@ from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers, webhooks
-from agentpay_server.engine.fees import LAMPORTS
-from agentpay_server.engine.funding import Treasury
-from agentpay_server.ledger import keys
+from agentpay_server.engine.funding import LAMPORTS, Treasury
+from agentpay_server.ledger import spending
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.deliveries import NEEDS_ATTENTION
-from agentpay_server.ledger.keys import KeyName
+from agentpay_server.ledger.spending import KeyName
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.principals import Principal
 
@@ -158,7 +157,7 @@ class Overview:
 
     async def requests(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
         page = await self._log.list(principal, query)
-        names = await self._context.database.read(keys.names, {each.key_id for each in page.data})
+        names = await self._context.database.read(spending.key_names, {each.key_id for each in page.data})
         unnamed = KeyName(None, None)
 
         def named(each: ServedRequest) -> ServedRequest:

@@ -19,9 +19,8 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.store import insert_key
 from agentpay_server.platform.clock import HOUR_US, SECOND_US, from_us
-from agentpay_server.platform.credentials import digest_of_code, new_code, new_key
 from agentpay_server.platform.errors import Problem
-from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.principals import Principal, digest_of_code, new_code, new_key
 
 CODE_US: Final = 600 * SECOND_US
 

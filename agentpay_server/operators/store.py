@@ -23,10 +23,9 @@ from agentpay_server.database.tables import (
     sign_in_codes,
 )
 from agentpay_server.ledger import audit
-from agentpay_server.ledger.keys import is_alive
+from agentpay_server.ledger.spending import is_alive
 from agentpay_server.platform.clock import SystemClock
-from agentpay_server.platform.credentials import LENT, digest_of, new_key
-from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
 from agentpay_server.platform.randomness import Identifiers, Randomness, SystemRandomness
 
 OPERATORS: Final = Rows(OperatorRecord, "operator_id")

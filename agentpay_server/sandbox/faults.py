@@ -1,21 +1,276 @@
 """The sandbox's faults, armed by name: of the chain, of requests, of the facilitator, and failpoints.
 
+`FaultyChain` has the faults of a chain, on top of any real one. A fault changes which responses the service
+gets, or whether a send arrives, never the effects of a transaction. No fault gives a response that a real
+chain could not give: a landed transaction is never missing above its last valid block height, because that
+would prove that it never lands.
+
 `http/app.py` fails the requests of operations, the facilitator of the test kit those to settle a payment.
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
 
+from collections.abc import AsyncIterator, Callable, Sequence
 from enum import StrEnum
 from typing import Final
 
 from attrs import evolve, frozen
+from solders.transaction import VersionedTransaction
 
 from agentpay.contract.errors import FieldError
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS, HttpEffect, SetFault
+from agentpay_server.chain.protocol import (
+    Absence,
+    AccountData,
+    Blockhash,
+    ChainUnreachableError,
+    ChannelHistory,
+    Cosigned,
+    DepositBatch,
+    Posted,
+    SignatureStatus,
+    TokenAccount,
+    WatchedChain,
+    nothing_posted,
+)
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.errors import Problem, invalid, quote
-from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
+
+LOOK_UPS_UNTIL_KNOWN: Final = 5
+"""Look-ups until a slow chain shows a transaction: 0.6 s of a driver's pauses."""
+
+
+class ChainFault(StrEnum):
+    DOWN = "chain_down"
+    """Calls fail."""
+
+    REPLY_LOST = "chain_reply_lost"
+    """A send executes, but its response is lost."""
+
+    NEVER_LANDS = "chain_never_lands"
+    """A send is accepted but never executes.
+
+    Its blockhash expires: at once if the fault has a count, otherwise when it is disarmed.
+    """
+
+    SLOW = "chain_slow"
+    """A transaction is unknown for the first look-ups."""
+
+
+@frozen
+class _Hidden:
+    """The look-ups until a slow chain shows a transaction, and the block height that it reports meanwhile."""
+
+    look_ups_left: int
+    height: int
+
+
+class FaultyChain:
+    """`expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can."""
+
+    def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
+        self.inner = inner
+        self._expire = expire
+        self._armed: dict[ChainFault, int | None] = {}
+        self._hidden: dict[str, _Hidden] = {}
+        self._shown: set[str] = set()
+        self._dropped: set[str] = set()
+        # Whether any of these is non-empty, so that a call needs only one check.
+        self._is_active = False
+
+    def arm(self, fault: ChainFault, times: int | None) -> None:
+        self._armed[fault] = times
+        self._is_active = True
+
+    def disarm(self, fault: ChainFault) -> None:
+        if fault is ChainFault.SLOW:
+            self._hidden.clear()
+        if fault in self._armed:
+            self._end(fault)
+        self._update_active()
+
+    def times(self, fault: ChainFault) -> int | None:
+        """Return None until it is disarmed, 0 if it is not armed."""
+        return self._armed.get(fault, 0)
+
+    def capture(self) -> Restore:
+        """Also captures the pending effects of earlier faults."""
+        return captured(self, "_armed", "_hidden", "_shown", "_dropped", "_is_active")
+
+    @property
+    def usdc_mint(self) -> str:
+        return self.inner.usdc_mint
+
+    @property
+    def cluster_name(self) -> str:
+        return self.inner.cluster_name
+
+    @property
+    def is_test_chain(self) -> bool:
+        return self.inner.is_test_chain
+
+    @property
+    def landing_seconds(self) -> float:
+        return self.inner.landing_seconds
+
+    @property
+    def blockhash_life_seconds(self) -> float:
+        return self.inner.blockhash_life_seconds
+
+    @property
+    def usual_life_seconds(self) -> float:
+        return self.inner.usual_life_seconds
+
+    def explorer_url(self, signature: str) -> str:
+        return self.inner.explorer_url(signature)
+
+    async def latest_blockhash(self) -> Blockhash:
+        self._check_down()
+        return await self.inner.latest_blockhash()
+
+    async def block_height(self) -> int:
+        """A slow chain reports an old height."""
+        self._check_down()
+        height = await self.inner.block_height()
+        return min((hidden.height for hidden in self._hidden.values()), default=height)
+
+    async def signature_status(
+        self, signature: str, *, absence: Absence | None = None
+    ) -> SignatureStatus | None:
+        """Return None for the first look-ups of a slow transaction."""
+        self._check_down()
+        status = await self.inner.signature_status(signature, absence=absence)
+        hidden = self._hidden.get(signature)
+        if hidden is None:
+            return status
+        if hidden.look_ups_left > 1:
+            self._hidden[signature] = evolve(hidden, look_ups_left=hidden.look_ups_left - 1)
+        else:
+            del self._hidden[signature]
+            # It is slow only once, however often it is resent.
+            self._shown.add(signature)
+            self._update_active()
+        return None
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, proof_height: int | None = None
+    ) -> SignatureStatus | None:
+        self._check_down()
+        return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
+
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        self._check_down()
+        return await self.inner.holds(token_account, amount_micro)
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        self._check_down()
+        return await self.inner.newest_signature(token_account)
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
+        self._check_down()
+        return await self.inner.landing_heights(blockhash, last_valid_height)
+
+    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        self._check_down()
+        return await self.inner.knows_blocks(first_height, last_height)
+
+    async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        await self.inner.wait_for_notice(signature, seconds)
+
+    async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
+        """Execute, lose, or execute with a lost response."""
+        self._check_down()
+        if not self._is_active:
+            await self.inner.send(raw, even_if_failing=even_if_failing)
+            return
+        signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
+        if signature in self._dropped:
+            return
+        if ChainFault.NEVER_LANDS in self._armed:
+            self._dropped.add(signature)
+            if self._armed[ChainFault.NEVER_LANDS] is not None:
+                self._let_expire()
+            self._count(ChainFault.NEVER_LANDS)
+            return
+        if ChainFault.SLOW in self._armed and signature not in self._hidden.keys() | self._shown:
+            # Read before the send, so that the height reported meanwhile proves no expiry.
+            height = await self.inner.block_height()
+            self._hidden[signature] = _Hidden(LOOK_UPS_UNTIL_KNOWN, height)
+            self._count(ChainFault.SLOW)
+        await self.inner.send(raw, even_if_failing=even_if_failing)
+        if ChainFault.REPLY_LOST in self._armed:
+            self._count(ChainFault.REPLY_LOST)
+            raise ChainUnreachableError("sandbox fault: the chain's response was lost")
+
+    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        self._check_down()
+        return await self.inner.token_accounts(addresses)
+
+    async def deposits(
+        self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
+    ) -> AsyncIterator[DepositBatch]:
+        self._check_down()
+        async for batch in self.inner.deposits(token_account, after=after, posted=posted):
+            yield batch
+
+    async def account_size(self, address: str) -> tuple[int, int] | None:
+        self._check_down()
+        return await self.inner.account_size(address)
+
+    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
+        self._check_down()
+        return await self.inner.account_data(addresses)
+
+    async def blockhash_slot(self, blockhash: str) -> int | None:
+        self._check_down()
+        return await self.inner.blockhash_slot(blockhash)
+
+    async def channel_history(
+        self, channel: str, *, signer: str, to: str, including: str | None = None
+    ) -> ChannelHistory:
+        self._check_down()
+        return await self.inner.channel_history(channel, signer=signer, to=to, including=including)
+
+    async def is_signed_by(self, signature: str, signer: str) -> bool:
+        self._check_down()
+        return await self.inner.is_signed_by(signature, signer)
+
+    async def rent_exemption(self, size: int) -> int:
+        self._check_down()
+        return await self.inner.rent_exemption(size)
+
+    def _check_down(self) -> None:
+        if self._is_active and ChainFault.DOWN in self._armed:
+            self._count(ChainFault.DOWN)
+            raise ChainUnreachableError("sandbox fault: the chain is down")
+
+    def _count(self, fault: ChainFault) -> None:
+        """The last occurrence disarms the fault."""
+        times = self._armed.get(fault)
+        if times is None:
+            return
+        if times > 1:
+            self._armed[fault] = times - 1
+        else:
+            self._end(fault)
+            self._update_active()
+
+    def _end(self, fault: ChainFault) -> None:
+        del self._armed[fault]
+        if fault is ChainFault.SLOW:
+            self._shown.clear()
+        if fault is ChainFault.NEVER_LANDS and self._dropped:
+            self._let_expire()
+
+    def _let_expire(self) -> None:
+        """Ensure that lost transactions never land; if only time can, keep losing them."""
+        if self._expire is not None:
+            self._expire()
+            self._dropped.clear()
+
+    def _update_active(self) -> None:
+        self._is_active = bool(self._armed or self._hidden or self._dropped)
+
 
 OPERATIONS: Final = frozenset(
     endpoint.operation

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, Protocol
 
 from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
-from agentpay_server.chain import escrow
+from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
@@ -406,7 +406,7 @@ def sign(
         found = TOO_MANY_CREATED
     if found is not None:
         return found
-    signed = escrow.settle_escrow(
+    signed = transactions.settle_escrow(
         unit.context.signer,
         blockhash,
         usdc_mint=unit.context.chain.usdc_mint,

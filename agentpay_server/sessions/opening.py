@@ -12,12 +12,12 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionProtocol, SessionStatus
 from agentpay.contract.usdc import to_micro
-from agentpay_server.chain import escrow
+from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction
 from agentpay_server.database.tables import AccountRecord, ChannelRecord, PurchaseKind, SessionRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Decided, Gate
-from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import (
     Ending,
     Movement,
@@ -26,11 +26,11 @@ from agentpay_server.engine.movement import (
     pending_transaction,
 )
 from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, stored_policy
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
@@ -96,7 +96,7 @@ def new_session(
         category=terms.category,
         purpose=Purpose.SESSION,
     )
-    limited = keys.of_principal(principal)
+    limited = spending.key_of(principal)
     refusal = gate.refusal(spend, limited)
     if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
         # It cannot wait for an operator.
@@ -104,7 +104,7 @@ def new_session(
     if refusal is not None:
         raise refused(refusal, None)
     cost = Cost(
-        fees=escrow.opening_fee(preflight.blockhash) + escrow.settlement_fee(preflight.blockhash),
+        fees=transactions.opening_fee(preflight.blockhash) + transactions.settlement_fee(preflight.blockhash),
         rent=rent_exempt_lamports,
     )
     gate.pay(cost)
@@ -128,7 +128,7 @@ def new_session(
         preflight.recipient,
         session_id=session_id,
         idempotency_key=request.idempotency_key,
-        escrow_token_account=escrow.escrow_address(
+        escrow_token_account=transactions.escrow_address(
             context.signer, account_index=source.key_index, session_id=session_id
         ),
         tx_signature=signed.signature,
@@ -229,7 +229,7 @@ def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
 
 async def _prepare(context: Context, _: SessionRecord) -> int:
     """Return the rent exemption of an escrow in lamports."""
-    return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
+    return await context.chain.rent_exemption(transactions.ESCROW_BYTES)
 
 
 def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Refusal:
@@ -345,7 +345,7 @@ def _signed(
     cap_micro: int,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    return escrow.open_escrow(
+    return transactions.open_escrow(
         context.signer,
         blockhash,
         usdc_mint=context.chain.usdc_mint,

@@ -22,14 +22,14 @@ from agentpay.contract.transactions import Direction, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.engine import fees
+from agentpay_server.engine import funding
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
@@ -116,7 +116,7 @@ class Escrow:
             entries=tuple(history),
         )
         # The rent of a token account for the payee is gone; without a charge, so are both fees.
-        return posting, *fees.lost(tx, tx.rent + (0 if paid else self.opening_fee + tx.fee))
+        return posting, *funding.lost(tx, tx.rent + (0 if paid else self.opening_fee + tx.fee))
 
     def lost(self, tx: StoredTransaction) -> Posting:
         """Return the posting of money that was paid into it once more, after it was paid out.

@@ -34,7 +34,7 @@ from agentpay_server.engine.policy import (
     usdc_text,
 )
 from agentpay_server.ledger.idempotency import Verdict
-from agentpay_server.ledger.keys import LimitedKey
+from agentpay_server.ledger.spending import LimitedKey
 
 _FIRST_RETRY_US: Final = 60_000_000
 _MAX_DOUBLINGS: Final = 6

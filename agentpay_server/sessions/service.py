@@ -22,8 +22,8 @@ from agentpay.contract.sessions import (
     SessionStatus,
 )
 from agentpay.contract.usdc import format_number, to_micro
-from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnreachableError
+from agentpay_server.chain.transactions import ESCROW_BYTES
 from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
@@ -39,7 +39,7 @@ from agentpay_server.engine.authorization import (
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
@@ -163,7 +163,7 @@ def charge(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         amount_micro=amount,
-    ) or key_refusal(opened_by=session.key_id, key=keys.of_principal(principal))
+    ) or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
     if refusal is not None:
         raise refused(refusal, session)
     now_us = context.clock.now_us()

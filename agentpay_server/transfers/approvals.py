@@ -35,7 +35,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate, Order, Parties
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
@@ -55,8 +55,14 @@ from agentpay_server.transfers.deciding import (
     terms_of_record,
     waiting,
 )
-from agentpay_server.transfers.outcomes import audited, rejection
-from agentpay_server.transfers.responses import final_response, report, split_responses, to_response
+from agentpay_server.transfers.outcomes import (
+    audited,
+    final_response,
+    rejection,
+    report,
+    split_responses,
+    to_response,
+)
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import Execution, own_transfer
 
@@ -78,7 +84,7 @@ def approved_transfer(
     if is_payment:
         # A payment's terms say what it is for, so require_memo accepts it without a memo.
         terms = attrs.evolve(terms, memo=terms.memo or pending.to)
-    key = keys.of_waiting(gate.connection, pending)
+    key = spending.key_of_waiting(gate.connection, pending)
     refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         require_funds(refusal, pending)

@@ -1,7 +1,8 @@
 """Decisions about transfers: judged by the policy, stored, signed and reserved (interface T4, I1 to I9).
 
 `new_transfer` decides about a new one. `approvals.py` and `plugins/pay402/authorizing.py` decide with the
-same steps about approved ones, and about payments. Nothing here sends or waits.
+same steps about approved ones, and about payments. Nothing here sends or waits. `Checks` predicts a decision
+(interface B4): it creates, locks, claims, reserves, signs and stores nothing.
 """
 
 from typing import Any, Final
@@ -11,18 +12,31 @@ from attrs import frozen
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.policies import Policy
+from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, PredictedOutcome, TransferCheck
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
-from agentpay.contract.usdc import to_micro
+from agentpay.contract.usdc import format_string, from_micro, to_micro
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Decided, Gate, Preflight
-from agentpay_server.engine.fees import Cost
-from agentpay_server.engine.funding import transfer_fee
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.authorization import (
+    Authorizer,
+    Decided,
+    Gate,
+    Preflight,
+    must_read_again,
+    own_parties,
+)
+from agentpay_server.engine.funding import Cost, transfer_fee
 from agentpay_server.engine.movement import pending_transaction
-from agentpay_server.engine.policy import Recipient, Refusal, Spend
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.engine.policy import Recipient, Refusal, Spend, stored_policy
+from agentpay_server.ledger import audit, idempotency, spending
+from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import apply
+from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.finding import memo_key
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
+from agentpay_server.ledger.spending import remaining
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
@@ -74,7 +88,7 @@ def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
     terms = new.terms
     if not new.is_as_seen(gate):
         return None
-    key = keys.of_principal(new.principal)
+    key = spending.key_of(new.principal)
     refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)
@@ -282,4 +296,92 @@ def key_holder_of(record: TransferRecord) -> KeyHolder:
     return KeyHolder(
         terms=terms_of_record(record),
         if_equal=verdict_if_equal(record.status, record.error),
+    )
+
+
+# --- Predictions
+
+
+class Checks:
+    """Predicts the outcome of transfers."""
+
+    def __init__(self, context: Context, authorizer: Authorizer) -> None:
+        self._context = context
+        self._authorizer = authorizer
+
+    async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
+        """Return the outcome that `POST /v1/transfers` would have now.
+
+        Raises:
+            Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `rate_limited`,
+                `chain_unavailable`.
+        """
+        principal.require_account(request.from_, CHECK_TRANSFER.operation)
+        terms = TransferTerms(
+            account_id=request.from_,
+            to=request.to,
+            amount_micro=to_micro(request.amount),
+            memo=request.memo or None,
+            category=request.category,
+        )
+        while True:
+            parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
+            preflight = await self._authorizer.preflight(parties)
+            checked = await self._context.database.read(self._checked, principal, terms, preflight)
+            if checked is not None:
+                return checked
+
+    def _checked(
+        self, connection: Connection, principal: Principal, terms: TransferTerms, preflight: Preflight | None
+    ) -> TransferCheck | None:
+        source = own_account(connection, principal, terms.account_id)
+        if must_read_again(source, preflight):
+            return None
+        policy, key = stored_policy(source.policy), spending.key_of(principal)
+        gate = Gate(
+            connection,
+            self._context,
+            self._context.clock.now_us(),
+            source=source,
+            policy=policy,
+            by_operator=not principal.is_agent,
+            read=preflight,
+            is_last_try=True,
+            promise=lambda _: None,
+        )
+        refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
+        decision, error, message = PredictedOutcome.SETTLE, None, None
+        if refusal is not None:
+            decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
+        elif gate.needs_approval(terms.amount_micro):
+            require_room_to_wait(gate, principal)
+            decision, message = PredictedOutcome.ESCALATE, _escalated(policy, terms)
+        else:
+            gate.pay(cost_of_transfer(gate.preflight))
+        limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
+        spent = spending.against_daily_limit(connection, source, gate.spent_us)
+        left, of_key = (
+            remaining(limit_micro=limit, spent_micro=spent),
+            spending.left_of_key(connection, key),
+        )
+        # One that is pending approval counts toward the key's total, and not toward the daily limit.
+        if left is not None and decision is PredictedOutcome.SETTLE:
+            left = max(left - terms.amount_micro, 0)
+        if of_key is not None and decision is not PredictedOutcome.REJECT:
+            of_key = max(of_key - terms.amount_micro, 0)
+        least = spending.least(left, of_key)
+        return TransferCheck(
+            decision=decision.value,
+            error=error,
+            message=message,
+            remaining_usdc=None if least is None else from_micro(least),
+        )
+
+
+def _escalated(policy: Policy, terms: TransferTerms) -> str:
+    threshold = policy.escalation_threshold
+    assert threshold is not None  # noqa: S101 - without one nothing is escalated
+    return (
+        f"escalation_threshold is {format_string(threshold)} USDC and this transfer requests "
+        f"{rules.usdc_text(terms.amount_micro)} USDC: it would wait for an operator's approval."
     )

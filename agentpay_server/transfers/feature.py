@@ -5,7 +5,7 @@ from typing import Final
 from agentpay.contract.transfers import Transfer
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
 from agentpay_server.transfers.approvals import Approvals
-from agentpay_server.transfers.checking import Checks
+from agentpay_server.transfers.deciding import Checks
 from agentpay_server.transfers.outcomes import TRANSFER
 from agentpay_server.transfers.service import Execution, Transfers
 

@@ -31,7 +31,7 @@ from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store
 from agentpay_server.transfers.deciding import NewSpend, key_holder_of, new_transfer, terms_of
-from agentpay_server.transfers.responses import final_response, report, to_response
+from agentpay_server.transfers.outcomes import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
 
 

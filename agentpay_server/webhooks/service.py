@@ -34,9 +34,8 @@ from agentpay_server.ledger import deliveries as delivery_store
 from agentpay_server.ledger import outbox as store
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.platform.credentials import new_secret
 from agentpay_server.platform.errors import Problem, invalid, not_found
-from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.principals import Principal, new_secret
 from agentpay_server.platform.vault import Place, Vault, VaultError
 
 _DAY_US: Final = 24 * 3600 * SECOND_US

@@ -20,7 +20,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import EventRecord
 from agentpay_server.ledger import outbox as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.keys import live_keys
+from agentpay_server.ledger.spending import live_keys
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal

@@ -14,8 +14,7 @@ from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.requests import Request
 from agentpay.contract.sessions import SESSION_ENDPOINTS
 from agentpay.errors import AuthenticationError
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS
 
 IN_THE_CONTRACT = {
     ("POST", "/v1/accounts"),

@@ -19,7 +19,7 @@ from agentpay.contract.requests import Request
 from agentpay.contract.schemas import field_words, summary_of
 from agentpay_server import AgentPayServer, WebhookInbox
 from agentpay_server.cli import main
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = {"/openapi.json": [], "/openapi-extensions.json": ["--extensions"]}

@@ -20,7 +20,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint, Scope
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.unmeasured
 

@@ -17,8 +17,8 @@ from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import Settings
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.database import tables
 from agentpay_server.database.sqlite import MemoryDatabase

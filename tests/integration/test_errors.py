@@ -19,7 +19,7 @@ from server_world import (
 )
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.unmeasured
 

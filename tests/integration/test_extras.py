@@ -198,14 +198,14 @@ def test_modules_import_only_their_own_extras() -> None:
             "agentpay_server.plugins.migrations",
             "from agentpay_server.plugins.postgres.database import PostgresDatabase",
         ),
-        ("agentpay_server.assembly.storage", "def open_storage():\n    import asyncpg"),
-        ("agentpay_server.assembly.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
-        ("agentpay_server.assembly.storage", "import uvloop"),
+        ("agentpay_server.assembly.opening", "def open_storage():\n    import asyncpg"),
+        ("agentpay_server.assembly.opening", "try:\n    import asyncpg\nexcept ImportError: pass"),
+        ("agentpay_server.assembly.opening", "import uvloop"),
         (
-            "agentpay_server.assembly.chain_opening",
+            "agentpay_server.assembly.opening",
             "from agentpay_server.plugins.cluster.chain import connect",
         ),
-        ("agentpay_server.assembly.chain_opening", "def f():\n    import solana"),
+        ("agentpay_server.assembly.opening", "def f():\n    import solana"),
         ("agentpay_server.testkit.embedded.world", "import websockets"),
         ("agentpay_server.database.sqlite", "import alembic"),
         ("agentpay_server.http.operations", "import prometheus_client"),
@@ -238,10 +238,10 @@ def test_forbidden_imports_are_detected(module: str, source: str) -> None:
     ("module", "source"),
     [
         (
-            "agentpay_server.assembly.storage",
+            "agentpay_server.assembly.opening",
             "def f():\n    from agentpay_server.plugins.postgres.database import PostgresDatabase",
         ),
-        ("agentpay_server.assembly.storage", "if TYPE_CHECKING:\n    import asyncpg"),
+        ("agentpay_server.assembly.opening", "if TYPE_CHECKING:\n    import asyncpg"),
         ("agentpay_server.plugins.postgres.database", "import asyncpg, sqlalchemy"),
         (
             "agentpay_server.pytest_plugin",

@@ -19,8 +19,7 @@ from agentpay.contract.schemas import wire_name
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import HttpEffect
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "docs" / "reference" / "interface"

@@ -384,10 +384,10 @@ def test_rule_modules_do_no_input_or_output():
             assert not IO & set(libraries_of(path)), module
 
 
-# Modules that have statements of their own: two of the engine, and two that only read, across features.
+# Modules that have statements of their own: one of the engine, and three that only read, across features.
 STATEMENTS = {
-    "agentpay_server.engine.fees",
     "agentpay_server.engine.funding",
+    "agentpay_server.http.operations",
     "agentpay_server.operators.overview",
     "agentpay_server.operators.search",
 }

@@ -10,7 +10,7 @@ from server_world import UNKNOWN_ACCOUNT, faults, refused, state_of
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 NOT_STRINGS: list[Any] = [None, 1, 1.5, True, [], ["x"], {}, {"x": 1}]
 NOT_NUMBERS: list[Any] = ["1", "", True, False, [], [1], {}]

@@ -17,7 +17,7 @@ from server_world import (
 from agentpay.contract.codec import structure
 from agentpay.contract.json_text import parse_json
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.unmeasured
 

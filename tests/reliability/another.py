@@ -18,7 +18,7 @@ from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.guards import Confirmations, LateLandings
-from agentpay_server.sandbox.faulty_chain import FaultyChain
+from agentpay_server.sandbox.faults import FaultyChain
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing
 from agentpay_server.transfers.service import Execution

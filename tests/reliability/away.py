@@ -11,8 +11,8 @@ import worlds
 from worlds import World
 
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.database.runner import Database, DatabaseUnavailableError
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.settings import Settings

@@ -17,13 +17,18 @@ from solders.pubkey import Pubkey
 from worlds import InterruptedDatabase, Party, World, micro
 
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, record_key, spending_key
+from agentpay_server.chain.custody import (
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    record_key,
+    sign_transaction,
+    spending_key,
+)
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, transfer_checked
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.platform import clock
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.settings import Settings

@@ -32,7 +32,7 @@ from surfpool import Surfpool
 
 from agentpay._http import shared_ssl_context
 from agentpay_server import AgentPayServer
-from agentpay_server.assembly.storage import KEY_VARIABLE
+from agentpay_server.assembly.opening import KEY_VARIABLE
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM

@@ -8,8 +8,8 @@ from chains import FaultyChain
 from worlds import START, World
 
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import manual_clock
 from agentpay_server.platform.settings import Settings

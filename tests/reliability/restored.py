@@ -12,8 +12,8 @@ from clusters import Cluster
 from worlds import InterruptedDatabase, Party, World
 
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import SystemClock

@@ -16,7 +16,7 @@ from worlds import START, InterruptedDatabase, Party, World
 from agentpay import OutcomeUnknownError, TransferOutcomeUnknownError
 from agentpay.contract.endpoints import Scope
 from agentpay_server import Settings
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.anyio
 

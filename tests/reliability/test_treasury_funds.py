@@ -6,10 +6,10 @@ import pytest
 from worlds import World
 
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.engine.fees import Cost
 from agentpay_server.engine.funding import (
     REMEMBERED_SECONDS,
     RESERVE_LAMPORTS,
+    Cost,
     FundsChangedError,
     Treasury,
     TreasuryFunding,

@@ -10,8 +10,8 @@ from worlds import World
 from agentpay_server import Settings
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.plugins.postgres.database import PostgresDatabase
 

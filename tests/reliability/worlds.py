@@ -26,14 +26,13 @@ from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage, open_storage
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, sign_transaction
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
-from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection

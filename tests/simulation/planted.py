@@ -39,8 +39,8 @@ from agentpay_server.ledger import outbox as outbox_service
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.deliveries import DeliveryStatus, NextStep
-from agentpay_server.ledger.holds import RESERVED
 from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.ledger.spending import RESERVED
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
 from agentpay_server.plugins import migrations

@@ -32,7 +32,7 @@ _PLACES = {
     "history_batch_of_deposits": "agentpay_server.plugins.cluster.history:_DEPOSIT_BATCH",
     "history_lines": "agentpay_server.plugins.cluster.history:_MAX_LINES",
     "look_ups_at_once_of_one_operator": "agentpay_server.webhooks.http:LOOK_UPS_OF_ONE_OPERATOR",
-    "look_ups_until_a_faulty_chain_recovers": "agentpay_server.sandbox.faulty_chain:LOOK_UPS_UNTIL_KNOWN",
+    "look_ups_until_a_faulty_chain_recovers": "agentpay_server.sandbox.faults:LOOK_UPS_UNTIL_KNOWN",
     "newest_deposits_read": "agentpay_server.accounts.deposits:_NEWEST",
     "posted_batches_of_deposits": "agentpay_server.accounts.deposits:_BATCHES_AT_ONCE",
     "probe_seconds": "agentpay_server.http.operations:PROBE_SECONDS",

@@ -19,7 +19,7 @@ from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import Schemas
 from agentpay_server.clients import AsyncSandbox, Sandbox
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 ENDPOINTS = {endpoint.name: endpoint for endpoint in BOUND_ENDPOINTS}
 EXTENSIONS = frozenset(endpoint.name for endpoint in EXTENSION_ENDPOINTS)

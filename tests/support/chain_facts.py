@@ -9,7 +9,7 @@ from money import Context, on_owner
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import accounts_of
-from agentpay_server.sandbox.faulty_chain import FaultyChain
+from agentpay_server.sandbox.faults import FaultyChain
 
 
 def state(patch: pytest.MonkeyPatch, **facts: Any) -> None:

@@ -1,7 +1,7 @@
 """What the fees of an account are by the books (interface F1)."""
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.engine import fees
+from agentpay_server.engine import funding
 from agentpay_server.ledger import accounts
 from agentpay_server.ledger.context import Context
 
@@ -13,8 +13,8 @@ async def counted(context: Context, account_id: str, *, by_operator: bool = True
     def unit(connection: Connection) -> tuple[int, int]:
         record = accounts.ACCOUNTS.existing(connection, account_id)
         return (
-            fees.burned(connection, record, now_us, by_operator=by_operator),
-            fees.reserved(connection, account_id, by_operator=by_operator),
+            funding.burned(connection, record, now_us, by_operator=by_operator),
+            funding.reserved(connection, account_id, by_operator=by_operator),
         )
 
     return await context.database.run(unit)
@@ -22,4 +22,4 @@ async def counted(context: Context, account_id: str, *, by_operator: bool = True
 
 async def budget(context: Context) -> int | None:
     """Return the lamports that an account may burn in a day; None if it has no limit."""
-    return fees.budget_lamports(context)
+    return funding.budget_lamports(context)

@@ -18,14 +18,13 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, sign_transaction
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import TokenAccount
-from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.engine import unknown_debits
 from agentpay_server.ledger.context import Context
-from agentpay_server.sandbox.faulty_chain import FaultyChain
+from agentpay_server.sandbox.faults import FaultyChain
 
 T = TypeVar("T")
 

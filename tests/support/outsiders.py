@@ -10,10 +10,9 @@ from solders.pubkey import Pubkey
 from solders.transaction import Transaction
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Signer
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Signer, sign_transaction
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, associated_token_address
 from agentpay_server.chain.protocol import Chain, SignatureStatus
-from agentpay_server.chain.signing import sign_transaction
 
 _LAMPORTS = 10**9
 

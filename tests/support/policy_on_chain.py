@@ -1,4 +1,4 @@
 """The record of a policy, as an account on chain holds it."""
 
-from agentpay_server.chain.policy_record import PolicyRecord as PolicyRecord
-from agentpay_server.chain.policy_record import read_policy_record as read_policy_record
+from agentpay_server.chain.transactions import PolicyRecord as PolicyRecord
+from agentpay_server.chain.transactions import read_policy_record as read_policy_record

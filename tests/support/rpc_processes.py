@@ -15,9 +15,9 @@ from attrs import frozen
 from embedded_node import EmbeddedNode
 from surfpool import Surfpool
 
-from agentpay_server.assembly.storage import KEY_VARIABLE
+from agentpay_server.assembly.opening import KEY_VARIABLE
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.principals import KeyKind, new_key
 from agentpay_server.plugins.cluster.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))

@@ -14,8 +14,8 @@ import validators
 from attrs import frozen
 from surfpool import Surfpool
 
-from agentpay_server.assembly.chain_opening import ClusterError
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import ClusterError
 from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key

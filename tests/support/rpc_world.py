@@ -18,10 +18,10 @@ from agentpay_server.chain.custody import (
     TREASURY,
     Custody,
     KeyPath,
+    sign_transaction,
     spending_key,
 )
 from agentpay_server.chain.protocol import ChainUnreachableError, SignatureStatus, SignedTransaction
-from agentpay_server.chain.signing import sign_transaction
 from agentpay_server.plugins.cluster.chain import RpcChain, connect
 from agentpay_server.plugins.cluster.settings import RpcSettings
 

@@ -12,7 +12,7 @@ from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.platform.credentials import KeyKind, new_code, new_key
+from agentpay_server.platform.principals import KeyKind, new_code, new_key
 from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -22,8 +22,8 @@ from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
 from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.opening import Storage, open_database, open_storage
 from agentpay_server.assembly.server import Server, start_server
-from agentpay_server.assembly.storage import Storage, open_database, open_storage
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase

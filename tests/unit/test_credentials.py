@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.platform.credentials import KeyKind, digest_of, new_key
+from agentpay_server.platform.principals import KeyKind, digest_of, new_key
 
 ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 seeds = st.binary(min_size=32, max_size=32)

@@ -6,10 +6,9 @@ import contextvars
 import pytest
 
 from agentpay_server import RpcSettings, Settings
-from agentpay_server.assembly.chain_opening import ClusterError
 from agentpay_server.assembly.config import Edge, ServerConfig
+from agentpay_server.assembly.opening import ClusterError, open_storage
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import open_storage
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.platform.clock import MACHINE_NOW_US, SystemClock, real_now_us
 from agentpay_server.platform.randomness import SeededRandomness

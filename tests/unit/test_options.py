@@ -20,8 +20,8 @@ from agentpay_server.chain.custody import TREASURY
 from agentpay_server.cli import main, process
 from agentpay_server.cli.options import Declared, SettingOption, settings_of, takes
 from agentpay_server.cli.serve import log_format_of, serve
-from agentpay_server.platform.credentials import KeyKind, new_key
 from agentpay_server.platform.logs import LogFormat
+from agentpay_server.platform.principals import KeyKind, new_key
 from agentpay_server.platform.settings import Bounds, option
 
 DECLARED = [each for kind in (ServerConfig, Settings, RpcSettings) for each in settings_of(kind)]

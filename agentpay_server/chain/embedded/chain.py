@@ -22,6 +22,7 @@ from solders.transaction_status import TransactionErrorFieldless
 
 from agentpay_server.chain.channels.evidence import Landed, history_of, steps_of
 from agentpay_server.chain.clusters import custom_explorer_url
+from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, message_hash_of, slot_at
 from agentpay_server.chain.embedded.ledgered import LedgeredMachine
 from agentpay_server.chain.embedded.persistence import Credit
@@ -45,7 +46,6 @@ from agentpay_server.chain.protocol import (
     TokenAccount,
     reported_landing_heights,
 )
-from agentpay_server.chain.signing import transaction_of
 
 _CREDITS_PER_BATCH: Final = 100
 _USUAL_RPC_URL: Final = "http://localhost:8899"

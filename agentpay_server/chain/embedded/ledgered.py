@@ -29,8 +29,8 @@ from agentpay_server.chain.embedded.blocks import (
     message_hash_of,
     slot_at,
 )
-from agentpay_server.chain.embedded.history import ChainHistory
 from agentpay_server.chain.embedded.persistence import (
+    ChainHistory,
     ChainState,
     Credit,
     DepositListener,

@@ -4,6 +4,26 @@ Amounts are integers of micro-USDC, times (`_us`) are microseconds since the epo
 insertion, and cursors refer to it. Columns have the interface's names where possible.
 """
 
+from agentpay_server.database.tables.accounts import (
+    AccountRecord,
+    AuditRecord,
+    ClaimRecord,
+    CounterRecord,
+    KeyRecord,
+    OperatorRecord,
+    PolicyRecordRow,
+    SignInCodeRecord,
+    StateRecord,
+    account_claims,
+    accounts,
+    api_keys,
+    audit,
+    counters,
+    operators,
+    policy_records,
+    server_state,
+    sign_in_codes,
+)
 from agentpay_server.database.tables.base import metadata
 from agentpay_server.database.tables.chain import (
     chain_accounts,
@@ -11,14 +31,6 @@ from agentpay_server.database.tables.chain import (
     chain_history,
     chain_signatures,
     chain_state,
-)
-from agentpay_server.database.tables.custody import (
-    AccountRecord,
-    ClaimRecord,
-    PolicyRecordRow,
-    account_claims,
-    accounts,
-    policy_records,
 )
 from agentpay_server.database.tables.escrows import (
     ChannelRecord,
@@ -30,31 +42,21 @@ from agentpay_server.database.tables.escrows import (
     sessions,
     vouchers,
 )
-from agentpay_server.database.tables.identity import (
-    AuditRecord,
-    CounterRecord,
-    KeyRecord,
-    OperatorRecord,
-    SignInCodeRecord,
-    StateRecord,
-    api_keys,
-    audit,
-    counters,
-    operators,
-    server_state,
-    sign_in_codes,
-)
-from agentpay_server.database.tables.keys import HoldRecord, KeyClaimRecord, PurchaseKind, holds, key_claims
 from agentpay_server.database.tables.money import (
     ChainTransactionRecord,
     EntryRecord,
+    HoldRecord,
+    KeyClaimRecord,
     Kind,
     PaymentRow,
     PinRecord,
+    PurchaseKind,
     State,
     TransferRecord,
     chain_transactions,
     entries,
+    holds,
+    key_claims,
     payments,
     pinned_origins,
     transfers,

@@ -57,7 +57,7 @@ from agentpay_server.sessions import payouts
 from agentpay_server.sessions.closing import claim
 from agentpay_server.sessions.outcomes import limits_of, report, to_response
 from agentpay_server.sessions.rules import closed_by, retry_us
-from agentpay_server.transfers.responses import report as report_transfer
+from agentpay_server.transfers.outcomes import report as report_transfer
 
 _AGAIN_US: Final = 2 * SECOND_US
 """When to poll again for a payout that is not irreversible yet."""

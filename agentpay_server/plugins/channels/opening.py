@@ -20,10 +20,10 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server.database.rows import Condition
 from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate
-from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
@@ -51,7 +51,7 @@ from agentpay_server.sessions.opening import SESSION_OPEN, failed, session_row
 from agentpay_server.sessions.outcomes import refused
 from agentpay_server.sessions.rules import OpeningTerms, escalation_refusal, session_limit_refusal
 from agentpay_server.transfers import outcomes as transfer_outcomes
-from agentpay_server.transfers.responses import report as report_transfer
+from agentpay_server.transfers.outcomes import report as report_transfer
 
 _EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
@@ -118,7 +118,7 @@ def open_channel(
     refusal = gate.paused()
     if refusal is not None:
         raise refused(refusal, None)
-    preflight, limited = gate.preflight, keys.of_principal(principal)
+    preflight, limited = gate.preflight, spending.key_of(principal)
     # The policy judges the whole cap, and the first voucher within it.
     spend = spend_on(offer, (preflight.recipient, *preflight.others), pin=pin, cap_micro=terms.cap_micro)
     refusal = purchase_objection(pin, offer.terms, offer.owners, preflight) or gate.refusal(spend, limited)

@@ -18,8 +18,8 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.holds import HoldChange
 from agentpay_server.ledger.outbox import NewEvent
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.plugins.channels.store import CHANNELS, IS_CLOSING

@@ -17,7 +17,15 @@ from solders.signature import Signature
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelError, OnchainTerms, Voucher
-from agentpay_server.chain.custody import Signer, spending_key, voucher_key
+from agentpay_server.chain.custody import (
+    Signer,
+    TransactionTooLargeError,
+    fee_lamports,
+    sign_transaction,
+    spending_key,
+    voucher_key,
+    with_units_for,
+)
 from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set_compute_unit_price
 from agentpay_server.chain.protocol import (
     Blockhash,
@@ -25,12 +33,6 @@ from agentpay_server.chain.protocol import (
     ChainUnreachableError,
     Cosigned,
     SignedTransaction,
-)
-from agentpay_server.chain.signing import (
-    TransactionTooLargeError,
-    fee_lamports,
-    sign_transaction,
-    with_units_for,
 )
 from agentpay_server.database.tables import AccountRecord, ChannelRecord
 from agentpay_server.engine.authorization import Gate

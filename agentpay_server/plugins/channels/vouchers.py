@@ -27,7 +27,7 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, idempotency, keys
+from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
@@ -137,7 +137,7 @@ class PayByVoucher:
         refusal = (
             paused_refusal(policy)
             # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=keys.of_principal(self.principal))
+            or key_refusal(opened_by=session.key_id, key=spending.key_of(self.principal))
             or pin_refusal(self.pin, terms, owners)
             or voucher_refusal(policy, spend)
         )

@@ -28,6 +28,7 @@ from solders.signature import Signature
 from solders.token.state import Mint
 
 from agentpay_server.chain.clusters import Cluster, ClusterRefusedError, choose_cluster, explorer_url
+from agentpay_server.chain.custody import shape_of, transaction_of
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.chain.parsing import json_failure_reason, read_account, read_token_account
 from agentpay_server.chain.protocol import (
@@ -47,7 +48,6 @@ from agentpay_server.chain.protocol import (
     nothing_posted,
     reported_landing_heights,
 )
-from agentpay_server.chain.signing import shape_of, transaction_of
 from agentpay_server.plugins.cluster import chain_head, replies
 from agentpay_server.plugins.cluster.chain_head import ChainHead
 from agentpay_server.plugins.cluster.client import EndpointRefusesError, RpcCaller, RpcClient, RpcRefusalError

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.chain import base58
+from agentpay_server.chain import parsing
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.evidence import KEPT_ACCOUNTS, KEPT_BYTES, Call, Landed, history_of
 from agentpay_server.chain.instructions import USDC_DECIMALS
@@ -118,7 +118,7 @@ def _call(step: object) -> Call:
     accounts: list[object] = member(step, "accounts", list)
     data = member(step, "data", str)
     try:
-        content = base58.decode(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
+        content = parsing.from_base58(data) if len(data) <= _MAX_DATA_CHARACTERS else b""
     except ValueError:
         content = b""
     addresses = [exactly(address, str, "account") for address in accounts[:KEPT_ACCOUNTS]]

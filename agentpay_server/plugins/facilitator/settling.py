@@ -25,6 +25,7 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.instructions import (
     ASSOCIATED_TOKEN_PROGRAM,
     COMPUTE_BUDGET_PROGRAM,
@@ -35,7 +36,6 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
     create_associated_token_account_idempotent,
 )
-from agentpay_server.chain.signing import transaction_of
 from agentpay_server.plugins.node.jsonrpc import RpcCall, RpcError
 from agentpay_server.plugins.node.methods import Node
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Protocol

@@ -16,7 +16,7 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata, TransactionMetadata
 from solders.transaction_status import TransactionErrorFieldless, TransactionErrorType
 
-from agentpay_server.chain import base58
+from agentpay_server.chain import parsing
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import Executed, has_lookups
@@ -483,7 +483,7 @@ def _filter(value: Json) -> Callable[[Account], bool]:
     if len(text) > _MAX_COMPARED_CHARACTERS:
         raise invalid_params("memcmp compares too many bytes")
     try:
-        wanted = base64.b64decode(text, validate=True) if encoding == "base64" else base58.decode(text)
+        wanted = base64.b64decode(text, validate=True) if encoding == "base64" else parsing.from_base58(text)
     except ValueError:
         raise invalid_params(f"memcmp: bytes is not {encoding}") from None
     return lambda account: account.data[offset : offset + len(wanted)] == wanted

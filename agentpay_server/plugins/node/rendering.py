@@ -25,7 +25,7 @@ from solders.transaction_status import (
     TransactionErrorType,
 )
 
-from agentpay_server.chain import base58
+from agentpay_server.chain import parsing
 from agentpay_server.chain.embedded.blocks import slot_at
 from agentpay_server.chain.embedded.virtual_machine import Executed
 from agentpay_server.plugins.node import parsed
@@ -96,7 +96,7 @@ def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
                 INVALID_REQUEST,
                 "Encoded binary (base 58) data should be less than 128 bytes, please use Base64 encoding.",
             )
-        text = base58.encode(data)
+        text = parsing.to_base58(data)
         return text if form.encoding == "binary" else [text, "base58"]
     # Python 3.11 has no zstd, so `base64+zstd` is sent uncompressed and labelled so.
     return [base64.b64encode(data).decode("ascii"), "base64"]
@@ -191,7 +191,7 @@ def _encoded(transaction: VersionedTransaction, encoding: str) -> object:
     if encoding == "base64":
         return [base64.b64encode(bytes(transaction)).decode("ascii"), "base64"]
     if encoding in ("base58", "binary"):
-        text = base58.encode(bytes(transaction))
+        text = parsing.to_base58(bytes(transaction))
         return text if encoding == "binary" else [text, "base58"]
     message = transaction.message
     header, keys = message.header, message.account_keys
@@ -237,13 +237,13 @@ def instruction(
         return {
             "programIdIndex": step.program_id_index,
             "accounts": list(step.accounts),
-            "data": base58.encode(data),
+            "data": parsing.to_base58(data),
             "stackHeight": stack_height,
         }
     program, accounts = keys[step.program_id_index], [str(keys[index]) for index in step.accounts]
     rendered: Json = {"programId": str(program), "stackHeight": stack_height}
     found = parsed.parsed_instruction(program, accounts, data)
-    return {**rendered, **(found or {"accounts": accounts, "data": base58.encode(data)})}
+    return {**rendered, **(found or {"accounts": accounts, "data": parsing.to_base58(data)})}
 
 
 def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
@@ -315,7 +315,7 @@ def read_transaction(text: str, encoding: str) -> VersionedTransaction:
             f"{encoding} encoded transaction too large: {len(text)} characters (max: {most})"
         )
     try:
-        raw = base64.b64decode(text, validate=True) if encoding == "base64" else base58.decode(text)
+        raw = base64.b64decode(text, validate=True) if encoding == "base64" else parsing.from_base58(text)
     except ValueError:
         raise invalid_params(f"invalid {encoding} encoding") from None
     if len(raw) > _MAX_TRANSACTION_BYTES:

@@ -14,21 +14,26 @@ from solders.signature import Signature
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
+from agentpay_server.chain.custody import (
+    POLICY_AUTHORITY,
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    TransactionTooLargeError,
+    spending_key,
+)
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
-from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate, Preflight, invalid_recipient
-from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit, keys
+from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.keys import LimitedKey
+from agentpay_server.ledger.spending import LimitedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
@@ -211,7 +216,7 @@ def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[Transf
     if not (purchase.is_pin_as_seen(gate.connection) and new.is_as_seen(gate)):
         return None
     unsigned = purchase.row(new.transfer_id)
-    key = keys.of_principal(new.principal)
+    key = spending.key_of(new.principal)
     refusal = refusal_of(gate, purchase, key)
     if refusal is not None:
         return refused(gate, _stored(gate, new, rejected(gate, refusal), unsigned), refusal)
@@ -242,7 +247,7 @@ def approved_payment(
     current = transfer_store.approved(gate.connection, approved.transfer_id)
     if current != approved or not purchase.is_pin_as_seen(gate.connection):
         return None
-    key = keys.of_waiting(gate.connection, approved)
+    key = spending.key_of_waiting(gate.connection, approved)
     refusal = refusal_of(gate, purchase, key)
     if refusal is not None:
         require_funds(refusal, approved)

@@ -16,7 +16,14 @@ from solders.message import MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay_server.chain.custody import TREASURY, KeyPath, Signer
+from agentpay_server.chain.custody import (
+    MAX_TRANSACTION_BYTES,
+    SIGNATURE_LAMPORTS,
+    TREASURY,
+    KeyPath,
+    Signer,
+    TransactionTooLargeError,
+)
 from agentpay_server.chain.instructions import (
     associated_token_address,
     memo,
@@ -25,7 +32,6 @@ from agentpay_server.chain.instructions import (
     transfer_checked,
 )
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, SIGNATURE_LAMPORTS, TransactionTooLargeError
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Protocol
 
 MAX_UNITS: Final = 200_000

@@ -10,7 +10,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
-from agentpay_server.transfers.responses import decided_at, refused, split_responses
+from agentpay_server.transfers.outcomes import decided_at, refused, split_responses
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
 

@@ -26,7 +26,7 @@ from agentpay_server.engine.policy import (
     voucher_refusal,
 )
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import idempotency, keys
+from agentpay_server.ledger import idempotency, spending
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, other_kind
 from agentpay_server.platform.errors import Problem
@@ -325,7 +325,7 @@ class SelectOffer:
             connection,
             source,
             spend,
-            key=keys.of_principal(self._principal),
+            key=spending.key_of(self._principal),
             spent_us=max(self._now_us, source.last_spend_us),
             # The balance is not a rule: another offer is no way around it.
             available_micro=spend.amount_micro,
@@ -359,7 +359,7 @@ class SelectOffer:
 
     def _channel_digest(self, offer: Offer) -> str:
         assert offer.channel is not None  # noqa: S101 - a session's offer has it
-        limited = keys.limited_key_id(self._principal)
+        limited = spending.limited_key_id(self._principal)
         return offer.channel.digest(offer.terms, origin=self._request.origin, limited_key_id=limited)
 
 

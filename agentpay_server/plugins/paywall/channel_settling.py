@@ -24,8 +24,8 @@ from agentpay_server.chain.channels.codecs import (
     Share,
     Voucher,
 )
+from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM
-from agentpay_server.chain.signing import transaction_of
 from agentpay_server.plugins.facilitator.settling import (
     PENDING,
     FailedOnChainError,

@@ -1,6 +1,6 @@
 """Connections to PostgreSQL: SQLAlchemy Core compiles statements, asyncpg executes them directly.
 
-A statement is compiled once (`prepared.py`) and prepared once per connection. A unit of work is a plain
+A statement is compiled once (`Prepared`) and prepared once per connection. A unit of work is a plain
 function, run in a greenlet so that the event loop continues while a statement waits.
 """
 
@@ -22,9 +22,10 @@ from agentpay_server.database.connection import (
     Connection,
     ConstraintError,
     Parameters,
+    Preparer,
     Result,
+    Row,
 )
-from agentpay_server.database.prepared import Preparer, Row
 from agentpay_server.plugins.postgres.writes import HeldRows, HeldWrites, shape_of
 
 T = TypeVar("T")

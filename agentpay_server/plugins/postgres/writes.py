@@ -17,7 +17,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 from sqlalchemy import Executable, Insert
 
-from agentpay_server.database.prepared import Prepared
+from agentpay_server.database.connection import Prepared
 
 _PLACEHOLDER: Final = re.compile(r"\$(\d+)")
 _VALUES: Final = re.compile(r"(INSERT INTO \w+ \([^)]*\)) VALUES \((\$\d+::\w+(?:, \$\d+::\w+)*)\)")

@@ -20,8 +20,8 @@ from agentpay_server.assembly.server import Server
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock
 from agentpay_server.http.app import Application
-from agentpay_server.platform.credentials import new_key
 from agentpay_server.platform.logs import log
+from agentpay_server.platform.principals import new_key
 from agentpay_server.testkit.embedded.inbox import InboxTransport
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.recorder import Recorder

@@ -14,7 +14,7 @@ from solders.pubkey import Pubkey
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 FIELDS = {
     *("account_id", "name", "handle", "chain_address", "usdc_token_account", "balance_usdc"),

@@ -23,7 +23,7 @@ from server_world import (
 from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.endpoints import Scope
 from agentpay_server import AgentPayServer
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 pytestmark = pytest.mark.unmeasured
 

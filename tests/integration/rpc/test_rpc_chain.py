@@ -12,14 +12,13 @@ from surfpool import Surfpool
 from agentpay_server import RpcSettings
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
-from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnreachableError,
     FailureReason,
     SignedTransaction,
 )
-from agentpay_server.chain.transactions import MAX_MEMO_BYTES
+from agentpay_server.chain.transactions import MAX_MEMO_BYTES, PolicyRecord
 
 pytestmark = [pytest.mark.anyio, pytest.mark.plugin("cluster")]
 

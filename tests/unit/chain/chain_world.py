@@ -18,13 +18,13 @@ from agentpay_server.chain.custody import (
     Custody,
     KeyPath,
     record_key,
+    sign_transaction,
     spending_key,
 )
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.persistence import Ledger
-from agentpay_server.chain.policy_record import PolicyRecord, read_policy_record
 from agentpay_server.chain.protocol import Blockhash, SignatureStatus, SignedTransaction, TokenAccount
-from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.chain.transactions import PolicyRecord, read_policy_record
 
 SEED = bytes(range(64))
 START_US = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z

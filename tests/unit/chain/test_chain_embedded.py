@@ -22,11 +22,16 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_lab.simulation.sellers import second_signature
 from agentpay_server.chain import instructions, transactions
-from agentpay_server.chain.custody import TREASURY, spending_key
+from agentpay_server.chain.custody import (
+    MAX_TRANSACTION_BYTES,
+    TREASURY,
+    TransactionTooLargeError,
+    sign_transaction,
+    spending_key,
+)
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignatureStatus, SignedTransaction
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError, sign_transaction
 
 pytestmark = pytest.mark.unmeasured
 

@@ -10,11 +10,16 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from agentpay.contract.policies import Policy
-from agentpay_server.chain import escrow, instructions
-from agentpay_server.chain.custody import TREASURY, escrow_authority, spending_key
+from agentpay_server.chain import instructions, transactions
+from agentpay_server.chain.custody import (
+    MAX_TRANSACTION_BYTES,
+    TREASURY,
+    escrow_authority,
+    sign_transaction,
+    spending_key,
+)
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import ComputeBudget, FailureReason, SignatureStatus, SignedTransaction
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
 from agentpay_server.sessions.rules import charge_refusal, settlement
 
 SESSION_ID = "sess_01jgfjjz000123456789abcdef"
@@ -34,10 +39,10 @@ class EscrowWorld(World):
         self.stranger = self.account(STRANGER, FUNDS)
 
     def escrow(self, session_id: str = SESSION_ID) -> str:
-        return escrow.escrow_address(self.custody, account_index=PAYER, session_id=session_id)
+        return transactions.escrow_address(self.custody, account_index=PAYER, session_id=session_id)
 
     def opening(self, session_id: str = SESSION_ID, cap_micro: int = CAP) -> SignedTransaction:
-        return escrow.open_escrow(
+        return transactions.open_escrow(
             self.custody,
             self.blockhash(),
             usdc_mint=self.usdc,
@@ -45,14 +50,14 @@ class EscrowWorld(World):
             session_id=session_id,
             source=self.payer,
             cap_micro=cap_micro,
-            rent_exempt_lamports=run(self.chain.rent_exemption(escrow.ESCROW_BYTES)),
+            rent_exempt_lamports=run(self.chain.rent_exemption(transactions.ESCROW_BYTES)),
         )
 
     def settling(
         self, payee_micro: int, source_micro: int, session_id: str = SESSION_ID, **more: Any
     ) -> SignedTransaction:
         blockhash = evolve(self.blockhash(), compute_budget=more.pop("budget", None))
-        return escrow.settle_escrow(
+        return transactions.settle_escrow(
             self.custody,
             blockhash,
             usdc_mint=self.usdc,
@@ -122,7 +127,7 @@ def test_neither_the_spending_key_nor_another_accounts_authority_can_empty_an_es
 
 def test_each_session_has_its_own_predictable_escrow_address(world: EscrowWorld) -> None:
     addresses = {
-        escrow.escrow_address(world.custody, account_index=index, session_id=session_id)
+        transactions.escrow_address(world.custody, account_index=index, session_id=session_id)
         for index in (PAYER, PAYEE)
         for session_id in (SESSION_ID, OTHER_ID)
     }
@@ -205,7 +210,7 @@ def test_settling_pays_the_charged_amount_returns_the_rest_and_closes_the_escrow
 
 def test_settling_returns_the_escrow_rent_to_the_treasury(world: EscrowWorld) -> None:
     treasury = world.custody.address(TREASURY)
-    rent = run(world.chain.rent_exemption(escrow.ESCROW_BYTES))
+    rent = run(world.chain.rent_exemption(transactions.ESCROW_BYTES))
     before = world.lamports(treasury)
     opening, settling = world.opening(), world.settling(1, CAP - 1)
     world.land(opening)
@@ -391,7 +396,7 @@ def test_a_refused_settlement_can_be_repeated_under_another_number(
     assert world.settling(1, CAP - 1) == first
 
     def numbered(number: int) -> SignedTransaction:
-        return escrow.settle_escrow(
+        return transactions.settle_escrow(
             world.custody,
             world.blockhash(),
             usdc_mint=world.usdc,

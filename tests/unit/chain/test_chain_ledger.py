@@ -21,7 +21,7 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key, sign_transaction
 from agentpay_server.chain.embedded import blocks, ledgered
 from agentpay_server.chain.embedded.blocks import BLOCK_US, SeenMessage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
@@ -34,7 +34,6 @@ from agentpay_server.chain.embedded.persistence import (
 )
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.embedded.virtual_machine import Executed, new_machine
-from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnreachableError,
@@ -42,7 +41,7 @@ from agentpay_server.chain.protocol import (
     SignatureStatus,
     SignedTransaction,
 )
-from agentpay_server.chain.signing import sign_transaction
+from agentpay_server.chain.transactions import PolicyRecord
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import metadata

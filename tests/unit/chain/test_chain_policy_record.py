@@ -8,20 +8,21 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import (
+    MAX_TRANSACTION_BYTES,
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,
     TREASURY,
     KeyPath,
     record_key,
+    sign_transaction,
     spending_key,
 )
-from agentpay_server.chain.policy_record import (
+from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.chain.transactions import (
     MAX_POLICY_CHARACTERS,
     PolicyRecord,
     read_policy_record,
 )
-from agentpay_server.chain.protocol import SignatureStatus
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, sign_transaction
 
 POLICY = '{"max_daily_spend":100,"paused":false}'
 

@@ -29,6 +29,7 @@ from solders.pubkey import Pubkey
 from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
 from agentpay_server.chain.clusters import Cluster
+from agentpay_server.chain.custody import TransactionTooLargeError
 from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.chain.protocol import (
     Absence,
@@ -42,7 +43,6 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
     UnprovenError,
 )
-from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.plugins.cluster.chain import RpcChain
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 

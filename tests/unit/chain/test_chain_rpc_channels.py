@@ -7,7 +7,7 @@ from rpc_node import TOKEN_ACCOUNT, FakeNode, deposit_json, rpc_chain
 from solders.instruction import Instruction
 from solders.keypair import Keypair
 
-from agentpay_server.chain import base58
+from agentpay_server.chain import parsing
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Discriminator, Voucher
 from agentpay_server.chain.protocol import ChannelHistory, Payout
@@ -23,7 +23,7 @@ TOTAL = 3_000
 def told(step: Instruction, **changes: str) -> dict[str, Any]:
     """Return an instruction in `jsonParsed`."""
     accounts = [str(meta.pubkey) for meta in step.accounts]
-    data = base58.encode(bytes(step.data))
+    data = parsing.to_base58(bytes(step.data))
     return {"programId": str(step.program_id), "accounts": accounts, "data": data, **changes}
 
 

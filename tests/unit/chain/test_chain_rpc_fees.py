@@ -10,9 +10,9 @@ from solders.transaction import Transaction, VersionedTransaction
 
 from agentpay_server import RpcSettings
 from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import shape_of
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, ComputeBudget, SignedTransaction
-from agentpay_server.chain.signing import shape_of
 from agentpay_server.engine.funding import transfer_fee
 from agentpay_server.plugins.cluster import fees as module
 from agentpay_server.plugins.cluster.chain import RpcChain

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from solders.pubkey import Pubkey
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
+from agentpay_server.chain.custody import (
+    MAX_TRANSACTION_BYTES,
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    Custody,
+    KeyPath,
+    TransactionTooLargeError,
+)
 from agentpay_server.chain.instructions import (
     COMPUTE_BUDGET_PROGRAM,
     MEMO_PROGRAM,
@@ -18,7 +25,6 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
 )
 from agentpay_server.chain.protocol import Blockhash, ComputeBudget, FailureReason, SignedTransaction
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.chain.transactions import MAX_MEMO_BYTES, MOST_PROVISIONED, memo_text
 
 TRANSFER_ID = "txn_01jgfjjz000123456789abcdef"

@@ -15,7 +15,13 @@ from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import transactions
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, spending_key
+from agentpay_server.chain.custody import (
+    TEST_MINT_AUTHORITY,
+    TREASURY,
+    Custody,
+    TransactionTooLargeError,
+    spending_key,
+)
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import (
     COMPUTE_BUDGET_PROGRAM,
@@ -25,7 +31,6 @@ from agentpay_server.chain.instructions import (
     movements,
 )
 from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
-from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.plugins.pay402.building import (
     MAX_UNITS,
     FeePayerRefusedError,

@@ -24,7 +24,7 @@ from sdk_world import (
 )
 
 from agentpay import AgentPay, CallOptions, RawResponse, Transfer, __version__, errors
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 
 def pay(client, **options):

@@ -18,7 +18,7 @@ from sdk_world import (
 )
 
 from agentpay import AgentPay, AsyncAgentPay, errors
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5", "idempotency_key": "key-1"}
 

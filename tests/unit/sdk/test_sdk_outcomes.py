@@ -14,7 +14,7 @@ from sdk_world import KEY, URL, Script, answer, hang, paid, refusal
 from agentpay import AgentPay, AsyncAgentPay, errors, testing
 from agentpay.contract.choices import ErrorCode, RequestOutcome
 from agentpay.contract.endpoints import Repeat
-from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 # The laboratory's stream has no response that a call returns.
 CALLED = [endpoint for endpoint in BOUND_ENDPOINTS if not endpoint.is_stream]

@@ -12,7 +12,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.ledger.apply import Outcome
-from agentpay_server.ledger.holds import HoldChange
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING

@@ -12,7 +12,7 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Outcome
-from agentpay_server.ledger.holds import HoldChange
+from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.plugins.pay402.settling import PAYMENT as PAYMENTS
 from agentpay_server.transfers.outcomes import TRANSFER as TRANSFERS

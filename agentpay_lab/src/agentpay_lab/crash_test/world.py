@@ -23,7 +23,7 @@ from agentpay.contract.usdc import to_micro
 from agentpay_lab.crash_test.node import ChainNode
 from agentpay_server.clients import Sandbox
 from agentpay_server.paywall import Paywall
-from agentpay_server.platform.credentials import new_key
+from agentpay_server.platform.principals import new_key
 
 NETWORK: Final = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 _START_USDC: Final = 1_000

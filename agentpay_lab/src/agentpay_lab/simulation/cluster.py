@@ -31,9 +31,9 @@ from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainStatus
+from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.embedded import virtual_machine as machine
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
-from agentpay_server.chain.signing import transaction_of
 
 FINALIZED_SLOTS: Final = 31
 

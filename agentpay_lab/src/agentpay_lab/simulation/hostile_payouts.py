@@ -20,7 +20,7 @@ from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_server.chain import instructions
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import VOUCHER_BYTES, OnchainStatus, OnchainTerms, Voucher
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES
+from agentpay_server.chain.custody import MAX_TRANSACTION_BYTES
 from agentpay_server.plugins.facilitator.settling import FeePayer, Rpc
 from agentpay_server.plugins.paywall.channel_settling import TREASURY, ChannelChain
 from agentpay_server.plugins.paywall.products import SellerKeys

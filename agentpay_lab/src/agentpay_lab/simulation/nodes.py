@@ -17,8 +17,8 @@ from agentpay_lab.simulation.cluster import (
 )
 from agentpay_lab.simulation.faults import FaultInjector
 from agentpay_lab.simulation.lies import NUMBERS, Lies
+from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
-from agentpay_server.chain.signing import transaction_of
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 from agentpay_server.plugins.node import rendering
 

@@ -18,9 +18,9 @@ from agentpay_lab.simulation.database import NEXT_RELEASE, DatabaseLink
 from agentpay_lab.simulation.network import Receivers
 from agentpay_lab.simulation.rpc import RpcLink
 from agentpay_server.assembly.config import Edge, ServerConfig
+from agentpay_server.assembly.opening import Storage
 from agentpay_server.assembly.server import Server as Runtime
 from agentpay_server.assembly.server import start_server
-from agentpay_server.assembly.storage import Storage
 from agentpay_server.database.runner import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.http.app import Application
 from agentpay_server.platform.clock import MACHINE_NOW_US

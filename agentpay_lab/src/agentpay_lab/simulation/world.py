@@ -38,7 +38,7 @@ from agentpay_lab.simulation.sellers import SimulatedSeller
 from agentpay_lab.simulation.servers import Life, SimulatedServer, close_task
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.platform.credentials import new_key
+from agentpay_server.platform.principals import new_key
 from agentpay_server.platform.settings import Settings
 from agentpay_server.plugins.cluster.settings import RpcSettings
 

@@ -1,20 +1,26 @@
-"""Parses an ASGI request: the principal, and body and query as models (interface K1, E7, R9 to R11)."""
+"""Requests and responses over ASGI.
+
+A request is parsed to its principal, and to models of body and query (interface K1, E7, R9 to R11). A
+response is a success, a problem, a stream, or a dropped connection (E1, E4, I10, R11, R18).
+"""
 
 import asyncio
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from starlette.types import Receive
+from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldError
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.feature import Core
+from agentpay_server.feature import JSON_TYPE, Core, Header, Reply
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, invalid, unauthorized
 from agentpay_server.platform.principals import Principal
@@ -209,3 +215,101 @@ def _skip(text: str, position: int, characters: str) -> int:
     while text[position] in characters:
         position += 1
     return position
+
+
+REQUEST_PREFIX: Final = "req_"
+
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+Headers = list[Header]
+
+
+def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
+    headers: Headers = []
+    if problem.code is ErrorCode.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after_seconds is not None:
+        headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
+    if problem.decided_at is not None:
+        headers.append((b"idempotency-replayed", format_timestamp(problem.decided_at).encode("ascii")))
+    if problem.allow:
+        headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
+    body = json_text.print_json(codec.unstructure(problem.body(request_id)))
+    return problem.http_status, headers, body
+
+
+def internal_error(request_id: str) -> bytes:
+    message = f"The server failed. Report request {request_id} to its operators."
+    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+
+
+def identified(send: Send, request_id: str) -> Send:
+    """Add `X-Request-Id` to the response (interface R16)."""
+
+    async def send_identified(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+        await send(message)
+
+    return send_identified
+
+
+async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
+    """A stream is sent until it ends or the caller disconnects."""
+    if reply.stream is not None:
+        await _stream(send, receive, reply.stream, reply.stream_type)
+        return
+    body = b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
+    await respond(send, reply.status, body, reply.headers)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Sequence[Header] = (), content_type: bytes = JSON_TYPE
+) -> None:
+    """By default with `Cache-Control: no-store`."""
+    lines = list(headers)
+    if body:
+        lines.append((b"content-type", content_type))
+    if not any(name == b"cache-control" for name, _ in headers):
+        lines.append(_NO_STORE)
+    if status not in (204, 304):
+        lines.append((b"content-length", str(len(body)).encode("ascii")))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def drop(scope: Scope, receive: Receive) -> bool:
+    """Return False if the port does not support it."""
+    close = scope.get(DROP)
+    if close is None:
+        return False
+    close()
+    await _disconnected(receive)
+    return True
+
+
+async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes], kind: bytes) -> None:
+    headers = [(b"content-type", kind), _NO_STORE, (b"x-accel-buffering", b"no")]
+    async with contextlib.aclosing(pieces):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sending = asyncio.ensure_future(_send_pieces(send, pieces))
+        leaving = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait((sending, leaving))
+
+
+async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
