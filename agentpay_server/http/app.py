@@ -26,17 +26,20 @@ from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
-from agentpay_server.http import exports, openapi
-from agentpay_server.http.limits import Places, RateLimit
+from agentpay_server.http import openapi
+from agentpay_server.http.admission import Places, RateLimit
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.requests import (
+    METHODS_OF,
     REFUSED,
     SHARE,
     WHOLE,
     DisconnectedError,
     DroppedError,
+    Paths,
     Pause,
     authenticated,
+    no_such_path,
     read_body,
     require_json,
     structured_body,
@@ -46,13 +49,14 @@ from agentpay_server.http.responses import (
     REQUEST_PREFIX,
     Headers,
     drop,
+    exported,
     identified,
     internal_error,
     rendered,
     respond,
     send_reply,
+    wanted_export,
 )
-from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
 from agentpay_server.platform.logs import REQUEST_ID, log
@@ -346,7 +350,7 @@ class _Path:
             # Its plug-in is not installed.
             raise no_such_path()
         route, service = services.routes[endpoint.name]
-        kind = exports.wanted(endpoint, headers)
+        kind = wanted_export(endpoint, headers)
         if kind is not None:
 
             async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
@@ -355,7 +359,7 @@ class _Path:
                 page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
-            stream = await exports.exported(endpoint, kind, query, read)
+            stream = await exported(endpoint, kind, query, read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
         reply = await route.answer(services.context.tasks, service, arguments)
         trace: _Trace = scope["agentpay.trace"]
