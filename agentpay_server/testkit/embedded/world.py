@@ -239,7 +239,7 @@ class EmbeddedWorld:
         """Return a new single-use link; RuntimeError if the console is not served."""
         if self._listener is None or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
-        from agentpay_server.plugins.console import pages as dashboard  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
 
         return self.call(dashboard.console_url(self.server, self.base_url))
 
