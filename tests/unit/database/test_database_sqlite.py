@@ -286,11 +286,11 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
         ("ledger.idempotency._OF_ACCOUNT", "sqlite_autoindex_key_claims_1"),
         ("ledger.idempotency._OF_OPERATOR", "ux_key_claims_operator"),
-        ("payments.channels.store._VOUCHER_STEPS[('idempotency_key',)]", "ix_vouchers_key"),
-        ("payments.channels.store._OPENING_STEPS[('idempotency_key',)]", "ix_sessions_key"),
-        ("payments.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
+        ("plugins.channels.store._VOUCHER_STEPS[('idempotency_key',)]", "ix_vouchers_key"),
+        ("plugins.channels.store._OPENING_STEPS[('idempotency_key',)]", "ix_sessions_key"),
+        ("plugins.pay402.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
         ("ledger.outbox._OF_OPERATOR", "ix_webhooks_operator"),
-        ("payments.store.PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
+        ("plugins.pay402.store.PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
 def test_each_list_uses_its_index(filled, name, index):
