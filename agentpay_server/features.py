@@ -30,7 +30,7 @@ _MODULES: Final = (
     "agentpay_server.operators.feature",
     "agentpay_server.sandbox.feature",
     "agentpay_server.plugins.guards",
-    "agentpay_server.plugins.console.pages",
+    "agentpay_server.plugins.console",
 )
 
 

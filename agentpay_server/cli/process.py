@@ -230,7 +230,7 @@ async def _console_url(server: Server, base_url: str, deadline: float) -> str | 
     """
     if not server.context.settings.serves_dashboard:
         return None
-    from agentpay_server.plugins.console import pages as dashboard  # noqa: PLC0415 - a plug-in
+    from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
 
     try:
         return await _started(partial(dashboard.console_url, server, base_url), deadline)

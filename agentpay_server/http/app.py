@@ -25,31 +25,37 @@ from agentpay_server.assembly.server import Server
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
-from agentpay_server.http import exports, openapi
-from agentpay_server.http.limits import Places, RateLimit
-from agentpay_server.http.messages import (
+from agentpay_server.http import openapi
+from agentpay_server.http.admission import Places, RateLimit
+from agentpay_server.http.operations import Operations, require_get
+from agentpay_server.http.requests import (
+    METHODS_OF,
     REFUSED,
-    REQUEST_PREFIX,
     SHARE,
     WHOLE,
     DisconnectedError,
     DroppedError,
-    Headers,
+    Paths,
     Pause,
     authenticated,
-    drop,
-    identified,
-    internal_error,
+    no_such_path,
     read_body,
-    rendered,
     require_json,
-    respond,
-    send_reply,
     structured_body,
     structured_query,
 )
-from agentpay_server.http.operations import Operations, require_get
-from agentpay_server.http.routes import METHODS_OF, Paths, no_such_path
+from agentpay_server.http.responses import (
+    REQUEST_PREFIX,
+    Headers,
+    drop,
+    exported,
+    identified,
+    internal_error,
+    rendered,
+    respond,
+    send_reply,
+    wanted_export,
+)
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, service_unavailable
 from agentpay_server.platform.logs import REQUEST_ID, Metrics, log
@@ -342,7 +348,7 @@ class _Path:
             # Its plug-in is not installed.
             raise no_such_path()
         route, service = services.routes[endpoint.name]
-        kind = exports.wanted(endpoint, headers)
+        kind = wanted_export(endpoint, headers)
         if kind is not None:
 
             async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
@@ -351,7 +357,7 @@ class _Path:
                 page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
-            stream = await exports.exported(endpoint, kind, query, read)
+            stream = await exported(endpoint, kind, query, read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
         reply = await route.answer(services.context.tasks, service, arguments)
         trace: _Trace = scope["agentpay.trace"]

@@ -20,7 +20,7 @@ from agentpay.contract.headers import REQUEST_ID, STATUS_HEADERS, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
-from agentpay_server.http.exports import CSV, JSON_LINES, is_list
+from agentpay_server.http.responses import CSV, JSON_LINES, is_list
 
 _CONVENTIONS: Final = (
     "Bodies are JSON. Timestamps are ISO 8601 UTC strings. USDC amounts in responses are decimal strings "

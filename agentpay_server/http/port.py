@@ -40,7 +40,8 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.http.admission import HEAD_MAX_BYTES, admit, malformed
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.messages import DROP, REFUSED, SHARE, Headers
+from agentpay_server.http.requests import DROP, REFUSED, SHARE
+from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import Metrics, log
 from agentpay_server.platform.settings import Settings

@@ -264,7 +264,7 @@ AWAY_BEFORE_THE_ANNOUNCEMENT = """
 import sys
 from agentpay_server.cli import main
 from agentpay_server.database.runner import DatabaseAwayError
-from agentpay_server.plugins.console import pages as dashboard
+from agentpay_server.plugins import console as dashboard
 
 console_url, left = dashboard.console_url, [DatabaseAwayError("PostgreSQL did not respond")] * 2
 

@@ -23,7 +23,7 @@ from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.plugins.channels import session_payments
-from agentpay_server.plugins.channels.vouchers import PayByVoucher
+from agentpay_server.plugins.channels.session_payments import PayByVoucher
 
 pytestmark = [
     pytest.mark.embedded_chain("the program of channels is on its chain"),

@@ -12,7 +12,7 @@ from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.plugins.cluster.evidence import CosignedSearch
-from agentpay_server.plugins.pay402 import purchases
+from agentpay_server.plugins.pay402 import service
 from agentpay_server.plugins.pay402.building import build_payment
 from agentpay_server.plugins.pay402.challenges import offers as rules
 
@@ -21,7 +21,7 @@ _IMPATIENT_US = 20 * SECOND_US
 
 @planted
 def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
-    replayed = purchases.Purchases._replayed
+    replayed = service.Purchases._replayed
 
     async def signed_again(self, transfer, offer):
         payment = await replayed(self, transfer, offer)
@@ -42,7 +42,7 @@ def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
         name, value = rules.wrap(offer, prepared.raw, payment_id=transfer.transfer_id)
         return attrs.evolve(payment, header=PaymentHeader(name=name, value=value))
 
-    patch(purchases.Purchases, "_replayed", signed_again)
+    patch(service.Purchases, "_replayed", signed_again)
 
 
 @planted

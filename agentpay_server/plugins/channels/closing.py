@@ -41,16 +41,19 @@ from agentpay_server.platform.scheduler import Every
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.on_chain import (
     SEAL_US,
+    UNSETTLED,
     Act,
     ChannelPayout,
     ChannelsOnChain,
     Due,
+    Owned,
     is_beyond_books,
     is_ended_by_seller,
     next_act,
+    owned,
+    paid_out,
     read_found,
 )
-from agentpay_server.plugins.channels.owners import UNSETTLED, Owned, owned, paid_out
 from agentpay_server.plugins.channels.signing import opening_of, pay_out, request_close, voucher_header
 from agentpay_server.plugins.channels.store import CHANNELS, IS_CLOSING, IS_OPEN
 from agentpay_server.sessions import payouts

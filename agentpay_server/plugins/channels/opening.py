@@ -31,8 +31,7 @@ from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
-from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US
-from agentpay_server.plugins.channels.owners import Owned, owned
+from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US, Owned, owned
 from agentpay_server.plugins.channels.signing import (
     OpeningBlockhash,
     closing_fee,
@@ -41,8 +40,7 @@ from agentpay_server.plugins.channels.signing import (
 from agentpay_server.plugins.channels.store import CHANNELS, IS_FAILED, IS_OPENING, Channel, KeyUse
 from agentpay_server.plugins.pay402.authorizing import pin_is_as_seen, purchase_objection
 from agentpay_server.plugins.pay402.challenges.terms import Offer
-from agentpay_server.plugins.pay402.judging import spend_on
-from agentpay_server.plugins.pay402.pins import category_of
+from agentpay_server.plugins.pay402.judging import category_of, spend_on
 from agentpay_server.plugins.pay402.settling import EXPIRED, cosigned_status, failure_of
 from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.sessions import outcomes

@@ -18,7 +18,8 @@ from starlette.types import Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.endpoints import EXTENSIONS
 from agentpay_server.feature import Header
-from agentpay_server.http.messages import DisconnectedError, read_body, require_json, respond
+from agentpay_server.http.requests import DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.plugins.facilitator.settling import (

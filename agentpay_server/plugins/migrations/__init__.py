@@ -30,7 +30,6 @@ from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.database.tables import metadata
-from agentpay_server.plugins.postgres import schema as postgres_schema
 
 if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
@@ -105,8 +104,10 @@ def _upgrade_driver(driver: Any, release: SchemaRelease) -> None:  # noqa: ANN40
 def _upgrade(connection: Connection, release: SchemaRelease, *, only_if_empty: bool = False) -> None:
     version_table = _FILE_VERSION_TABLE
     if connection.dialect.name == "postgresql":
-        version_table = postgres_schema.VERSION_TABLE
-        is_laid_out = postgres_schema.check_contents(connection)
+        from agentpay_server.plugins.postgres.database import VERSION_TABLE, check_contents  # noqa: PLC0415 - as above
+
+        version_table = VERSION_TABLE
+        is_laid_out = check_contents(connection)
     else:
         is_laid_out = inspect(connection).has_table(version_table)
     if not is_laid_out and release.tables is not None:

@@ -25,15 +25,8 @@ from agentpay_server.assembly.server import Server
 from agentpay_server.chain import transactions
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import Executed
-from agentpay_server.http.messages import (
-    REFUSED,
-    REQUEST_PREFIX,
-    DisconnectedError,
-    identified,
-    read_body,
-    require_json,
-    respond,
-)
+from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import REQUEST_PREFIX, identified, respond
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import REQUEST_ID, log
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness

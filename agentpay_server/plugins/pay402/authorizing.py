@@ -52,8 +52,7 @@ from agentpay_server.plugins.pay402.building import (
 )
 from agentpay_server.plugins.pay402.challenges import x402
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, ChannelTerms, Offer
-from agentpay_server.plugins.pay402.judging import spend_on
-from agentpay_server.plugins.pay402.pins import category_of, pin_refusal
+from agentpay_server.plugins.pay402.judging import category_of, pin_refusal, spend_on
 from agentpay_server.plugins.pay402.settling import detail_of
 from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.transfers import outcomes

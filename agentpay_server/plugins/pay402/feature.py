@@ -6,11 +6,8 @@ from agentpay.contract.payments import Payment, SessionStep
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
 from agentpay_server.plugins.channels import feature as channels
 from agentpay_server.plugins.channels.session_payments import SessionPayments
-from agentpay_server.plugins.pay402.pins import Origins
-from agentpay_server.plugins.pay402.purchases import Purchases
-from agentpay_server.plugins.pay402.service import Payments
-from agentpay_server.plugins.pay402.settling import PAYMENT
-from agentpay_server.plugins.pay402.watch import PaymentWatch
+from agentpay_server.plugins.pay402.service import Origins, Payments, Purchases
+from agentpay_server.plugins.pay402.settling import PAYMENT, PaymentWatch
 from agentpay_server.transfers.service import Execution
 
 

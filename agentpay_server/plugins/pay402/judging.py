@@ -1,14 +1,15 @@
-"""Judgments about an offer for one account: whether the chain could settle it, and what a policy judges.
+"""Judgments about an offer for one account: by the pin of its origin, by what the chain shows, by the policy.
 
 The pure judgments of `challenges/offers.py` come first. What is read here may have changed when the payment
 is authorized, which judges again.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from solders.pubkey import Pubkey
 
+from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
     TOKEN_2022_PROGRAM,
@@ -17,10 +18,9 @@ from agentpay_server.chain.instructions import (
 )
 from agentpay_server.chain.protocol import AccountData, Chain, ChainUnreachableError
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.engine.policy import Purpose, Recipient, Spend
-from agentpay_server.platform.errors import chain_unavailable
-from agentpay_server.plugins.pay402.challenges.terms import Offer
-from agentpay_server.plugins.pay402.pins import category_of
+from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, usdc_text
+from agentpay_server.platform.errors import chain_unavailable, quote
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Offer, Protocol
 from agentpay_server.plugins.pay402.store import Pin
 
 Shown = Mapping[str, AccountData | None]
@@ -32,6 +32,50 @@ _MAX_ADDRESSES: Final = 100
 _TOKEN_PROGRAMS: Final = {str(TOKEN_PROGRAM), str(TOKEN_2022_PROGRAM)}
 _MULTISIG_BYTES: Final = 355
 """The size of the only account of a token program that can own token accounts."""
+
+
+def pin_refusal(pin: Pin | None, terms: ChallengeTerms, recipients: Collection[str]) -> Refusal | None:
+    """Return why a pin forbids a payment to these recipients, or None."""
+    reason = None if pin is None else _reason(pin, terms, recipients)
+    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def category_of(offer: Offer, pin: Pin | None) -> str | None:
+    """Return the category of a purchase: the pin's, else the seller's; never the caller's."""
+    return offer.category if pin is None or pin.category is None else pin.category
+
+
+def unsponsored(terms: ChallengeTerms, pin: Pin | None) -> str | None:
+    """Return why an offer of x402 that names no fee payer is not paid; None if it is.
+
+    Sellers of x402 pay the fee. Otherwise this service's treasury would pay it, for a transaction that the
+    seller may let fail.
+    """
+    is_ours = terms.protocol is not Protocol.MPP and terms.fee_payer is None
+    if not is_ours or (pin is not None and pin.sponsor_fees):
+        return None
+    return (
+        "feePayer is missing, so this service would pay the network fee; an operator can allow that with "
+        "sponsor_fees in the pin of the origin"
+    )
+
+
+def _reason(pin: Pin, terms: ChallengeTerms, recipients: Collection[str]) -> str | None:
+    if pin.blocked:
+        return f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
+    if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
+        return (
+            f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "
+            f"requests {usdc_text(terms.amount_micro)} USDC."
+        )
+    addresses = pin.addresses
+    for recipient in recipients:
+        if addresses is not None and recipient not in addresses:
+            return (
+                f"recipients of the pin of {pin.origin} does not include {quote(recipient)}, a recipient "
+                "of the challenge."
+            )
+    return None
 
 
 def token_accounts_of(offer: Offer, usdc_mint: str) -> Sequence[str]:

@@ -43,12 +43,13 @@ from agentpay_server.plugins.pay402.challenges.offers import Sifted, differences
 from agentpay_server.plugins.pay402.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.plugins.pay402.judging import (
     Shown,
+    pin_refusal,
     read_shown,
     settling_fault,
     spend_on,
     token_accounts_of,
+    unsponsored,
 )
-from agentpay_server.plugins.pay402.pins import pin_refusal, unsponsored
 from agentpay_server.plugins.pay402.responses import conflict, nothing_payable
 from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.sessions.rules import escalation_refusal

@@ -19,8 +19,9 @@ from agentpay.contract import json_text
 from agentpay.contract.errors import FieldError
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.instructions import USDC_MINTS
-from agentpay_server.http.messages import REFUSED, WHOLE, Headers, drop, rendered
 from agentpay_server.http.port import Served
+from agentpay_server.http.requests import REFUSED, WHOLE
+from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.logs import Metrics

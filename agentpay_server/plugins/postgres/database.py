@@ -5,12 +5,14 @@ statements see one state. A unit is retried if PostgreSQL aborted it to resolve 
 connection was lost before COMMIT was sent: in both cases nothing was changed. Any other error after COMMIT
 was sent raises `DatabaseUnavailableError`, because the outcome is unknown.
 
-All tables live in one schema. Servers may share a schema, or use different schemas of one database. A server
-that needs its schema exclusively calls `hold_alone` first.
+All tables live in one schema, the only one on the search path of a connection, so that no statement reaches
+other tables. Servers may share a schema, or use different schemas of one database: locks are per schema too.
+A server that needs its schema exclusively calls `hold_alone` first.
 """
 
 import asyncio
 import contextlib
+import hashlib
 import inspect
 import ssl
 from collections import defaultdict
@@ -23,6 +25,7 @@ import sqlalchemy
 from sqlalchemy import URL, MetaData, NullPool, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.schema import CreateSchema
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import (
@@ -32,10 +35,10 @@ from agentpay_server.database.runner import (
     DatabaseInUseError,
     DatabaseUnavailableError,
     OfAccounts,
+    StartRefusedError,
     check_database_schema,
 )
 from agentpay_server.database.tables import metadata
-from agentpay_server.plugins.postgres import schema as postgres_schema
 from agentpay_server.plugins.postgres.batches import Batches
 from agentpay_server.plugins.postgres.connections import (
     CONNECTING_SECONDS,
@@ -46,7 +49,16 @@ from agentpay_server.plugins.postgres.connections import (
     session_settings,
 )
 
-postgres_schema.give_conditions(metadata)
+VERSION_TABLE: Final = "agentpay_version"
+"""Holds the current migration. `alembic_version` may belong to other software, and is never read."""
+
+_NOT_PERMITTED: Final = "42501"
+_USABLE: Final = text("SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = :name")
+# Tables, indexes, sequences and views, whose names share one namespace.
+_RELATIONS: Final = text(
+    "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace ORDER BY relname"
+)
+_CURRENT: Final = text("SELECT current_schema()")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -89,6 +101,74 @@ _LAST_UNITS_SECONDS: Final = 5.0
 _PROBE_PAUSE_SECONDS: Final = 30.0
 _PROBE_ANSWER_SECONDS: Final = 10.0
 _PROBE: Final = "SELECT 1"
+
+
+class SchemaRefusedError(StartRefusedError):
+    """The schema cannot hold a server's tables: no permission, or it contains tables of other software."""
+
+
+def give_conditions(tables: MetaData) -> None:
+    """Give partial indexes the condition that they have on SQLite, or the `postgresql_where` in their `info`.
+
+    As an argument of the index, it would load PostgreSQL's dialect in every process.
+    """
+    for index in (index for table in tables.tables.values() for index in table.indexes):
+        condition = index.info.get("postgresql_where", index.dialect_options["sqlite"]["where"])
+        if condition is not None:
+            index.dialect_options["postgresql"]["where"] = condition
+
+
+def lock_key(purpose: str, schema: str) -> int:
+    """Return the key of an advisory lock. It includes the schema, because a database shares these keys."""
+    digest = hashlib.sha256(f"agentpay {purpose} {schema}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def create_schema(connection: sqlalchemy.Connection, name: str) -> None:
+    """Create the schema if it does not exist.
+
+    Raises:
+        SchemaRefusedError: the connection's role may neither create nor use it.
+    """
+    is_usable = connection.execute(_USABLE, {"name": name}).scalar_one_or_none()
+    if is_usable is None:
+        # Only if missing: IF NOT EXISTS needs the right to create schemas even for an existing one.
+        connection.execute(CreateSchema(name))
+    elif not is_usable:
+        raise _not_permitted(name)
+
+
+def refusal_of(error: DBAPIError, schema: str) -> SchemaRefusedError | None:
+    """Return the refusal for a denied permission; None for any other error."""
+    is_refusal = getattr(error.orig, "sqlstate", None) == _NOT_PERMITTED
+    return _not_permitted(schema) if is_refusal else None
+
+
+def check_contents(connection: sqlalchemy.Connection) -> bool:
+    """Return whether the current schema is migrated; False if it is empty.
+
+    Raises:
+        SchemaRefusedError: it holds tables of other software.
+    """
+    names = list(connection.execute(_RELATIONS).scalars())
+    if names and VERSION_TABLE not in names:
+        schema = connection.execute(_CURRENT).scalar_one()
+        raise SchemaRefusedError(
+            f"the database schema {schema!r} holds tables of other software, such as {names[0]!r}. Set "
+            "--database-schema (database_schema=) to the name of a schema that is empty or does not exist"
+        )
+    return bool(names)
+
+
+def _not_permitted(schema: str) -> SchemaRefusedError:
+    return SchemaRefusedError(
+        f"the database role may not use the schema {schema!r}, or may not create tables in it. Ask an "
+        f"administrator to run CREATE SCHEMA {schema} AUTHORIZATION with the name of the role, or set "
+        "--database-schema (database_schema=) to a schema that the role owns"
+    )
+
+
+give_conditions(metadata)
 
 
 class PostgresDatabase:
@@ -166,7 +246,7 @@ class PostgresDatabase:
         return await self.read(_now_us)
 
     async def create_missing(self, tables: MetaData) -> None:
-        postgres_schema.give_conditions(tables)
+        give_conditions(tables)
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
@@ -178,12 +258,12 @@ class PostgresDatabase:
         """
 
         def alone(connection: sqlalchemy.Connection) -> T:
-            connection.execute(_LOCK, {"key": postgres_schema.lock_key("layout", self._schema)})
+            connection.execute(_LOCK, {"key": lock_key("layout", self._schema)})
             try:
-                postgres_schema.create_schema(connection, self._schema)
+                create_schema(connection, self._schema)
                 return work(connection)
             except DBAPIError as error:
-                refusal = postgres_schema.refusal_of(error, self._schema)
+                refusal = refusal_of(error, self._schema)
                 if refusal is None:
                     raise
                 raise refusal from error
@@ -236,7 +316,7 @@ class PostgresDatabase:
 
     async def _hold(self) -> PreparedConnection:
         session = await self._pool.connect()
-        key = postgres_schema.lock_key("alone", self._schema)
+        key = lock_key("alone", self._schema)
         is_held = False
         try:
             # A killed server holds the lock until PostgreSQL detects that its connection is gone.

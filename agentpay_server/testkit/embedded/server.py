@@ -21,7 +21,6 @@ from agentpay_server.database.runner import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
 from agentpay_server.platform.settings import Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application
-from agentpay_server.testkit.embedded.homes import Homes, RecordedDeliveries, RecordedEvents
 from agentpay_server.testkit.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
 from agentpay_server.testkit.embedded.recorder import (
@@ -32,7 +31,7 @@ from agentpay_server.testkit.embedded.recorder import (
     Records,
     timeline,
 )
-from agentpay_server.testkit.embedded.world import EmbeddedWorld
+from agentpay_server.testkit.embedded.world import EmbeddedWorld, Homes, RecordedDeliveries, RecordedEvents
 from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.deliveries import STREAM_EVENTS
-from agentpay_server.http.messages import WHOLE
+from agentpay_server.http.requests import WHOLE
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]

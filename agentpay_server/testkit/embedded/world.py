@@ -1,10 +1,10 @@
-"""A running in-process server: its clients without a socket, and its ports."""
+"""A running in-process server: its clients without a socket, their resources, and its ports."""
 
 import logging
 import secrets
 import socket
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
@@ -14,7 +14,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentpay._async.client import AsyncAgentPay
 from agentpay._loading import load
 from agentpay._options import CallOptions
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.approvals import Approvals
 from agentpay._sync.client import AgentPay
+from agentpay._sync.deliveries import Deliveries, Events
+from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.logs import AuditLog, RequestLogs
+from agentpay._sync.payments import Payments
+from agentpay._sync.policies import Policies
+from agentpay._sync.sellers import Sellers
+from agentpay._sync.sessions import Sessions
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
+from agentpay.contract.deliveries import Delivery
+from agentpay.contract.events import Event
 from agentpay.contract.identity import KeyKind
 from agentpay_server.assembly.server import Server
 from agentpay_server.clients import AsyncSandbox, Sandbox
@@ -24,7 +37,7 @@ from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import new_key
 from agentpay_server.testkit.embedded.inbox import InboxTransport
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
-from agentpay_server.testkit.embedded.recorder import Recorder
+from agentpay_server.testkit.embedded.recorder import Recorder, Records
 from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 
 if TYPE_CHECKING:
@@ -41,6 +54,90 @@ _HOST: Final = "127.0.0.1"
 _HEADER: Final = b"authorization"
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
+
+
+class RecordedEvents(Records[Event], Events):
+    """The newest events of all operators, and the methods of `client.events`."""
+
+    def __init__(self, records: Iterable[Event], home: Events) -> None:
+        Records.__init__(self, records)
+        Events.__init__(self, home._caller)  # noqa: SLF001 - another one of this class
+
+
+class RecordedDeliveries(Records[Delivery], Deliveries):
+    """The newest deliveries, and the methods of `client.deliveries`."""
+
+    def __init__(self, records: Iterable[Delivery], home: Deliveries) -> None:
+        Records.__init__(self, records)
+        Deliveries.__init__(self, home._caller)  # noqa: SLF001 - another one of this class
+
+
+class Homes:
+    """Everything but events and deliveries, which the server records too."""
+
+    @property
+    def _operator(self) -> AgentPay:
+        raise NotImplementedError
+
+    @property
+    def accounts(self) -> Accounts:
+        """Accounts of the first operator."""
+        return self._operator.accounts
+
+    @property
+    def policies(self) -> Policies:
+        """Spending policies of the first operator's accounts."""
+        return self._operator.policies
+
+    @property
+    def transfers(self) -> Transfers:
+        """Transfers from the first operator's accounts."""
+        return self._operator.transfers
+
+    @property
+    def payments(self) -> Payments:
+        """Payments behind HTTP 402 from the first operator's accounts."""
+        return self._operator.payments
+
+    @property
+    def sessions(self) -> Sessions:
+        """Sessions of the first operator's accounts."""
+        return self._operator.sessions
+
+    @property
+    def webhooks(self) -> Webhooks:
+        """Webhooks of the first operator."""
+        return self._operator.webhooks
+
+    @property
+    def approvals(self) -> Approvals:
+        """Transfers that wait for the first operator's approval."""
+        return self._operator.approvals
+
+    @property
+    def agent_keys(self) -> AgentKeys:
+        """Keys that are bound to one account of the first operator."""
+        return self._operator.agent_keys
+
+    @property
+    def operator_keys(self) -> OperatorKeys:
+        """Keys of the first operator with full access."""
+        return self._operator.operator_keys
+
+    @property
+    def sellers(self) -> Sellers:
+        """What the first operator allows each seller to be paid."""
+        return self._operator.sellers
+
+    @property
+    def audit_log(self) -> AuditLog:
+        """The first operator's changes, and who made them."""
+        return self._operator.audit_log
+
+    @property
+    def request_logs(self) -> RequestLogs:
+        """The first operator's requests that the server has responded to."""
+        return self._operator.request_logs
 
 
 class CannotListenError(OSError):
@@ -142,7 +239,7 @@ class EmbeddedWorld:
         """Return a new single-use link; RuntimeError if the console is not served."""
         if self._listener is None or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
-        from agentpay_server.plugins.console import pages as dashboard  # noqa: PLC0415 - a plug-in
+        from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
 
         return self.call(dashboard.console_url(self.server, self.base_url))
 

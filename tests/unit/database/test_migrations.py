@@ -19,8 +19,7 @@ from agentpay_server.database.runner import MissingExtraError, NewerSchemaError,
 from agentpay_server.database.tables import metadata, server_state
 from agentpay_server.plugins import migrations
 from agentpay_server.plugins.migrations import HEAD, THIS_RELEASE, SchemaRelease, upgrade
-from agentpay_server.plugins.postgres.database import PostgresDatabase
-from agentpay_server.plugins.postgres.schema import VERSION_TABLE
+from agentpay_server.plugins.postgres.database import VERSION_TABLE, PostgresDatabase
 
 pytestmark = pytest.mark.anyio
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.http import limits
-from agentpay_server.http.limits import RateLimit
+from agentpay_server.http import admission
+from agentpay_server.http.admission import RateLimit
 from agentpay_server.http.port import connection_limit, raise_descriptor_limit
 from agentpay_server.platform.clock import SECOND_US, ManualClock
 from agentpay_server.platform.errors import Problem
@@ -95,7 +95,7 @@ def test_any_minute_allows_at_most_twice_the_limit(per_minute, pauses):
 
 def test_full_buckets_are_dropped(monkeypatch):
     """Addresses without a key are without number: what is kept of them is bounded."""
-    monkeypatch.setattr(limits, "_KEPT_MAX", 3)
+    monkeypatch.setattr(admission, "_KEPT_MAX", 3)
     limit, clock = make(2)
     for number in range(3):
         limit.take(f"address {number}")

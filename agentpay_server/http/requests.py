@@ -1,26 +1,28 @@
-"""Requests and responses over ASGI.
+"""Parses an ASGI request: endpoint, principal, body and query as models (interface K1, E7, R9 to R11).
 
-A request is parsed to its principal, and to models of body and query (interface K1, E7, R9 to R11). A
-response is a success, a problem, a stream, or a dropped connection (E1, E4, I10, R11, R18).
+All servers of a process share the patterns of paths.
 """
 
 import asyncio
-import contextlib
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
 from agentpay.contract.codec import InvalidValueError
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay.contract.fields import format_timestamp
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.feature import JSON_TYPE, Core, Header, Reply
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
+from agentpay_server.feature import Core
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.errors import Problem, invalid, unauthorized
 from agentpay_server.platform.principals import Principal
@@ -217,99 +219,61 @@ def _skip(text: str, position: int, characters: str) -> int:
     return position
 
 
-REQUEST_PREFIX: Final = "req_"
-
-_NO_STORE: Final = (b"cache-control", b"no-store")
-
-Headers = list[Header]
-
-
-def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
-    headers: Headers = []
-    if problem.code is ErrorCode.UNAUTHORIZED:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if problem.retry_after_seconds is not None:
-        headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
-    if problem.decided_at is not None:
-        headers.append((b"idempotency-replayed", format_timestamp(problem.decided_at).encode("ascii")))
-    if problem.allow:
-        headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
-    body = json_text.print_json(codec.unstructure(problem.body(request_id)))
-    return problem.http_status, headers, body
+def no_such_path() -> Problem:
+    return Problem(
+        ErrorCode.NOT_FOUND,
+        "Unknown path. GET /openapi.json and GET /openapi-extensions.json list all paths.",
+        says_what_to_do=True,
+    )
 
 
-def internal_error(request_id: str) -> bytes:
-    message = f"The server failed. Report request {request_id} to its operators."
-    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+class Paths:
+    def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
+        self._paths = paths
+        # Most paths have no parameters, and need no matching.
+        self._fixed = {path: found for path, found in paths.items() if "{" not in path}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        found = self._fixed.get(path)
+        if found is None:
+            for pattern, template in _patterns().get(_family(path), ()):
+                if match := pattern.fullmatch(path):
+                    scope["path_params"] = match.groupdict()
+                    found = self._paths[template]
+                    break
+            else:
+                raise no_such_path()
+        await found(scope, receive, send)
 
 
-def identified(send: Send, request_id: str) -> Send:
-    """Add `X-Request-Id` to the response (interface R16)."""
-
-    async def send_identified(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
-        await send(message)
-
-    return send_identified
+def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endpoint]]:
+    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+    for endpoint in endpoints:
+        by_path[endpoint.path][endpoint.method] = endpoint
+    return by_path
 
 
-async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
-    """A stream is sent until it ends or the caller disconnects."""
-    if reply.stream is not None:
-        await _stream(send, receive, reply.stream, reply.stream_type)
-        return
-    body = b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
-    await respond(send, reply.status, body, reply.headers)
+METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 
 
-async def respond(
-    send: Send, status: int, body: bytes, headers: Sequence[Header] = (), content_type: bytes = JSON_TYPE
-) -> None:
-    """By default with `Cache-Control: no-store`."""
-    lines = list(headers)
-    if body:
-        lines.append((b"content-type", content_type))
-    if not any(name == b"cache-control" for name, _ in headers):
-        lines.append(_NO_STORE)
-    if status not in (204, 304):
-        lines.append((b"content-length", str(len(body)).encode("ascii")))
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})
+@cache
+def _patterns() -> Mapping[str, tuple[tuple[re.Pattern[str], str], ...]]:
+    """By path family, in the order of the tables: the first that matches applies."""
+    families: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
+    for path, methods in METHODS_OF.items():
+        if "{" in path:
+            families[_family(path)].append((_pattern(path, methods), path))
+    return {family: tuple(patterns) for family, patterns in families.items()}
 
 
-async def drop(scope: Scope, receive: Receive) -> bool:
-    """Return False if the port does not support it."""
-    close = scope.get(DROP)
-    if close is None:
-        return False
-    close()
-    await _disconnected(receive)
-    return True
+def _family(path: str) -> str:
+    return path.removeprefix(EXTENSIONS)[1:].partition("/")[0]
 
 
-async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes], kind: bytes) -> None:
-    headers = [(b"content-type", kind), _NO_STORE, (b"x-accel-buffering", b"no")]
-    async with contextlib.aclosing(pieces):
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        sending = asyncio.ensure_future(_send_pieces(send, pieces))
-        leaving = asyncio.ensure_future(_disconnected(receive))
-        try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.wait((sending, leaving))
-
-
-async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
-    async for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+def _pattern(path: str, methods: Mapping[str, Endpoint]) -> re.Pattern[str]:
+    """A parameter matches one segment, but the last may match several."""
+    pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
+    if any(endpoint.takes_rest_of_path for endpoint in methods.values()):
+        pattern = f"{pattern.removesuffix('[^/]+)')}.*)"
+    return re.compile(pattern)
