@@ -4,7 +4,7 @@ import asyncio
 import base64
 import copy
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -21,6 +21,7 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.chain.protocol import ChainUnreachableError, ChannelHistory
 from agentpay_server.plugins.channels.closing import ChannelWatch
+from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = pytest.mark.anyio
 
@@ -548,3 +549,34 @@ async def test_an_expired_close_of_a_channel_is_signed_again_for_a_stopped_accou
     # The seller did not settle, so all of it has come back.
     assert (session["status"], session["settled"]) == ("settled", 0)
     assert market.world.balance(payer) == FUNDS - 3_000_000
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_postponed_close_of_a_channel_waits_for_its_time_across_starts(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    market = await market_of(lives)
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "key") == PRICE
+    (session,) = await market.sessions()
+    honest = RpcChain.token_accounts
+
+    async def showing_it_frozen(chain: RpcChain, addresses: Sequence[str]) -> Any:
+        found = await honest(chain, addresses)
+        return [each and evolve(each, is_frozen=True) for each in found]
+
+    with monkeypatch.context() as frozen_account:
+        frozen_account.setattr(RpcChain, "token_accounts", showing_it_frozen)
+        close = f"/ext/v1/sessions/{session['session_id']}/close"
+        assert (await market.world.request("POST", close)).status == 200
+        await asyncio.sleep(300 + GRACE_SECONDS + 3_600)
+    (channel,) = await market.world.rows("channels")
+    assert (channel["status"], channel["postponements"] > 3) == ("closing", True)
+    market = await restarted(lives, market)
+    # Each attempt costs a fee: a start makes none before its time.
+    await asyncio.sleep(20)
+    assert (await market.sessions())[0]["status"] == "closing"
+    await asyncio.sleep(3_600)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", 0)
+    assert market.world.balance(payer) == FUNDS
