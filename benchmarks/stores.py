@@ -21,10 +21,11 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.database.runner import DATABASE_SCHEMA, Database
+from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import accounts, spending
 from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.settings import DATABASE_SCHEMA
 from agentpay_server.plugins.migrations import upgrade
 from agentpay_server.plugins.postgres.connections import PreparedConnection
 from agentpay_server.plugins.postgres.database import POOL_SIZE, PostgresDatabase

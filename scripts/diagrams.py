@@ -263,13 +263,20 @@ def overview() -> str:
 
 
 def house() -> str:
-    """The rooms of the project, each with one line; a room uses only rooms below it."""
+    """The rooms of the project, each with one line; a room uses only rooms below or beside it."""
     floors: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
-        ("g", (("cli", "the commands"), ("testkit", "server in your process, paywall"))),
         (
             "g",
             (
-                ("http", "requests, console, health"),
+                ("cli", "the commands"),
+                ("testkit", "server in your process"),
+                ("plugins", "402, cluster, PostgreSQL, …"),
+            ),
+        ),
+        (
+            "g",
+            (
+                ("http", "requests, health"),
                 ("assembly", "connects all rooms"),
                 ("sandbox", "test money, clock, faults"),
             ),
@@ -277,14 +284,13 @@ def house() -> str:
         (
             "p",
             (
-                ("payments", "behind HTTP 402"),
-                ("transfers", "pay once"),
-                ("sessions", "many small charges"),
+                ("operators", "keys, audit, search"),
+                ("webhooks", "deliveries"),
             ),
         ),
-        ("p", (("accounts", "policies, deposits"), ("operators", "keys, audit"), ("webhooks", "deliveries"))),
+        ("p", (("accounts", "policies, deposits"), ("transfers", "pay once"), ("sessions", "many charges"))),
         ("c", (("engine", "decides, signs, settles"), ("ledger", "rows of money, keys and events"))),
-        ("c", (("chain", "embedded, or any Solana RPC"), ("database", "SQLite, PostgreSQL"))),
+        ("c", (("chain", "embedded, in your process"), ("database", "tables, SQLite"))),
         ("p", (("platform", "clock, settings, errors, logs"),)),
         ("g", (("agentpay", "the client, and the contract that both share"),)),
     )
@@ -296,7 +302,7 @@ def house() -> str:
             for place, room in enumerate(rooms)
         ]
     bottom = 16 + 66 * len(floors)
-    parts.append(words(width / 2, bottom + 10, "A room uses only rooms below it, or to its right.", kind="s"))
+    parts.append(words(width / 2, bottom + 10, "A room uses only rooms below it, or beside it.", kind="s"))
     return svg(
         "The rooms of the packages: each uses only rooms below it, or to its right.",
         width,

@@ -41,7 +41,10 @@ WHEEL_HOLDS = {
     "agentpay_server/chain/channels/channels.so",
     "agentpay_server/pytest_plugin.py",
     "agentpay_server/clients/_sync/sandbox.py",
+    "agentpay_server/plugins/console/index.html",
     "agentpay_server/plugins/migrations/script.py.mako",
+    "agentpay_server/plugins/migrations/versions/0102_the_first_tables.py",
+    "agentpay_server/plugins/scenes/bundled/demo.toml",
 }
 LABORATORY_HOLDS = {
     "agentpay_lab/__main__.py",

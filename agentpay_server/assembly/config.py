@@ -8,10 +8,15 @@ from typing import TYPE_CHECKING, Any
 from attrs import converters, field, frozen
 
 from agentpay_server.chain.protocol import WatchedChain
-from agentpay_server.database.runner import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.randomness import Randomness, SystemRandomness, randomness
-from agentpay_server.platform.settings import KEY_VARIABLE, Settings, option
+from agentpay_server.platform.settings import (
+    DATABASE_SCHEMA,
+    KEY_VARIABLE,
+    Settings,
+    check_database_schema,
+    option,
+)
 
 if TYPE_CHECKING:
     import httpx

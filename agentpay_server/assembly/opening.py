@@ -31,7 +31,6 @@ from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.protocol import ChainUnreachableError, OpenedChain
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.runner import (
-    DATABASE_SCHEMA,
     Database,
     DatabaseUnavailableError,
     StartRefusedError,
@@ -40,8 +39,8 @@ from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.clock import Clock
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.randomness import Randomness, SeededRandomness
+from agentpay_server.platform.settings import DATABASE_SCHEMA, Settings
 from agentpay_server.platform.settings import KEY_VARIABLE as KEY_VARIABLE
-from agentpay_server.platform.settings import Settings
 from agentpay_server.platform.vault import KEY_BYTES, Vault
 
 logger: logging.Logger = logging.getLogger(__name__)

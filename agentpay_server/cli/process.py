@@ -230,9 +230,9 @@ async def _console_url(server: Server, base_url: str, deadline: float) -> str | 
     """
     if not server.context.settings.serves_dashboard:
         return None
-    from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
-
     try:
+        from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
+
         return await _started(partial(dashboard.console_url, server, base_url), deadline)
     except Exception as error:  # noqa: BLE001 - whatever it is, the server works
         log(logger, logging.ERROR, "console.no_link", exception=error)

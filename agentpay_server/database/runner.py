@@ -8,9 +8,8 @@ A unit may run more than once: if the engine aborts its transaction (PostgreSQL 
 the runner retries it. So a unit must have no side effects outside the database.
 """
 
-import re
 from collections.abc import Callable
-from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from attrs import frozen
 from sqlalchemy import MetaData, Select
@@ -19,27 +18,6 @@ from agentpay_server.database.connection import Connection, ConstraintError
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-DATABASE_SCHEMA: Final = "agentpay"
-"""The default PostgreSQL schema for all tables."""
-
-_SCHEMA_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
-
-
-def check_database_schema(name: str) -> str:
-    """Return the name if it is a valid schema name.
-
-    Names that need quotes in SQL are invalid, so that administrators can type the rest.
-
-    Raises:
-        ValueError: the name is not valid.
-    """
-    if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_") or name == "information_schema":
-        raise ValueError(
-            f"{name!r} cannot be the database schema: use up to 63 lower-case letters, digits and "
-            "underscores, not starting with a digit or pg_"
-        )
-    return name
 
 
 class DatabaseUnavailableError(Exception):

@@ -457,6 +457,10 @@ def test_the_help_of_a_command_line_loads_no_command(package):
         assert name not in loaded
 
 
+def test_the_options_of_a_server_load_no_database():
+    assert "sqlalchemy" not in loaded_by("import agentpay_server.cli.serve")
+
+
 def test_a_command_of_the_client_loads_nothing_of_the_server():
     loaded = loaded_by("import agentpay.cli.listening, agentpay.cli.events, agentpay.cli.transfers")
 

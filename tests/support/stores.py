@@ -27,8 +27,9 @@ from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
-from agentpay_server.database.runner import DATABASE_SCHEMA, Database
+from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import MemoryDatabase
+from agentpay_server.platform.settings import DATABASE_SCHEMA
 from agentpay_server.plugins import migrations
 from agentpay_server.plugins.migrations import upgrade
 from agentpay_server.plugins.postgres.database import PostgresDatabase

@@ -29,16 +29,15 @@ from sqlalchemy.schema import CreateSchema
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import (
-    DATABASE_SCHEMA,
     DatabaseAwayError,
     DatabaseClosedError,
     DatabaseInUseError,
     DatabaseUnavailableError,
     OfAccounts,
     StartRefusedError,
-    check_database_schema,
 )
 from agentpay_server.database.tables import metadata
+from agentpay_server.platform.settings import DATABASE_SCHEMA, check_database_schema
 from agentpay_server.plugins.postgres.batches import Batches
 from agentpay_server.plugins.postgres.connections import (
     CONNECTING_SECONDS,

@@ -17,9 +17,8 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.server import start_server
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
-from agentpay_server.database.runner import DATABASE_SCHEMA
 from agentpay_server.platform.clock import Clock, SystemClock, from_us, manual_clock
-from agentpay_server.platform.settings import Settings
+from agentpay_server.platform.settings import DATABASE_SCHEMA, Settings
 from agentpay_server.testkit.embedded.applications import WebhookApplication, application
 from agentpay_server.testkit.embedded.inbox import INBOX_URL, InboxTransport, WebhookInbox
 from agentpay_server.testkit.embedded.owner_thread import OwnerThread
