@@ -24,7 +24,7 @@ from agentpay.contract.choices import (
     TransactionType,
     TransferStatus,
 )
-from agentpay.contract.console import Suspension
+from agentpay.contract.console import PolicyRule, Suspension
 from agentpay.contract.deliveries import WebhookHealth
 from agentpay.contract.payments import SessionStep, VoucherReport
 from agentpay.contract.search import SpendEntry, SpendPeriod
@@ -44,6 +44,7 @@ __all__ = [
     "OperatorKeyKind",
     "PaymentProtocol",
     "PinOriginParams",
+    "PolicyRule",
     "SessionStatus",
     "SessionStep",
     "SpendEntry",

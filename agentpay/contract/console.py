@@ -273,6 +273,8 @@ class PolicyRule(Model):
         null: what null means; for a flag, what false means.
     """
 
+    _example: ClassVar = {"name": "paused", "kind": "flag", "label": "Paused", "null": "no"}
+
     name: str
     kind: str
     label: str
@@ -314,7 +316,6 @@ class ConsoleSummary(Model):
         "treasury_lamports": 4_980_000_000,
         "is_clock_manual": False,
         "keeps_snapshots": False,
-        "policy_rules": [{"name": "paused", "kind": "flag", "label": "Paused", "null": "no"}],
         "now": "2026-01-31T12:00:00.000Z",
     }
 

@@ -19,6 +19,7 @@ M = TypeVar("M", bound="Model")
 _HOMES: Final = {
     "agentpay.contract.events": "agentpay.webhooks",
     "SessionStep": "agentpay.types",
+    "PolicyRule": "agentpay.types",
     "SpendEntry": "agentpay.types",
     "Suspension": "agentpay.types",
     "WebhookHealth": "agentpay.types",
