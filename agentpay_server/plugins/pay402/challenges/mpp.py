@@ -365,14 +365,15 @@ def request_of(
     }
     if terms.fee_payer is not None:
         details |= {"feePayer": True, "feePayerKey": terms.fee_payer}
-    if len(terms.legs) > 1:
+    first, *others = terms.legs
+    if others:
         details["splits"] = [
             {"recipient": leg.recipient, "amount": str(leg.amount_micro)}
             | ({} if leg.memo is None else {"memo": leg.memo})
-            for leg in terms.legs[1:]
+            for leg in others
         ]
-    if terms.legs[0].memo is not None:
-        request["externalId"] = terms.legs[0].memo
+    if first.memo is not None:
+        request["externalId"] = first.memo
     if channel is None:
         return request
     details |= {
