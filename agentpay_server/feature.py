@@ -156,8 +156,11 @@ class Core:
         is_alone: bool,
         is_in_memory: bool,
     ) -> None:
-        self.config, self.context, self.lasting = config, context, lasting
-        self.is_alone, self.is_in_memory = is_alone, is_in_memory
+        self.config: ServerConfig = config
+        self.context: Context = context
+        self.lasting: dict[type[Any], Any] = lasting
+        self.is_alone: bool = is_alone
+        self.is_in_memory: bool = is_in_memory
         movements = [movement for feature in features for movement in feature.movements]
         guards = Guards(before_signature=self._before_signature, before_loss=self._before_loss)
         self.settlement: Settlement = Settlement(context, movements, guards)
