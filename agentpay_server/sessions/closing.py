@@ -307,11 +307,6 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
     return _landed(ending) if is_closing else outcomes.outcome_of(ending.subject)
 
 
-def _report(ending: Ending[SessionRecord]) -> None:
-    """Log the session."""
-    report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
-
-
 SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.SESSION_SETTLE,
     load=store.SESSIONS.existing,
@@ -323,7 +318,7 @@ SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     resign=_resign,
     prepare=_prepare,
     accounts=_accounts,
-    report=_report,
+    report=outcomes.report_ending,
 )
 """The transaction that settles a session."""
 

@@ -34,7 +34,7 @@ from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
-from agentpay_server.sessions.outcomes import limits_of, refused, report
+from agentpay_server.sessions.outcomes import limits_of, refused
 from agentpay_server.sessions.rules import (
     OpeningTerms,
     check_transition,
@@ -291,11 +291,6 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
     return outcomes.outcome_of(session)
 
 
-def _report(ending: Ending[SessionRecord]) -> None:
-    """Log the session."""
-    report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
-
-
 SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
     kind=Kind.SESSION_OPEN,
     load=store.SESSIONS.existing,
@@ -306,7 +301,7 @@ SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
     late=_late,
     resign=_resign,
     prepare=_prepare,
-    report=_report,
+    report=outcomes.report_ending,
 )
 """The transaction that funds a session's escrow."""
 

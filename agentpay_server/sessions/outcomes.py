@@ -23,6 +23,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine import funding
+from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Entry, Outcome, Posting
@@ -377,6 +378,11 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
         detail=detail,
         tx_signature=record.settlement_tx_signature or record.tx_signature,
     )
+
+
+def report_ending(ending: Ending[SessionRecord]) -> None:
+    """Log a session, after the commit of a transaction's outcome."""
+    report(ending.subject, detail=None if ending.failure is None else ending.failure.detail)
 
 
 def limits_of(context: Context) -> SessionLimits:

@@ -85,8 +85,6 @@ _DUE_CHANNELS: Final = (
 _CLOSING_CHANNELS: Final = (
     select(channels.c.owner_id)
     .where(channels.c.due_us.is_not(None), channels.c.status == literal_column(f"'{SessionStatus.CLOSING}'"))
-    # What was postponed waits for its time, also across starts: each attempt costs a fee.
-    .where(channels.c.postponements == literal_column("0"))
     .order_by(channels.c.due_us)
 )
 _CLAIMED: Final = (

@@ -173,8 +173,10 @@ class ChannelClosing:
         if due.act is Act.POST:
             await self._post(channel)
             return False
-        if due.at_us > self._context.clock.now_us():
-            await self._database.run(self._wait, owner_id, due.at_us)
+        # What was postponed waits for its time, whoever asks: each attempt costs a fee.
+        at_us = max(due.at_us, (channel.due_us or 0) if channel.postponements else 0)
+        if at_us > self._context.clock.now_us():
+            await self._database.run(self._wait, owner_id, at_us)
             return False
         return await self._sign_and_send(channel, due)
 
