@@ -1,4 +1,4 @@
-"""What a feature of the server is, and the core that features are built from.
+"""The record of a feature of the server, and the core that features are built from.
 
 A feature is one record. `features.py` lists them, and the start registers all that they say: nothing is set
 later, and no part of the core names a plug-in.
@@ -103,7 +103,7 @@ class Phase(IntEnum):
 
 @frozen(kw_only=True)
 class Feature(Generic[S]):
-    """What one feature brings to the server. `S` is its service: one object, or an object that has several.
+    """The parts of one feature. `S` is its service: one object, or an object that has several.
 
     Attributes:
         build: makes its service from the core; also when a snapshot is restored, without side effects.

@@ -353,5 +353,5 @@ def differences(first: object, now: object) -> list[str]:
         return []
     names = [field.name for field in attrs.fields(cast("Any", type(now)))]
     differing = [name for name in names if getattr(first, name) != getattr(now, name)]
-    # What a caller cannot name, such as the digest of a challenge, makes it another kind of request.
+    # A parameter that callers cannot name, such as the digest of a challenge, makes it another request.
     return [_PARAMETERS[name] for name in differing] if set(differing) <= set(_PARAMETERS) else []

@@ -1,1 +1,1 @@
-"""What plugs in: each package is a capability that the core starts without; `features.py` names them."""
+"""Plug-ins: each is a capability that the core starts without; `features.py` names them."""

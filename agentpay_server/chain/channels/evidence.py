@@ -1,8 +1,9 @@
-"""What the transactions of a channel prove: what its program settled, and which of them paid it out. Pure.
+"""Evidence from the transactions of a channel: what its program settled, and which paid it out. Pure.
 
 A seller writes the transactions, and may add anything to them. So only the program's own instructions count,
-whoever called them. A voucher counts if the program took it, which it does from the instruction directly
-before the one of the transaction that calls it; a voucher that was only verified proves nothing.
+also those that another program called. A voucher counts if the program took it, which it does from the
+instruction directly before the one of the transaction that calls it; a voucher that was only verified proves
+nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -448,7 +448,7 @@ class SessionPayments:
         """Poll an opening on chain; return whether it has neither landed nor expired.
 
         On a cluster, a patient caller waits until an opening that its seller has sent is final. One that
-        nobody has sent is not waited for: its caller may have lost it.
+        no seller has sent is not waited for: its caller may have lost it.
         """
         session_id, loop = channel.session.session_id, asyncio.get_running_loop()
         is_patient = is_patient and self._context.chain.landing_seconds > 0

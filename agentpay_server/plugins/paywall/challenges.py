@@ -1,7 +1,7 @@
 """The challenges of this seller, honest or hostile, and whether a payment is for one of them.
 
 `write` is honest. `malformed` writes what no caller can read, and `on_mainnet` to `to_other_payee` change
-terms so that nobody should pay them.
+terms so that no agent should pay them.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ _REALM: Final = "agentpay paywall"
 _SECRET: Final = b"agentpay paywall: binds challenges of tests, protects nothing"
 _CHALLENGE_SECONDS: Final = 300
 _VOLATILE: Final = ("recentBlockhash", "recentSlot")
-"""What differs between two challenges on equal terms."""
+"""Fields that differ between two challenges on equal terms."""
 
 OTHER_MINT: Final = "So11111111111111111111111111111111111111112"
 """Wrapped SOL: a mint that exists on every chain and is not USDC."""

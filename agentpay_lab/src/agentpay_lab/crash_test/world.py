@@ -83,12 +83,12 @@ class ServerProcess:
 
 @frozen(kw_only=True)
 class World:
-    """What agents buy with, and from whom.
+    """The servers, the paying account and the sellers of a trial.
 
     Attributes:
         key: an operator key of the servers.
         account_id: the account that pays.
-        environment: what a payer is told, except the URL of its server.
+        environment: the variables of a payer, except the URL of its server.
         own_accounts: token accounts of the account and of the wallet for payers that sign themselves.
         own_addresses: owners of those.
     """

@@ -1,7 +1,7 @@
-"""What must always hold for channels: sessions over HTTP 402, and payments up to a maximum.
+"""The invariants of channels: sessions over HTTP 402, and payments up to a maximum.
 
 One key has one voucher for ever, and no two vouchers of a channel overlap. Vouchers stay within the deposit.
-What a seller has settled, by the chain, is at most what was handed out. Every channel ends.
+A seller has settled, by the chain, at most what was handed out. Every channel ends.
 """
 
 from collections.abc import Callable
