@@ -123,11 +123,13 @@ class Payout:
     Attributes:
         signature: its identity on chain.
         gained_micro: how much USDC the payer's token account got in it.
+        left_micro: how much USDC the channel's escrow holds after it: none, unless someone filled it again.
         channels: all channels that it distributes, of this payer and of others.
     """
 
     signature: str
     gained_micro: int
+    left_micro: int
     channels: frozenset[str]
 
 

@@ -21,6 +21,7 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, Voucher
 from agentpay_server.chain.protocol import ChainUnreachableError, ChannelHistory
 from agentpay_server.plugins.channels.closing import ChannelWatch
+from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.cluster.chain import RpcChain
 
 pytestmark = pytest.mark.anyio
@@ -357,6 +358,30 @@ async def test_a_payout_that_cannot_be_read_delays_no_deposit(
     entries = (await market.world.request("GET", f"/v1/accounts/{payer.account_id}/transactions")).body
     moved = sorted((row["type"], micro(row["amount_usdc"])) for row in entries["data"])
     assert moved == [("deposit", PRICE), ("deposit", FUNDS), ("session_settlement", PRICE)]
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_amounts_that_contradict_a_payout_settle_nothing(
+    lives: Lives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unchanged(*of: Any, **where: Any) -> tuple[object, dict[str, int], dict[str, int]] | None:
+        found = changes(*of, **where)
+        return None if found is None else (found[0], found[1], found[1])
+
+    market, changes = await market_of(lives), history._changes
+    payer = await market.world.account("20")
+    assert await market.paid(payer, "known") == PRICE
+    with monkeypatch.context() as lying:
+        lying.setattr(history, "_changes", unchanged)
+        await market.settle(closes=True)
+        await asyncio.sleep(FINALITY_SECONDS + 120)
+        (session,) = await market.sessions()
+        assert session["status"] == "closing"
+    await asyncio.sleep(120)
+    (session,) = await market.sessions()
+    assert (session["status"], session["settled"]) == ("settled", PRICE)
+    (row,) = await market.world.rows("accounts", account_id=payer.account_id)
+    assert (row["balance"], row["cap_holds"], row["suspended_us"]) == (FUNDS - PRICE, 0, None)
 
 
 @pytest.mark.parametrize("_watch", ["unpolled"], indirect=True)

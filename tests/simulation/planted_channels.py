@@ -80,7 +80,7 @@ def a_seller_that_settles_is_posted_as_one_that_does_not(patch: Patch) -> None:
 def what_a_seller_has_only_verified_counts_as_settled(patch: Patch) -> None:
     history_of = evidence.history_of
 
-    def verified(transactions, channel, *, signer):
+    def verified(transactions, channel, *, signer, **where):
         read = list(transactions)
         vouchers = [
             codecs.verified_voucher(step.data, Pubkey.from_string(signer))
@@ -89,7 +89,7 @@ def what_a_seller_has_only_verified_counts_as_settled(patch: Patch) -> None:
             if step.program == str(codecs.ED25519_PROGRAM)
         ]
         totals = [each.cumulative_micro for each in vouchers if each and str(each.channel) == channel]
-        found = history_of(read, channel, signer=signer)
+        found = history_of(read, channel, signer=signer, **where)
         return attrs.evolve(found, proven_micro=max(totals, default=0))
 
     patch(history, "history_of", verified)

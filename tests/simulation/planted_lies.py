@@ -1,11 +1,13 @@
 """Faults of our own making in believing nodes, clocks and old databases (see `planted.py`)."""
 
+import attrs
 from planted import Patch, planted
 
 from agentpay_server.accounts.deposits import Deposits
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
+from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.cluster.replies import Landing
 from agentpay_server.sessions import payouts
@@ -57,3 +59,18 @@ def a_lost_payout_of_an_escrow_is_a_lagging_node(patch: Patch) -> None:
         """The next close reads the escrow again."""
 
     patch(payouts, "compare", content)
+
+
+@planted
+def the_amounts_of_a_payout_need_no_second_method(patch: Patch) -> None:
+    history_of = history.history_of
+
+    def believed(*read, **of):
+        found = history_of(*read, **of)
+        return (
+            found
+            if found.payout is None
+            else attrs.evolve(found, payout=attrs.evolve(found.payout, left_micro=0))
+        )
+
+    patch(history, "history_of", believed)

@@ -75,6 +75,7 @@ def plan_of(seed: int) -> Plan:
                 agents=4,
                 odds={
                     "http.lost reply": 0.05,
+                    "lie.transaction": 0.02,
                     **{kind: 0.02 for kind in ODDS if kind.startswith(("channel.", "upto."))},
                     **{kind: 0.2 for kind in ODDS if kind.startswith("payout.")},
                 },

@@ -17,6 +17,7 @@ from solders.transaction_metadata import TransactionMetadata
 
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import Discriminator
+from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChannelHistory, Payout
 
 _CHANNEL_AT: Final[Mapping[int, int]] = {
@@ -46,12 +47,13 @@ class Landed:
     """A transaction that succeeded.
 
     Attributes:
-        gained_micro: how much USDC the payer's token account got in it.
+        before, after: micro-USDC by token account; an account without any may be missing.
         steps: its instructions, each with its inner calls, in their order.
     """
 
     signature: str
-    gained_micro: int
+    before: Mapping[str, int]
+    after: Mapping[str, int]
     steps: Sequence[tuple[Call, Sequence[Call]]]
 
 
@@ -70,8 +72,19 @@ class _Act:
         return self.kind == Discriminator.SETTLE
 
 
-def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> ChannelHistory:
-    """Return what a channel's transactions prove; the oldest comes first. `signer` signs its vouchers."""
+def history_of(
+    transactions: Iterable[Landed], channel: str, *, signer: str, to: str, usdc_mint: str
+) -> ChannelHistory:
+    """Return what a channel's transactions prove; the oldest comes first.
+
+    Args:
+        transactions: those that name the channel.
+        channel: its address.
+        signer: who signs its vouchers.
+        to: the payer's token account.
+        usdc_mint: the mint of USDC.
+    """
+    escrow = associated_token_address(channel, usdc_mint)
     proven_micro, is_sealed, payout = 0, False, None
     for landed in transactions:
         acts = list(_acts(landed))
@@ -83,7 +96,8 @@ def history_of(transactions: Iterable[Landed], channel: str, *, signer: str) -> 
             if act.kind == Discriminator.DISTRIBUTE and is_sealed:
                 payout = Payout(
                     signature=landed.signature,
-                    gained_micro=landed.gained_micro,
+                    gained_micro=landed.after.get(to, 0) - landed.before.get(to, 0),
+                    left_micro=landed.after.get(escrow, 0),
                     channels=frozenset(
                         each.channel for each in acts if each.kind == Discriminator.DISTRIBUTE
                     ),

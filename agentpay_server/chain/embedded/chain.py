@@ -226,14 +226,14 @@ class EmbeddedChain(LedgeredMachine):
         landed = [
             Landed(
                 signature=executed.signature,
-                gained_micro=usdc_held(executed.after, self.usdc_mint).get(to, 0)
-                - usdc_held(executed.before, self.usdc_mint).get(to, 0),
+                before=usdc_held(executed.before, self.usdc_mint),
+                after=usdc_held(executed.after, self.usdc_mint),
                 steps=steps_of(executed.transaction.message, executed.meta),
             )
             for executed in self.history.of_address(Pubkey.from_string(channel))
             if executed.error is None
         ]
-        return history_of(reversed(landed), channel, signer=signer)
+        return history_of(reversed(landed), channel, signer=signer, to=to, usdc_mint=self.usdc_mint)
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:  # noqa: ARG002 - it was verified
         """See `Chain`: this chain has executed the transaction itself."""

@@ -207,11 +207,16 @@ class ChannelsOnChain:
         """Return what the irreversible payout of a channel means for its account.
 
         Raises:
-            ChainUnreachableError: there is none yet, or replies differ.
+            ChainUnreachableError: there is none yet, or a reply contradicts another one or itself.
         """
         payout = (await self._history(channel)).payout
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
+        if payout.left_micro:
+            # The program empties the escrow. If nobody has filled it again, a node reports false amounts.
+            (held,) = await self._chain.token_accounts([channel.escrow_token_account])
+            if held is None or held.amount_micro < payout.left_micro:
+                raise ChainUnreachableError("a node reports a payout that leaves money in a channel's escrow")
         owed = {}
         for each in await self._database.read(channel_store.at, channel.account_id, payout.channels):
             # A node that does not show the payout yet must not hide that it paid this channel too.

@@ -85,8 +85,8 @@ def read_movement(
     )
 
 
-def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> Landed | None:
-    """Return what a transaction did, and what a token account got in it; None if it failed.
+def read_landed(reply: object, *, signature: str, usdc_mint: str) -> Landed | None:
+    """Return what a transaction did; None if it failed.
 
     Raises:
         ChainUnreachableError: the result is about another transaction, or malformed.
@@ -102,7 +102,8 @@ def read_landed(reply: object, *, signature: str, to: str, usdc_mint: str) -> La
     steps = member(member(transaction, "message", dict), "instructions", list)
     return Landed(
         signature=signature,
-        gained_micro=after.get(to, 0) - before.get(to, 0),
+        before=before,
+        after=after,
         steps=[(_call(step), called.get(index, ())) for index, step in enumerate(steps)],
     )
 
@@ -331,17 +332,14 @@ class AccountHistory:
             lines = await self._irreversible(channel, None)
             if including is not None and including not in {line.signature for line in lines}:
                 raise ChainUnreachableError("a node does not know a channel's transaction (yet)")
+            mint = self._usdc_mint
             landed = [
-                read_landed(
-                    await self._transaction(line.signature),
-                    signature=line.signature,
-                    to=to,
-                    usdc_mint=self._usdc_mint,
-                )
+                read_landed(await self._transaction(line.signature), signature=line.signature, usdc_mint=mint)
                 for line in lines
                 if not line.failed
             ]
-            return history_of((each for each in landed if each is not None), channel, signer=signer)
+            succeeded = (each for each in landed if each is not None)
+            return history_of(succeeded, channel, signer=signer, to=to, usdc_mint=mint)
 
         found = await read()
         if await read() != found:

@@ -89,7 +89,9 @@ class Channel:
 async def test_no_call_of_a_stranger_makes_a_history_unreadable(call: dict[str, Any]) -> None:
     closed = [told(verified()), told(sealed(1)), PAID_OUT]
     channel = Channel(closed, inner=(call,))
-    paid = Payout(signature=channel.signatures[0], gained_micro=5, channels=frozenset({str(CHANNEL)}))
+    paid = Payout(
+        signature=channel.signatures[0], gained_micro=5, left_micro=0, channels=frozenset({str(CHANNEL)})
+    )
     assert await channel.history() == ChannelHistory(proven_micro=TOTAL, payout=paid)
 
 
