@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
+from attrs import evolve
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
@@ -26,11 +27,8 @@ from agentpay_server.plugins.facilitator.settling import (
     DUPLICATE,
     UNDECODABLE,
     CheckedPayment,
-    FailedOnChainError,
     FeePayer,
     InvalidPaymentError,
-    NotConfirmedError,
-    SimulationFailedError,
     check_payment,
     keypair_of,
     pending,
@@ -40,7 +38,6 @@ from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.node.methods import Node
 from agentpay_server.plugins.pay402.challenges import fields, x402
 from agentpay_server.plugins.pay402.challenges.terms import Network, Protocol, UnreadableChallengeError
-from agentpay_server.plugins.pay402.challenges.x402 import FacilitatorRequest
 from agentpay_server.sandbox.faults import FacilitatorFault, RequestFaults
 
 PATH: Final = EXTENSIONS + "/sandbox/x402"
@@ -52,11 +49,21 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Facilitator:
-    """Without `faults` it behaves."""
+    """The facilitator of a node's chain, as an ASGI application; without `faults` it behaves.
 
-    def __init__(self, fee_payer: FeePayer, faults: RequestFaults | None = None) -> None:
-        self._fee_payer = fee_payer
+    Its key is derived from the chain, so that challenges issued before a restart remain valid.
+    """
+
+    def __init__(
+        self, node: Node, *, body_timeout_seconds: float, faults: RequestFaults | None = None
+    ) -> None:
+        self._fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
         self._faults = faults
+        self._body_timeout_seconds = body_timeout_seconds
+        self._takes_body: Mapping[str, Callable[[bytes], Awaitable[Json]]] = {
+            "/verify": self.verify,
+            "/settle": self.settle,
+        }
         self._settling: set[str] = set()
 
     def supported(self) -> Json:
@@ -73,7 +80,7 @@ class Facilitator:
 
     async def verify(self, body: bytes) -> Json:
         try:
-            checked = self._checked(x402.read_request(body))
+            checked = self._checked(*x402.read_request(body))
             await self._simulate(checked)
         except InvalidPaymentError as refused:
             return {
@@ -85,9 +92,9 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, body: bytes) -> Json:
-        request = x402.read_request(body)
+        protocol, requirements, claimed, transaction = x402.read_request(body)
         try:
-            checked = self._checked(request)
+            checked = self._checked(protocol, requirements, claimed, transaction)
             signature = await self._settled_or_not(checked)
         except InvalidPaymentError as refused:
             return {
@@ -96,20 +103,27 @@ class Facilitator:
                 "errorMessage": str(refused),
                 "payer": refused.payer,
                 "transaction": refused.transaction,
-                "network": request.requirements["network"],
+                "network": requirements["network"],
             }
-        return x402.settled(payer=checked.payer, signature=signature, network=request.network)
+        return x402.settled(payer=checked.payer, signature=signature, network=requirements["network"])
 
-    def _checked(self, request: FacilitatorRequest) -> CheckedPayment:
-        requirements, network = request.requirements, _network(request.protocol)
-        if (requirements["scheme"], request.scheme) != (x402.EXACT, x402.EXACT):
+    def _checked(
+        self,
+        protocol: Protocol,
+        requirements: Mapping[str, Any],
+        claimed: Mapping[str, Any],
+        transaction: str,
+    ) -> CheckedPayment:
+        """Return a payment, completed with the seller's signature, if it is what the requirements say."""
+        network = _network(protocol)
+        if (requirements["scheme"], claimed["scheme"]) != (x402.EXACT, x402.EXACT):
             raise InvalidPaymentError("unsupported_scheme", "the scheme must be exact")
-        if requirements["network"] != request.network:
+        if requirements["network"] != claimed["network"]:
             raise InvalidPaymentError("network_mismatch", "the payment is for another network")
-        if request.network != network:
+        if claimed["network"] != network:
             raise InvalidPaymentError("invalid_network", f"the network must be {network}")
         try:
-            terms = x402.terms_of(requirements, request.protocol, Network.DEVNET)
+            terms = x402.terms_of(requirements, protocol, Network.DEVNET)
             fields.address(requirements, "asset")
         except UnreadableChallengeError as error:
             raise InvalidPaymentError("invalid_payment_requirements", str(error)) from None
@@ -122,25 +136,29 @@ class Facilitator:
                 "fee_payer_not_managed_by_facilitator",
                 f"extra.feePayer must be {self._fee_payer.address}, as GET /supported says",
             )
-        return check_payment(_decoded(request.transaction), terms, fee_payers=(self._fee_payer.address,))
+        try:
+            raw = base64.b64decode(transaction, validate=True)
+        except ValueError:
+            raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
+        checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
+        return evolve(checked, transaction=self._fee_payer.completed(checked.transaction))
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
             await self._fee_payer.ready()
-            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
-        except (SimulationFailedError, NotConfirmedError, FailedOnChainError, RpcError) as error:
+            await self._fee_payer.simulate(checked.transaction)
+        except RpcError as error:
             raise InvalidPaymentError("transaction_simulation_failed", str(error), checked.payer) from None
 
     async def _settled_or_not(self, checked: CheckedPayment) -> str:
         """Settle a payment, or do what one armed fault says; a fault counts the payments that it affects."""
-        signature = str(self._fee_payer.completed(checked.transaction).signatures[0])
         if self._takes(FacilitatorFault.FALSE_SUCCESS):
-            return signature
+            return checked.signature
         if self._takes(FacilitatorFault.FORGETS):
-            raise pending(checked, signature)
+            raise pending(checked)
         if self._takes(FacilitatorFault.PENDING):
             await self._settled(checked, waits=False)
-            raise pending(checked, signature)
+            raise pending(checked)
         if self._takes(FacilitatorFault.FALSE_FAILURE):
             await self._settled(checked)
             raise InvalidPaymentError("transaction_failed", "the transaction failed on chain", checked.payer)
@@ -150,19 +168,15 @@ class Facilitator:
             except InvalidPaymentError as refused:
                 if refused.reason != DUPLICATE:
                     raise
-                return signature
-        delay_ms = self._takes_delay()
+                return checked.signature
+        slow = None if self._faults is None else self._faults.take(FacilitatorFault.SLOW)
         try:
             return await self._settled(checked)
         finally:
-            await asyncio.sleep(delay_ms / 1000)
+            await asyncio.sleep(0 if slow is None else (slow.delay_ms or 0) / 1000)
 
     def _takes(self, fault: FacilitatorFault) -> bool:
         return self._faults is not None and self._faults.take(fault) is not None
-
-    def _takes_delay(self) -> int:
-        fault = None if self._faults is None else self._faults.take(FacilitatorFault.SLOW)
-        return 0 if fault is None else fault.delay_ms or 0
 
     async def _settled(self, checked: CheckedPayment, *, waits: bool = True) -> str:
         """Broadcast a payment that has not landed, and return its signature.
@@ -173,9 +187,8 @@ class Facilitator:
         if checked.message_hash in self._settling:
             raise InvalidPaymentError(DUPLICATE, "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
-        completed = self._fee_payer.completed(checked.transaction)
         try:
-            if await self._fee_payer.has_landed(completed):
+            if await self._fee_payer.has_landed(checked.transaction):
                 raise InvalidPaymentError(DUPLICATE, "this payment has settled", checked.payer)
             await self._simulate(checked)
             return await self._fee_payer.settle(checked, waits=waits)
@@ -184,34 +197,13 @@ class Facilitator:
         finally:
             self._settling.discard(checked.message_hash)
 
-
-def _network(protocol: Protocol) -> str:
-    return x402.NETWORK_NAMES[protocol][Network.DEVNET]
-
-
-def _decoded(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        raise InvalidPaymentError(UNDECODABLE, "the transaction is not base64") from None
-
-
-class FacilitatorHttp:
-    """The facilitator over HTTP."""
-
-    def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
-        self._facilitator = facilitator
-        self._body_timeout_seconds = body_timeout_seconds
-        self._takes_body: Mapping[str, Callable[[bytes], Awaitable[dict[str, Any]]]] = {
-            "/verify": facilitator.verify,
-            "/settle": facilitator.settle,
-        }
+    # --- HTTP
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"].removeprefix(PATH), scope["method"]
         if path == "/supported":
             if method == "GET":
-                await _respond(send, 200, self._facilitator.supported())
+                await _respond(send, 200, self.supported())
             else:
                 await _respond(send, 405, {"error": "This path takes GET."}, [(b"allow", b"GET")])
         elif path in self._takes_body:
@@ -242,12 +234,8 @@ class FacilitatorHttp:
             await _respond(send, 200, result)
 
 
-def facilitator_of(
-    node: Node, *, body_timeout_seconds: float, faults: RequestFaults | None = None
-) -> FacilitatorHttp:
-    """Its key is derived from the chain, so that challenges issued before a restart remain valid."""
-    fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
-    return FacilitatorHttp(Facilitator(fee_payer, faults), body_timeout_seconds=body_timeout_seconds)
+def _network(protocol: Protocol) -> str:
+    return x402.NETWORK_NAMES[protocol][Network.DEVNET]
 
 
 async def _respond(send: Send, status: int, content: dict[str, Any], headers: Sequence[Header] = ()) -> None:

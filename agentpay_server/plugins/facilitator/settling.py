@@ -12,13 +12,12 @@ chains.
 import asyncio
 import base64
 import hashlib
-import struct
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 from attrs import frozen
 from solders.hash import Hash
-from solders.instruction import CompiledInstruction
+from solders.instruction import CompiledInstruction, Instruction
 from solders.keypair import Keypair
 from solders.message import Message, MessageV0, to_bytes_versioned
 from solders.pubkey import Pubkey
@@ -36,7 +35,7 @@ from agentpay_server.chain.instructions import (
     associated_token_address,
     create_associated_token_account_idempotent,
 )
-from agentpay_server.plugins.node.jsonrpc import RpcCall, RpcError
+from agentpay_server.plugins.node.jsonrpc import INTERNAL_ERROR, PREFLIGHT_FAILURE, RpcCall, RpcError
 from agentpay_server.plugins.node.methods import Node
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Protocol
 
@@ -92,6 +91,11 @@ class CheckedPayment:
     transaction: VersionedTransaction
     message_hash: str
     payer: str
+
+    @property
+    def signature(self) -> str:
+        """Signature of whoever pays the fee, once the transaction is complete."""
+        return str(self.transaction.signatures[0])
 
 
 @frozen
@@ -214,7 +218,7 @@ def _check_budget(limit: _Step, price: _Step) -> None:
         raise InvalidPaymentError(
             f"{prefix}_price_instruction", "the second instruction must set the compute-unit price"
         )
-    if _unit_price(price) > MAX_UNIT_PRICE:
+    if _number(price) > MAX_UNIT_PRICE:
         raise InvalidPaymentError(
             f"{prefix}_price_instruction_too_high", f"the compute-unit price is above {MAX_UNIT_PRICE}"
         )
@@ -227,10 +231,10 @@ def _check_x402_transfer(step: _Step, leg: Leg, mint: str) -> None:
         raise InvalidPaymentError(
             f"{_INVALID}_recipient_mismatch", f"the recipient must be the token account of {leg.recipient}"
         )
-    if _amount(step) != leg.amount_micro:
+    if _number(step) != leg.amount_micro:
         raise InvalidPaymentError(
             f"{_INVALID}_amount_mismatch",
-            f"the amount is {_amount(step)}; it must be exactly {leg.amount_micro}",
+            f"the amount is {_number(step)}; it must be exactly {leg.amount_micro}",
         )
 
 
@@ -260,7 +264,7 @@ def _pays(step: _Step, leg: Leg, mint: str) -> bool:
     return (
         _is_transfer(step)
         and step.accounts[1:3] == (mint, associated_token_address(leg.recipient, mint))
-        and _amount(step) == leg.amount_micro
+        and _number(step) == leg.amount_micro
         and step.data[9] == USDC_DECIMALS
     )
 
@@ -297,33 +301,16 @@ def check_budget(data: bytes, *, max_units: int) -> None:
         raise InvalidPaymentError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
 
 
-def _amount(step: _Step) -> int:
-    amount: int = struct.unpack_from("<Q", step.data, 1)[0]
-    return amount
-
-
-def _unit_price(step: _Step) -> int:
-    price: int = struct.unpack_from("<Q", step.data, 1)[0]
-    return price
+def _number(step: _Step) -> int:
+    """Return the amount of a transfer, or the price of a compute unit."""
+    return int.from_bytes(step.data[1:9], "little")
 
 
 # --- The fee payer and the chain
 
 
-class NotConfirmedError(Exception):
-    """The transaction may or may not land."""
-
-
-class FailedOnChainError(Exception):
-    """A transaction landed and failed, moving nothing; `error` is as the node reports it."""
-
-    def __init__(self, error: object) -> None:
-        super().__init__(f"the transaction failed on chain: {error}")
-        self.error = error
-
-
-class SimulationFailedError(Exception):
-    """A transaction would not land now; the message is the node's error."""
+class FailedOnChainError(RpcError):
+    """A transaction landed and failed, moving nothing."""
 
 
 def rpc_of(node: Node) -> Rpc:
@@ -368,26 +355,26 @@ class FeePayer:
                 signature = await self._rpc("requestAirdrop", self.address, _AIRDROP_LAMPORTS)
                 await self.confirmed(signature)
 
-    async def ensure_token_accounts(self, owners: Sequence[str], mint: str) -> None:
-        """Create those of the owners' associated token accounts that are missing."""
+    async def prepare(self, owners: Sequence[str], mint: str) -> None:
+        """Get ready, and create those of the owners' associated token accounts that are missing."""
+        await self.ready()
         addresses = [associated_token_address(owner, mint) for owner in owners]
         found = (await self._rpc("getMultipleAccounts", addresses))["value"]
         missing = [owner for owner, account in zip(owners, found, strict=True) if account is None]
-        if missing:
-            await self.create_token_accounts(missing, mint)
-
-    async def create_token_accounts(self, owners: Iterable[str], mint: str) -> None:
-        """Create the owners' associated token accounts, at the cost of this key. Repeatable."""
-        await self.ready()
         payer = self._keypair.pubkey()
-        steps = [
-            create_associated_token_account_idempotent(
-                payer=payer, owner=Pubkey.from_string(owner), mint=Pubkey.from_string(mint)
+        if missing:
+            await self.execute(
+                create_associated_token_account_idempotent(
+                    payer=payer, owner=Pubkey.from_string(owner), mint=Pubkey.from_string(mint)
+                )
+                for owner in missing
             )
-            for owner in owners
-        ]
+
+    async def execute(self, steps: Iterable[Instruction]) -> None:
+        """Execute instructions that need no other signature."""
         latest = (await self._rpc("getLatestBlockhash"))["value"]["blockhash"]
-        message = Message.new_with_blockhash(steps, payer, Hash.from_string(latest))
+        blockhash = Hash.from_string(latest)
+        message = Message.new_with_blockhash(list(steps), self._keypair.pubkey(), blockhash)
         await self.confirmed(await self.broadcast(VersionedTransaction(message, [self._keypair])))
 
     def completed(self, transaction: VersionedTransaction) -> VersionedTransaction:
@@ -395,18 +382,14 @@ class FeePayer:
         return completed(transaction, self._keypair)
 
     async def simulate(self, transaction: VersionedTransaction) -> None:
-        """Raise `SimulationFailedError` unless the transaction would land now.
+        """Raise `RpcError` unless the transaction would land now.
 
         A signature or money may be missing, or it may have already landed.
         """
-        try:
-            response = await self._rpc(
-                "simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True}
-            )
-        except RpcError as error:
-            raise SimulationFailedError(error.message) from None
-        if response["value"]["err"] is not None:
-            raise SimulationFailedError(str(response["value"]["err"]))
+        options = {**_BASE64, "sigVerify": True}
+        error = (await self._rpc("simulateTransaction", _text(transaction), options))["value"]["err"]
+        if error is not None:
+            raise RpcError(PREFLIGHT_FAILURE, str(error))
 
     async def has_landed(self, transaction: VersionedTransaction) -> bool:
         """Return whether a completed transaction has landed without an error.
@@ -421,23 +404,21 @@ class FeePayer:
         return status is not None and status["err"] is None
 
     async def settle(self, checked: CheckedPayment, *, waits: bool = True) -> str:
-        """Broadcast a payment, and return its signature; `waits` until it has landed.
+        """Broadcast a completed payment, and return its signature; `waits` until it has landed.
 
         Raises:
             InvalidPaymentError: it failed on chain, or `PENDING`: it may still land.
         """
-        completed = self.completed(checked.transaction)
-        signature = str(completed.signatures[0])
         try:
-            await self.broadcast(completed)
+            await self.broadcast(checked.transaction)
             if waits:
-                await self.confirmed(signature)
+                await self.confirmed(checked.signature)
         except FailedOnChainError as error:
             raise InvalidPaymentError("transaction_failed", str(error), checked.payer) from None
-        except (RpcError, NotConfirmedError):
+        except RpcError:
             # A node that does not respond may have the transaction all the same.
-            raise pending(checked, signature) from None
-        return signature
+            raise pending(checked) from None
+        return checked.signature
 
     async def broadcast(self, transaction: VersionedTransaction) -> str:
         signature: str = await self._rpc(
@@ -445,19 +426,20 @@ class FeePayer:
         )
         return signature
 
-    async def confirmed(self, signature: str, *, within_seconds: float = CONFIRM_SECONDS) -> None:
-        """Wait until a transaction has landed; `NotConfirmedError` if not in time."""
+    async def confirmed(self, signature: str) -> None:
+        """Wait until a transaction has landed; `RpcError` if not in time: it may still land."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + within_seconds
+        deadline = loop.time() + CONFIRM_SECONDS
         while True:
             (status,) = (await self._rpc("getSignatureStatuses", [signature]))["value"]
             if status is not None and status["confirmationStatus"] in _CONFIRMED:
                 break
             if loop.time() >= deadline:
-                raise NotConfirmedError(f"{signature} has not landed within {within_seconds:.0f} seconds")
+                message = f"{signature} has not landed within {CONFIRM_SECONDS:.0f} seconds"
+                raise RpcError(INTERNAL_ERROR, message)
             await asyncio.sleep(_PAUSE_SECONDS)
         if status["err"] is not None:
-            raise FailedOnChainError(status["err"])
+            raise FailedOnChainError(INTERNAL_ERROR, f"the transaction failed on chain: {status['err']}")
 
     async def _lamports(self) -> int:
         lamports: int = (await self._rpc("getBalance", self.address))["value"]
@@ -468,11 +450,11 @@ def _text(transaction: VersionedTransaction) -> str:
     return base64.b64encode(bytes(transaction)).decode("ascii")
 
 
-def pending(checked: CheckedPayment, signature: str) -> InvalidPaymentError:
+def pending(checked: CheckedPayment) -> InvalidPaymentError:
     """Return the refusal of a payment that was broadcast, and may still land."""
     return InvalidPaymentError(
         PENDING,
-        f"{signature} has not landed yet: look it up before you ask for another payment",
+        f"{checked.signature} has not landed yet: look it up before you ask for another payment",
         checked.payer,
-        transaction=signature,
+        transaction=checked.signature,
     )

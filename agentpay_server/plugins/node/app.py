@@ -31,7 +31,7 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import REQUEST_ID, log
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.plugins.facilitator.service import PATH as FACILITATOR_PATH
-from agentpay_server.plugins.facilitator.service import FacilitatorHttp, facilitator_of
+from agentpay_server.plugins.facilitator.service import Facilitator
 from agentpay_server.plugins.node.jsonrpc import (
     INTERNAL_ERROR,
     INVALID_REQUEST,
@@ -207,7 +207,7 @@ class Mounted:
     def __init__(
         self,
         rpc: ChainRpc,
-        facilitator: FacilitatorHttp | None = None,
+        facilitator: Facilitator | None = None,
         app: ASGIApp | None = None,
         request_ids: Identifiers | None = None,
     ) -> None:
@@ -273,7 +273,7 @@ def node_of(server: Server) -> Node:
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     timeout_seconds = server.context.settings.body_timeout_seconds
     faults = None if server.faults is None else server.faults.facilitator
-    facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds, faults=faults)
+    facilitator = Facilitator(node, body_timeout_seconds=timeout_seconds, faults=faults)
     rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
     # A separate source, so that requests of Solana clients do not change seeded identifiers.
     return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))

@@ -17,7 +17,6 @@ from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.plugins.facilitator.settling import InvalidPaymentError
 from agentpay_server.plugins.pay402.challenges import fields, mpp, x402
 from agentpay_server.plugins.pay402.challenges.fields import encoded, encoded_for_url
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
 from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
     Network,
@@ -25,7 +24,6 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     Protocol,
     UnreadableChallengeError,
 )
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
 
 Headers = list[tuple[str, str]]
 
@@ -134,29 +132,29 @@ def require_own(presented: Presented, terms: ChallengeTerms, now_us: int) -> Non
 
 
 def require_own_session(
-    action: SessionAction, requests: Sequence[Mapping[str, Any]], now_us: int
+    presented: Presented, requests: Sequence[Mapping[str, Any]], now_us: int
 ) -> tuple[str, int]:
     """Refuse an action unless it is for a challenge of this seller, for one of these requests.
 
     Return blockhash and slot of the challenge. An expired challenge refuses only openings.
     """
-    _require_issued(action.challenge)
+    _require_issued(presented.echo)
     try:
-        request = fields.base64_object(action.challenge["request"], "the challenge", is_url=True)
+        request = fields.base64_object(presented.echo["request"], "the challenge", is_url=True)
         details = fields.member(request, "methodDetails", dict)
     except (KeyError, UnreadableChallengeError):
         raise InvalidPaymentError("payment_invalid", "the challenge cannot be read") from None
     if {**request, "methodDetails": _lasting(details)} not in requests:
         raise InvalidPaymentError("payment_invalid", "the challenge is for something else")
-    if action.action == "open":
-        _require_unexpired(action.challenge, now_us)
+    if presented.payload["action"] == "open":
+        _require_unexpired(presented.echo, now_us)
     return details["recentBlockhash"], int(details["recentSlot"])
 
 
-def require_own_upto(payment: UptoPayment, entry: Mapping[str, Any]) -> None:
+def require_own_upto(presented: Presented, entry: Mapping[str, Any]) -> None:
     """Refuse a payment up to a maximum unless it repeats `entry`."""
-    extra = payment.accepted.get("extra")
-    _require_offered({**payment.accepted, "extra": _lasting(extra if isinstance(extra, dict) else {})}, entry)
+    extra = presented.echo.get("extra")
+    _require_offered({**presented.echo, "extra": _lasting(extra if isinstance(extra, dict) else {})}, entry)
 
 
 def _require_issued(echo: Mapping[str, str]) -> None:

@@ -13,8 +13,7 @@ the highest voucher in time. A channel without requests for `idle_seconds` is se
 """
 
 import contextlib
-from collections.abc import Callable
-from decimal import Decimal
+from collections.abc import Callable, Iterable
 from typing import Any, Final, Literal
 
 from attrs import evolve, frozen
@@ -24,38 +23,28 @@ from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import OnchainStatus, OnchainTerms, Voucher
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US, from_us
-from agentpay_server.plugins.facilitator.settling import (
-    FailedOnChainError,
-    FeePayer,
-    InvalidPaymentError,
-    NotConfirmedError,
-    Rpc,
-    SimulationFailedError,
-)
+from agentpay_server.plugins.facilitator.settling import FeePayer, InvalidPaymentError, Rpc
 from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.pay402.challenges import mpp, x402
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction, SignedVoucher
-from agentpay_server.plugins.pay402.challenges.terms import Protocol
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
+from agentpay_server.plugins.pay402.challenges.terms import Presented, Protocol
 from agentpay_server.plugins.paywall import challenges
 from agentpay_server.plugins.paywall.challenges import PRICE_FACTOR, ChallengeParts
 from agentpay_server.plugins.paywall.channel_settling import (
     EXPIRY_MARGIN_SECONDS,
     TREASURY,
     ChannelChain,
-    CheckedOpening,
-    check_session_opening,
-    check_upto_opening,
+    Opening,
+    SignedVoucher,
+    check_offered,
     check_voucher,
 )
 from agentpay_server.plugins.paywall.products import (
+    ChannelProduct,
     ChannelStatus,
     PaywallChannel,
     SellerKeys,
     SessionMode,
-    SessionProduct,
     UptoMode,
-    UptoProduct,
 )
 
 RETRY_SECONDS: Final = 5
@@ -100,11 +89,11 @@ class _Account:
 
     @property
     def accepted_micro(self) -> int:
-        return 0 if self.highest is None else self.highest.voucher.cumulative_micro
+        return 0 if self.highest is None else self.highest[0].cumulative_micro
 
     @property
     def expires_at(self) -> int:
-        return 0 if self.highest is None else self.highest.voucher.expires_at
+        return 0 if self.highest is None else self.highest[0].expires_at
 
     def record(self) -> PaywallChannel:
         return PaywallChannel(
@@ -141,8 +130,7 @@ class ChannelDesk:
         on_work: Callable[[], None],
         chain: ChannelChain | None = None,
     ) -> None:
-        self.sessions: dict[str, SessionProduct] = {}
-        self.uptos: dict[str, UptoProduct] = {}
+        self.products: dict[tuple[str, str], ChannelProduct] = {}
         self._rpc = rpc
         self._fee_payer = fee_payer
         self._keys = keys
@@ -154,6 +142,9 @@ class ChannelDesk:
         self._forgotten: set[str] = set()
         # The chain is being asked about them: a second request must not broadcast or settle them again.
         self._busy: set[str] = set()
+
+    def sell(self, product: ChannelProduct) -> None:
+        self.products[product.channel, product.path] = product
 
     # --- Records
 
@@ -174,9 +165,7 @@ class ChannelDesk:
         due = [account for account in self._watched() if self._due_us(account) <= now_us]
         for account in due:
             # A step that fails is tried again at the next poll.
-            with contextlib.suppress(
-                InvalidPaymentError, RpcError, NotConfirmedError, FailedOnChainError, SimulationFailedError
-            ):
+            with contextlib.suppress(InvalidPaymentError, RpcError):
                 await self._poll(account)
         return bool(due)
 
@@ -201,11 +190,8 @@ class ChannelDesk:
         ]
 
     def _is_careless(self, account: _Account) -> bool:
-        if account.protocol == "upto":
-            upto = self.uptos.get(account.path)
-            return upto is not None and upto.mode is UptoMode.NEVER_SETTLE
-        session = self.sessions.get(account.path)
-        return session is not None and session.mode is SessionMode.NEVER_CLOSE
+        product = self.products.get((account.protocol, account.path))
+        return product is not None and product.mode in (SessionMode.NEVER_CLOSE, UptoMode.NEVER_SETTLE)
 
     @staticmethod
     def _end_us(account: _Account) -> int | None:
@@ -241,103 +227,97 @@ class ChannelDesk:
 
     # --- Challenges
 
-    def sells(self, path: str) -> bool:
-        return path in self.sessions or path in self.uptos
-
     async def offers(
         self, path: str, challenge: ChallengeParts
     ) -> tuple[list[tuple[str, str]], list[dict[str, Any]]]:
         """Return the headers of sessions, and the x402 entries of `upto`, that a 402 for a path has."""
-        headers, entries = [], []
-        if self.sells(path):
-            await self._prepare(path)
-            latest = await self._rpc("getLatestBlockhash")
-            blockhash, slot = latest["value"]["blockhash"], latest["context"]["slot"]
-            session, upto = self.sessions.get(path), self.uptos.get(path)
-            if session is not None:
-                price = self._price(session)
-                request = session.request(self._keys, amount_micro=price, blockhash=blockhash, slot=slot)
-                parts = evolve(challenge, category=session.category, description=session.description)
-                headers.append(challenges.mpp_challenge(request, parts, intent="session"))
-            if upto is not None:
-                entries.append(upto.entry(self._keys, blockhash=blockhash, slot=slot))
+        headers: list[tuple[str, str]] = []
+        entries: list[dict[str, Any]] = []
+        products = [product for product in self.products.values() if product.path == path]
+        if not products:
+            return headers, entries
+        await self._prepare(products)
+        latest = await self._rpc("getLatestBlockhash")
+        recent = {"blockhash": latest["value"]["blockhash"], "slot": latest["context"]["slot"]}
+        for product in products:
+            terms, price = product.terms(self._keys, **recent), self._price(product)
+            asked = product.offer(self._keys, terms, amount_micro=price)
+            if product.channel == "upto":
+                entries.append(asked)
+            else:
+                parts = evolve(challenge, category=product.category, description=product.description)
+                headers.append(challenges.mpp_challenge(asked, parts, intent="session"))
         return headers, entries
 
-    def _price(self, product: SessionProduct) -> int:
+    def _price(self, product: ChannelProduct) -> int:
         is_raised = product.mode is SessionMode.RAISE_PRICE and any(
             account.served and account.path == product.path for account in self._accounts.values()
         )
         return product.amount_micro * (PRICE_FACTOR if is_raised else 1)
 
-    async def _prepare(self, path: str) -> None:
+    async def _prepare(self, products: Iterable[ChannelProduct]) -> None:
         """Fund the fee payer, and create the token accounts of all beneficiaries and of the treasury."""
-        await self._fee_payer.ready()
         keys = (self._keys.payee.pubkey(), self._keys.fee_payer.pubkey(), TREASURY)
         owners = {self._keys.recipient, *map(str, keys)}
-        session = self.sessions.get(path)
-        if session is not None:
-            owners |= {owner for owner, _ in session.shares}
-        await self._fee_payer.ensure_token_accounts(sorted(owners), self._keys.mint)
+        owners |= {owner for product in products for owner, _ in product.shares}
+        await self._fee_payer.prepare(sorted(owners), self._keys.mint)
 
-    # --- Sessions
+    # --- Payments
 
-    async def session(self, path: str, request: str, action: SessionAction) -> Served:
-        """Perform an action of a session. `request` identifies the paid request: its method and its URL.
+    async def take(self, path: str, request: str, presented: Presented) -> Served:
+        """Take a payment. `request` identifies the paid request: its method and its URL.
 
         Raises:
             InvalidPaymentError: it is refused; the payer may try something else.
             UnservedError: the seller does not serve it, whatever it has kept.
         """
-        product = self.sessions.get(path)
+        product = self.products.get((presented.channel or "", path))
         if product is None:
-            raise InvalidPaymentError("unsupported_scheme", "sessions are not offered here")
+            offered = "upto is" if presented.channel == "upto" else "sessions are"
+            raise InvalidPaymentError("unsupported_scheme", f"{offered} not offered here")
         # A voucher of before a raise is for the old price.
-        prices = {product.amount_micro, self._price(product)}
-        requests = [product.request(self._keys, amount_micro=price) for price in prices]
-        recent = challenges.require_own_session(action, requests, self._now_us())
-        if action.action == "open":
-            return await self._open(product, action, *recent)
-        if action.action == "voucher":
-            return self._after_voucher(product, action, await self._voucher(product, action, request))
-        if action.action == "close":
-            return await self._close(product, action)
-        raise InvalidPaymentError("invalid_payload", f"the action {action.action} is not supported")
+        prices, lasting = {product.amount_micro, self._price(product)}, product.terms(self._keys)
+        asked = [product.offer(self._keys, lasting, amount_micro=price) for price in prices]
+        if presented.channel == "upto":
+            challenges.require_own_upto(presented, asked[0])
+            return await self._upto(product, presented)
+        recent = challenges.require_own_session(presented, asked, self._now_us())
+        action = presented.payload["action"]
+        if action == "open":
+            return await self._open(product, presented, *recent)
+        if action == "voucher":
+            name = await self._voucher(product, presented, request)
+            receipt, _ = self._status(name, presented)
+            if product.mode is SessionMode.FORGET:
+                self._forgotten.add(name)
+            return receipt, product.served(from_micro(self._accounts[name].last_micro))
+        if action == "close":
+            return await self._close(product, presented)
+        raise InvalidPaymentError("invalid_payload", f"the action {action} is not supported")
 
-    async def _open(
-        self, product: SessionProduct, action: SessionAction, blockhash: str, slot: int
-    ) -> Served:
-        checked = check_session_opening(action, product, self._keys)
-        opening = checked.opening
+    # --- Sessions
+
+    async def _open(self, product: ChannelProduct, presented: Presented, blockhash: str, slot: int) -> Served:
+        checked = check_offered(presented, product, self._keys, now=self._now_us() // SECOND_US)
+        transaction, opening = checked
         name = str(opening.address)
         if name in self._accounts:
             # The same opening again, perhaps because the reply was lost.
             self._forgotten.discard(name)
         else:
-            if str(checked.transaction.message.recent_blockhash) != blockhash:
+            if str(transaction.message.recent_blockhash) != blockhash:
                 raise InvalidPaymentError("payment_invalid", "the blockhash is not that of the challenge")
             if not slot - codecs.OPEN_SLOT_WINDOW <= opening.open_slot <= slot:
                 raise InvalidPaymentError("payment_invalid", "openSlot does not fit recentSlot")
-            signature = await self._land(checked)
-            now_us = self._now_us()
-            self._accounts[name] = _Account(
-                protocol="session",
-                path=product.path,
-                opening=opening,
-                at_us=now_us,
-                used_us=now_us,
-                poll_us=now_us + _pause_us(opening),
-                tx_signature=signature,
-                idle_seconds=product.idle_seconds,
-            )
-            self._on_work()
-        return self._status(name, action)
+            await self._land(product, checked, pause_us=_pause_us(opening))
+        return self._status(name, presented)
 
-    async def _voucher(self, product: SessionProduct, action: SessionAction, request: str) -> str:
+    async def _voucher(self, product: ChannelProduct, presented: Presented, request: str) -> str:
         """Accept a voucher, and charge the request; return the name of its channel."""
-        name = action.channel
+        name: str = presented.payload["channelId"]
         account = self._open_account(name)
-        presented = check_voucher(action, account.opening, now=self._now_us() // SECOND_US)
-        cumulative = presented.voucher.cumulative_micro
+        signed = check_voucher(presented, account.opening, now=self._now_us() // SECOND_US)
+        cumulative = signed[0].cumulative_micro
         price = self._price(product)
         is_replay = cumulative == account.accepted_micro and account.last_request == request
         if product.mode is SessionMode.OUT_OF_ORDER and cumulative > account.refused_once:
@@ -345,13 +325,9 @@ class ChannelDesk:
             raise InvalidPaymentError(
                 "cumulative-not-monotonic", f"a voucher for {cumulative + price} was accepted before"
             )
-        if is_replay:
-            if product.mode is SessionMode.REFUSE_ACCEPTED:
-                raise InvalidPaymentError(
-                    "cumulative-not-monotonic", f"{cumulative} is not above {account.accepted_micro}"
-                )
+        if is_replay and product.mode is not SessionMode.REFUSE_ACCEPTED:
             return name
-        if cumulative < account.accepted_micro:
+        if is_replay or cumulative < account.accepted_micro:
             raise InvalidPaymentError(
                 "cumulative-not-monotonic", f"{cumulative} is not above {account.accepted_micro}"
             )
@@ -363,7 +339,7 @@ class ChannelDesk:
         is_stolen = product.mode is SessionMode.STEAL_VOUCHER
         self._accounts[name] = evolve(
             account,
-            highest=presented,
+            highest=signed,
             spent_micro=account.spent_micro + (0 if is_stolen else price),
             served=account.served + (0 if is_stolen else 1),
             last_request=request,
@@ -378,28 +354,22 @@ class ChannelDesk:
             await self._settle(name, status="sealed")
         return name
 
-    def _after_voucher(self, product: SessionProduct, action: SessionAction, name: str) -> Served:
-        receipt, _ = self._status(name, action)
-        if product.mode is SessionMode.FORGET:
-            self._forgotten.add(name)
-        return receipt, product.served(from_micro(self._accounts[name].last_micro))
-
-    async def _close(self, product: SessionProduct, action: SessionAction) -> Served:
+    async def _close(self, product: ChannelProduct, presented: Presented) -> Served:
         if product.mode is SessionMode.NEVER_CLOSE:
             raise UnservedError(503)
-        name = action.channel
+        name: str = presented.payload["channelId"]
         account = self._open_account(name)
-        presented = check_voucher(action, account.opening, now=self._now_us() // SECOND_US)
-        if presented.voucher.cumulative_micro < account.accepted_micro:
+        signed = check_voucher(presented, account.opening, now=self._now_us() // SECOND_US)
+        cumulative = signed[0].cumulative_micro
+        if cumulative < account.accepted_micro:
             raise InvalidPaymentError(
-                "cumulative-not-monotonic",
-                f"{presented.voucher.cumulative_micro} is below {account.accepted_micro}",
+                "cumulative-not-monotonic", f"{cumulative} is below {account.accepted_micro}"
             )
-        self._update(name, highest=presented)
+        self._update(name, highest=signed)
         await self._settle(name)
         closed = self._accounts[name]
         refunded = closed.opening.deposit_micro - closed.settled_micro
-        return self._status(name, action, txHash=closed.settlement or "", refunded=str(refunded))
+        return self._status(name, presented, txHash=closed.settlement or "", refunded=str(refunded))
 
     def _open_account(self, name: str) -> _Account:
         account = self._accounts.get(name)
@@ -409,11 +379,11 @@ class ChannelDesk:
             raise InvalidPaymentError("channel-sealed", "the channel is closed")
         return account
 
-    def _status(self, name: str, action: SessionAction, **more: str) -> Served:
+    def _status(self, name: str, presented: Presented, **more: str) -> Served:
         account = self._accounts[name]
         receipt = mpp.receipt(
             reference=name,
-            challenge_id=action.challenge.get("id", ""),
+            challenge_id=presented.echo.get("id", ""),
             now_us=self._now_us(),
             intent="session",
             acceptedCumulative=str(account.accepted_micro),
@@ -424,34 +394,15 @@ class ChannelDesk:
 
     # --- Up to a maximum
 
-    async def upto(self, path: str, payment: UptoPayment) -> Served:
-        """Open the channel of a payment, serve, take what the request cost, and return the rest.
-
-        Raises:
-            InvalidPaymentError: it is refused.
-            UnservedError: the seller does not serve it, whatever it has taken.
-        """
-        product = self.uptos.get(path)
-        if product is None:
-            raise InvalidPaymentError("unsupported_scheme", "upto is not offered here")
-        challenges.require_own_upto(payment, product.entry(self._keys))
-        checked = check_upto_opening(payment, product, self._keys, now=self._now_us() // SECOND_US)
-        name = str(checked.opening.address)
+    async def _upto(self, product: ChannelProduct, presented: Presented) -> Served:
+        """Open the channel of a payment, serve, take what the request cost, and return the rest."""
+        checked = check_offered(presented, product, self._keys, now=self._now_us() // SECOND_US)
+        opening = checked[1]
+        name = str(opening.address)
         if name in self._accounts or name in self._busy:
-            payer = str(checked.opening.payer)
+            payer = str(opening.payer)
             raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", payer)
-        signature = await self._land(checked)
-        now_us = self._now_us()
-        self._accounts[name] = _Account(
-            protocol="upto",
-            path=path,
-            opening=checked.opening,
-            at_us=now_us,
-            used_us=now_us,
-            poll_us=now_us + RETRY_SECONDS * SECOND_US,
-            tx_signature=signature,
-        )
-        self._on_work()
+        await self._land(product, checked, pause_us=RETRY_SECONDS * SECOND_US)
         try:
             charged = self._charged(product)
         except Exception:
@@ -459,7 +410,7 @@ class ChannelDesk:
             raise
         if product.mode is not UptoMode.NEVER_SETTLE:
             try:
-                await self._take(name, charged, expires_at=payment.payload["expiresAt"])
+                await self._take(name, charged, expires_at=presented.payload["expiresAt"])
             except InvalidPaymentError:
                 # Nothing is served, so a later settlement returns everything.
                 self._update(name, highest=None)
@@ -478,13 +429,12 @@ class ChannelDesk:
         return receipt, product.served(from_micro(charged))
 
     @staticmethod
-    def _charged(product: UptoProduct) -> int:
+    def _charged(product: ChannelProduct) -> int:
         if product.mode is UptoMode.FAIL:
             return 0
-        if product.mode is UptoMode.CHARGE_MAXIMUM:
-            return product.maximum_micro
-        cost: Decimal | int | str = product.charge()
-        return min(to_micro(cost), product.maximum_micro)
+        if product.mode is UptoMode.CHARGE_MAXIMUM or product.charge is None:
+            return product.amount_micro
+        return min(to_micro(product.charge()), product.amount_micro)
 
     async def _take(self, name: str, amount_micro: int, *, expires_at: int) -> None:
         """Sign the only voucher of a channel, and settle it."""
@@ -494,27 +444,35 @@ class ChannelDesk:
                 cumulative_micro=amount_micro,
                 expires_at=expires_at,
             )
-            authorizer = self._keys.authorizer
-            signed = SignedVoucher(
-                voucher=voucher,
-                signer=str(authorizer.pubkey()),
-                signature=authorizer.sign_message(voucher.message()),
-            )
-            self._update(name, highest=signed)
+            self._update(name, highest=(voucher, self._keys.authorizer.sign_message(voucher.message())))
         await self._settle(name)
 
     # --- The chain
 
-    async def _land(self, checked: CheckedOpening) -> str:
-        name = str(checked.opening.address)
+    async def _land(self, product: ChannelProduct, checked: Opening, *, pause_us: int) -> None:
+        """Open a channel, and enter it in the books; it is polled after a pause."""
+        opening = checked[1]
+        name = str(opening.address)
         if name in self._busy:
-            payer = str(checked.opening.payer)
+            payer = str(opening.payer)
             raise InvalidPaymentError("duplicate_settlement", "this channel is being opened", payer)
         self._busy.add(name)
         try:
-            return await self._chain.land(checked)
+            signature = await self._chain.land(checked)
         finally:
             self._busy.discard(name)
+        now_us = self._now_us()
+        self._accounts[name] = _Account(
+            protocol=product.channel,
+            path=product.path,
+            opening=opening,
+            at_us=now_us,
+            used_us=now_us,
+            poll_us=now_us + pause_us,
+            tx_signature=signature,
+            idle_seconds=product.idle_seconds,
+        )
+        self._on_work()
 
     async def _settle(self, name: str, *, status: ChannelStatus = "settled") -> None:
         """Settle the highest voucher, seal the channel, and pay everyone, in one transaction."""
@@ -522,7 +480,7 @@ class ChannelDesk:
         highest = account.highest
         if 0 < account.expires_at <= self._now_us() // SECOND_US:
             highest = None
-        voucher, signed = (None, None) if highest is None else (highest.voucher, highest.signature)
+        voucher, signed = highest or (None, None)
         self._busy.add(name)
         try:
             signature = await self._chain.settle(account.opening, voucher, signed)

@@ -7,7 +7,6 @@ import base64
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import frozen
 from solders.hash import Hash
 from solders.instruction import Instruction
 from solders.message import Message, MessageV0, MessageV1, to_bytes_versioned
@@ -21,7 +20,6 @@ from agentpay_server.chain.channels.codecs import (
     ChannelError,
     OnchainStatus,
     OnchainTerms,
-    Share,
     Voucher,
 )
 from agentpay_server.chain.custody import transaction_of
@@ -31,16 +29,13 @@ from agentpay_server.plugins.facilitator.settling import (
     FailedOnChainError,
     FeePayer,
     InvalidPaymentError,
-    NotConfirmedError,
     Rpc,
-    SimulationFailedError,
     check_budget,
 )
 from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.pay402.challenges import mpp, x402
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction, SignedVoucher
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
-from agentpay_server.plugins.paywall.products import SellerKeys, SessionProduct, UptoProduct
+from agentpay_server.plugins.pay402.challenges.terms import Presented
+from agentpay_server.plugins.paywall.products import ChannelProduct, SellerKeys
 
 TREASURY: Final = codecs.TREASURIES["devnet"]
 EXPIRY_MARGIN_SECONDS: Final = 60
@@ -48,15 +43,13 @@ EXPIRY_MARGIN_SECONDS: Final = 60
 _MAX_UNITS: Final = 400_000
 
 
-@frozen(kw_only=True)
-class CheckedOpening:
-    """A transaction that opens a channel, if the chain accepts it. The fee payer may still have to sign."""
+Opening = tuple[VersionedTransaction, OnchainTerms]
+"""A transaction, which the fee payer may still have to sign, and the channel that it opens on chain."""
 
-    transaction: VersionedTransaction
-    opening: OnchainTerms
+SignedVoucher = tuple[Voucher, Signature]
 
 
-def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> CheckedOpening:
+def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> Opening:
     """Return the transaction in `raw` and its only opening; the caller compares the terms.
 
     Besides the opening, it may only set a modest compute budget, and have a memo if `allows_memo`. The fee
@@ -84,7 +77,7 @@ def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> CheckedOp
         raise _refused("the rent payer must be the fee payer")
     if opening.payer == opening.rent_payer:
         raise _refused("the fee payer takes part in the payment")
-    return CheckedOpening(transaction=transaction, opening=opening)
+    return transaction, opening
 
 
 def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) -> list[OnchainTerms]:
@@ -106,77 +99,61 @@ def _openings(message: Message | MessageV0 | MessageV1, *, allows_memo: bool) ->
     return openings
 
 
-def check_session_opening(action: SessionAction, product: SessionProduct, keys: SellerKeys) -> CheckedOpening:
-    """Return the opening that an action presents, if it is on the terms of the product."""
-    checked = check_opening(action.transaction, fee_payer=str(keys.fee_payer.pubkey()), allows_memo=False)
-    opening, payload = checked.opening, action.payload
-    _require_equal(
-        opening,
-        payee=keys.payee.pubkey(),
-        mint=Pubkey.from_string(keys.mint),
-        grace_seconds=product.grace_seconds,
-        shares=mpp.shares_of(product.shares),
+def check_offered(presented: Presented, product: ChannelProduct, keys: SellerKeys, *, now: int) -> Opening:
+    """Return the opening that a payment presents, if it is on the terms of the product."""
+    asked, is_upto, payload = product.terms(keys), product.channel == "upto", presented.payload
+    transaction, opening = check_opening(
+        presented.transaction, fee_payer=str(keys.fee_payer.pubkey()), allows_memo=is_upto
     )
+    wanted: dict[str, object] = {"payee": Pubkey.from_string(asked.payee)}
+    wanted["mint"] = Pubkey.from_string(keys.mint)
+    if asked.signer is not None:
+        wanted |= {"signer": Pubkey.from_string(asked.signer), "deposit_micro": product.amount_micro}
+    wanted |= {"grace_seconds": asked.grace_seconds, "shares": mpp.shares_of(asked.shares)}
+    for name, value in wanted.items():
+        if getattr(opening, name) != value:
+            raise _refused(f"{name} of the opening differs from the offer")
+    if is_upto:
+        _check_upto(presented, opening, now)
+        return transaction, opening
     if "bump" in payload or "authentication" in payload:
         raise InvalidPaymentError("invalid_payload", "bump and authentication are not supported")
-    claimed = mpp.open_payload(opening, action.transaction)
+    claimed = mpp.open_payload(opening, presented.transaction)
     for name in (*claimed, "distributionSplits"):
         if (payload.get(name) or None) != claimed.get(name):
-            raise InvalidPaymentError("payment_invalid", f"{name} is not that of the transaction")
-    if opening.deposit_micro < (product.minimum_micro or 0):
-        raise InvalidPaymentError("payment_invalid", "the deposit is below minimumDeposit")
-    return checked
+            raise _refused(f"{name} is not that of the transaction")
+    if opening.deposit_micro < asked.minimum_micro:
+        raise _refused("the deposit is below minimumDeposit")
+    return transaction, opening
 
 
-def check_upto_opening(
-    payment: UptoPayment, product: UptoProduct, keys: SellerKeys, *, now: int
-) -> CheckedOpening:
-    """Return the opening that a payment up to a maximum presents, if it is on the terms of the product."""
-    checked = check_opening(payment.transaction, fee_payer=str(keys.fee_payer.pubkey()), allows_memo=True)
-    opening = checked.opening
-    _require_equal(
-        opening,
-        payee=keys.fee_payer.pubkey(),
-        mint=Pubkey.from_string(keys.mint),
-        signer=keys.authorizer.pubkey(),
-        deposit_micro=product.maximum_micro,
-        grace_seconds=product.grace_seconds,
-        shares=(Share(Pubkey.from_string(keys.recipient), codecs.WHOLE_BPS),),
-    )
-    expires_at, valid_after = payment.payload["expiresAt"], payment.payload["validAfter"]
-    claimed = x402.upto_payload(opening, payment.transaction, expires_at=expires_at, valid_after=valid_after)
-    if payment.payload != claimed:
-        raise InvalidPaymentError("payment_invalid", "the payload is not that of the transaction")
+def _check_upto(presented: Presented, opening: OnchainTerms, now: int) -> None:
+    expires_at, valid_after = presented.payload["expiresAt"], presented.payload["validAfter"]
+    if presented.payload != x402.upto_payload(
+        opening, presented.transaction, expires_at=expires_at, valid_after=valid_after
+    ):
+        raise _refused("the payload is not that of the transaction")
     if not now < expires_at <= now + x402.TIMEOUT_SECONDS:
         raise InvalidPaymentError("payment_expired", "expiresAt is not within maxTimeoutSeconds")
     if valid_after > now:
-        raise InvalidPaymentError("payment_invalid", "validAfter is in the future")
-    return checked
+        raise _refused("validAfter is in the future")
 
 
-def check_voucher(action: SessionAction, opening: OnchainTerms, *, now: int) -> SignedVoucher:
+def check_voucher(presented: Presented, opening: OnchainTerms, *, now: int) -> SignedVoucher:
     """Return the voucher of an action, if the channel's signer signed it and it can be settled."""
-    presented = action.voucher
-    if presented is None:
+    voucher, signature = presented.voucher, presented.signature
+    if voucher is None or signature is None:
         raise InvalidPaymentError("invalid_payload", "the voucher is missing")
-    voucher = presented.voucher
-    if voucher.channel != opening.address or presented.signer != str(opening.signer):
-        raise InvalidPaymentError("payment_invalid", "the voucher is of another channel or signer")
-    if not voucher.is_signed_by(opening.signer, presented.signature):
-        raise InvalidPaymentError("payment_invalid", "the signature of the voucher is invalid")
+    if voucher.channel != opening.address or presented.payload["voucher"]["signer"] != str(opening.signer):
+        raise _refused("the voucher is of another channel or signer")
+    if not voucher.is_signed_by(opening.signer, signature):
+        raise _refused("the signature of the voucher is invalid")
     if voucher.cumulative_micro > opening.deposit_micro:
         raise InvalidPaymentError("exceeds-deposit", f"the deposit is {opening.deposit_micro}")
     latest = now + opening.grace_seconds + EXPIRY_MARGIN_SECONDS
     if voucher.expires_at and voucher.expires_at < latest:
         raise InvalidPaymentError("voucher-expires-soon", "the voucher expires within the grace period")
-    return presented
-
-
-def _require_equal(opening: OnchainTerms, **terms: object) -> None:
-    """Refuse an opening on other terms; the names are those of `OnchainTerms`."""
-    for name, wanted in terms.items():
-        if getattr(opening, name) != wanted:
-            raise _refused(f"{name} of the opening differs from the offer")
+    return voucher, signature
 
 
 def _refused(message: str) -> InvalidPaymentError:
@@ -194,19 +171,19 @@ class ChannelChain:
         self._fee_payer = fee_payer
         self._keys = keys
 
-    async def land(self, checked: CheckedOpening) -> str:
+    async def land(self, checked: Opening) -> str:
         """Co-sign and broadcast an opening; return its signature once the chain shows the channel."""
-        payer = str(checked.opening.payer)
+        transaction, opening = self._fee_payer.completed(checked[0]), checked[1]
+        payer = str(opening.payer)
         try:
-            transaction = self._fee_payer.completed(checked.transaction)
             if not await self._fee_payer.has_landed(transaction):
                 await self._fee_payer.simulate(transaction)
                 await self._fee_payer.confirmed(await self._fee_payer.broadcast(transaction))
-            found = await self.channel(checked.opening.address)
-        except (SimulationFailedError, FailedOnChainError, NotConfirmedError, RpcError) as error:
+            found = await self.channel(opening.address)
+        except RpcError as error:
             reason = f"the chain does not accept the opening: {error}"
             raise InvalidPaymentError("transaction_failed", reason, payer) from None
-        if found is None or found.status is not OnchainStatus.OPEN or not found.is_of(checked.opening):
+        if found is None or found.status is not OnchainStatus.OPEN or not found.is_of(opening):
             raise InvalidPaymentError("payment_invalid", "the channel is not open on chain", payer)
         return str(transaction.signatures[0])
 
@@ -224,7 +201,7 @@ class ChannelChain:
             return await self._send(steps)
         except FailedOnChainError as error:
             raise InvalidPaymentError("transaction_failed", f"the channel was not settled: {error}") from None
-        except (NotConfirmedError, RpcError) as error:
+        except RpcError as error:
             raise InvalidPaymentError(PENDING, f"the channel may not be settled yet: {error}") from None
 
     async def _send(self, steps: Sequence[Instruction]) -> str:

@@ -25,20 +25,12 @@ from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.errors import Problem, invalid
 from agentpay_server.platform.logs import Metrics
-from agentpay_server.platform.scheduler import Scheduled
 from agentpay_server.platform.settings import Settings
-from agentpay_server.plugins.facilitator.settling import (
-    FailedOnChainError,
-    NotConfirmedError,
-    Rpc,
-    keypair_of,
-    rpc_of,
-)
+from agentpay_server.plugins.facilitator.settling import Rpc, keypair_of, rpc_of
 from agentpay_server.plugins.node.jsonrpc import INTERNAL_ERROR, RpcError
 from agentpay_server.plugins.node.methods import Node
 from agentpay_server.plugins.paywall.channel_desk import UnservedError
-from agentpay_server.plugins.paywall.seller import Seller, SellerReply
-from agentpay_server.sandbox.snapshots import Part
+from agentpay_server.plugins.paywall.seller import Seller
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner, OwnerThread
 from agentpay_server.testkit.embedded.port import Listener, bound_socket
 from agentpay_server.testkit.embedded.server import AgentPayServer
@@ -46,10 +38,6 @@ from agentpay_server.testkit.embedded.server import AgentPayServer
 _RPC_SECONDS: Final = 30.0
 _POLL_SECONDS: Final = 0.2
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
-
-
-class Work(Scheduled, Part, Protocol):
-    """It has due work, and a snapshot restores it."""
 
 
 class Host(Protocol):
@@ -67,29 +55,6 @@ class Host(Protocol):
     def open_port(self, application: Served, port: int) -> Listener: ...
 
 
-class Home(Protocol):
-    @property
-    def owner(self) -> LoopOwner: ...
-
-    clock: Clock
-    usdc_mint: str
-
-    @property
-    def rpc(self) -> Rpc: ...
-
-    def keypair(self, name: str) -> Keypair: ...
-
-    def start(self, work: Work) -> None: ...
-
-    def wake(self) -> None:
-        """Called on the owner's thread when work falls due."""
-        ...
-
-    def listen(self, app: Served, port: int) -> str: ...
-
-    def close(self, work: Work | None) -> None: ...
-
-
 class ServerHome:
     """A home on the loop, the chain and the clock of a server in process; ValueError on a cluster."""
 
@@ -98,7 +63,7 @@ class ServerHome:
         self._world: Host = host
         self.owner: LoopOwner = self._world.owner
         node = self._world.node
-        self._rpc = rpc_of(node)
+        self.rpc: Rpc = rpc_of(node)
         self._genesis = node.chain.genesis_hash
         self._name = name
         context = self._world.server.context
@@ -107,22 +72,19 @@ class ServerHome:
         self._wakeup = context.wakeup
         self._listener: Listener | None = None
 
-    @property
-    def rpc(self) -> Rpc:
-        return self._rpc
-
     def keypair(self, name: str) -> Keypair:
         """The same key for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
-    def start(self, work: Work) -> None:
+    def start(self, seller: Seller) -> None:
         async def add() -> None:
-            self._world.server.added_work.add(work)
-            self._world.server.snapshots.include(work)
+            self._world.server.added_work.add(seller)
+            self._world.server.snapshots.include(seller)
 
         self.owner.call(add())
 
     def wake(self) -> None:
+        """Called on the owner's thread when work falls due."""
         self._wakeup.set()
 
     def listen(self, app: Served, port: int) -> str:
@@ -130,12 +92,11 @@ class ServerHome:
         self._listener = self._world.open_port(app, port)
         return self._listener.base_url
 
-    def close(self, work: Work | None) -> None:
+    def close(self, seller: Seller) -> None:
         async def end() -> None:
             if self._listener is not None:
                 await self._listener.close()
-            if work is not None:
-                self._world.server.added_work.remove(work)
+            self._world.server.added_work.remove(seller)
 
         # A closed server has already done both.
         with contextlib.suppress(RuntimeError):
@@ -159,11 +120,7 @@ class NodeHome:
         self._polling: asyncio.Task[None] | None = None
         self._listener: Listener | None = None
 
-    @property
-    def rpc(self) -> Rpc:
-        return self._call
-
-    async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
+    async def rpc(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
         if self._http is None:
             self._http = httpx.AsyncClient(verify=_ssl_context(), timeout=_RPC_SECONDS, trust_env=False)
         call = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
@@ -184,12 +141,12 @@ class NodeHome:
         """A random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
-    def start(self, work: Work) -> None:
+    def start(self, seller: Seller) -> None:
         async def poll() -> None:
             while True:
-                due_us = await work.next_due_us()
+                due_us = await seller.next_due_us()
                 if due_us is not None and due_us <= self.clock.now_us():
-                    await work.run_due()
+                    await seller.run_due()
                 await asyncio.sleep(_POLL_SECONDS)
 
         async def begin() -> None:
@@ -205,7 +162,7 @@ class NodeHome:
         self.owner.call(self._listener.start())
         return self._listener.base_url
 
-    def close(self, work: Work | None) -> None:  # noqa: ARG002 - part of the protocol
+    def close(self, _seller: Seller) -> None:
         async def end() -> None:
             if self._listener is not None:
                 await self._listener.close()
@@ -215,6 +172,9 @@ class NodeHome:
                 await self._http.aclose()
 
         self.owner.stop(end)
+
+
+Home = ServerHome | NodeHome
 
 
 @cache
@@ -242,9 +202,7 @@ class SellerApp:
             return
         refused: Problem | None = scope.get(REFUSED) or _host_fault(scope)
         if refused is not None:
-            status, headers, content = self.refusal(refused)
-            await send({"type": "http.response.start", "status": status, "headers": headers})
-            await send({"type": "http.response.body", "body": content})
+            await _send(send, *self.refusal(refused))
             return
         while True:
             message = await receive()
@@ -261,17 +219,18 @@ class SellerApp:
                 # Not our port or transport: other ASGI servers end the connection on an error.
                 raise ConnectionResetError("the seller dropped the connection (mode lose_reply)") from None
             return
-        except (RpcError, NotConfirmedError, FailedOnChainError) as error:
+        except RpcError as error:
             content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})
-            reply = SellerReply(503, [("content-type", "application/json")], content)
-        await _send(reply, send)
+            reply = 503, [("content-type", "application/json")], content
+        status, texts, content = reply
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in texts]
+        headers.append((b"content-length", str(len(content)).encode("ascii")))
+        await _send(send, status, headers, content)
 
 
-async def _send(reply: SellerReply, send: Send) -> None:
-    headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in reply.headers]
-    headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    await send({"type": "http.response.body", "body": reply.body})
+async def _send(send: Send, status: int, headers: Headers, content: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content})
 
 
 def _fields(scope: Scope) -> list[tuple[str, str]]:

@@ -13,11 +13,8 @@ from typing import Any, Final
 
 import httpx
 from attrs import evolve, frozen
-from solders.hash import Hash
 from solders.keypair import Keypair
-from solders.message import Message
 from solders.pubkey import Pubkey
-from solders.transaction import VersionedTransaction
 
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain import transactions
@@ -121,7 +118,7 @@ class HostilePayer:
         self._context: Context = server._running.server.context  # noqa: SLF001 - as its port does
         self._numbers = itertools.count(1)
         self._wallet = self._new_wallet("wallet")
-        self.address: str = self._wallet.address
+        self.address: str = self._wallet.address()
 
     def attack(
         self,
@@ -267,14 +264,14 @@ class HostilePayer:
         async def signed() -> bytes:
             number = next(self._numbers)
             return build_payment(
-                _WalletSigner(wallet.keypair),
+                wallet,
                 await self._context.chain.latest_blockhash(),
                 terms,
                 payer_key=_WALLET,
                 usdc_mint=self._home.usdc_mint,
                 own_addresses=(),
                 nonce=number,
-                nonce_memo=f"payment {number} of {wallet.address[:8]}",
+                nonce_memo=f"payment {number} of {wallet.address()[:8]}",
             ).raw
 
         raw = self._home.owner.call(signed())
@@ -283,29 +280,30 @@ class HostilePayer:
 
 
 class _Wallet:
-    """A key with test USDC and SOL. `elsewhere` owns what it withdraws."""
+    """A key with test USDC and SOL. `elsewhere` owns what it withdraws.
+
+    It signs with its key, whatever the role: it also pays the fees that its seller does not.
+    """
 
     def __init__(
         self, keypair: Keypair, elsewhere: str, home: ServerHome, context: Context, numbers: Iterator[int]
     ) -> None:
-        self.keypair = keypair
+        self._keypair = keypair
         self._elsewhere, self._home, self._context, self._numbers = elsewhere, home, context, numbers
         self._fees = FeePayer(keypair, home.rpc)
-        self.address: str = str(keypair.pubkey())
-        self._token_account = associated_token_address(self.address, home.usdc_mint)
+        self._token_account = associated_token_address(self.address(), home.usdc_mint)
 
     async def stock(self, micro: int) -> int:
         """Mint the price to the wallet, and return its balance."""
         context = self._context
-        await self._fees.ready()
-        await self._fees.ensure_token_accounts([self.address], self._home.usdc_mint)
+        await self._fees.prepare([self.address()], self._home.usdc_mint)
         minted = transactions.mint(
             context.signer,
             await context.chain.latest_blockhash(),
             usdc_mint=self._home.usdc_mint,
             token_account=self._token_account,
             amount_micro=micro,
-            memo=f"{self.address} {next(self._numbers)}",
+            memo=f"{self.address()} {next(self._numbers)}",
         )
         await context.chain.send(minted.raw)
         await self._fees.confirmed(minted.signature)
@@ -313,37 +311,29 @@ class _Wallet:
 
     async def withdraw(self, micro: int) -> None:
         mint = self._home.usdc_mint
-        await self._fees.ensure_token_accounts([self._elsewhere], mint)
+        await self._fees.prepare([self._elsewhere], mint)
         steps = [
             transfer_checked(
                 source=Pubkey.from_string(self._token_account),
                 destination=Pubkey.from_string(associated_token_address(self._elsewhere, mint)),
-                owner=self.keypair.pubkey(),
+                owner=self._keypair.pubkey(),
                 mint=Pubkey.from_string(mint),
                 amount_micro=micro,
             ),
             memo(f"withdrawal {next(self._numbers)}"),
         ]
-        blockhash = Hash.from_string((await self._context.chain.latest_blockhash()).value)
-        message = Message.new_with_blockhash(steps, self.keypair.pubkey(), blockhash)
-        sent = await self._fees.broadcast(VersionedTransaction(message, [self.keypair]))
-        await self._fees.confirmed(sent)
+        await self._fees.execute(steps)
 
     async def balance(self) -> int:
         (held,) = await self._context.chain.token_accounts([self._token_account])
         return 0 if held is None else held.amount_micro
 
+    # --- As `Signer`
 
-class _WalletSigner:
-    """Signs with one key, whatever the role: the wallet also pays the fees that its seller does not."""
-
-    def __init__(self, keypair: Keypair) -> None:
-        self._keypair = keypair
-
-    def address(self, key: KeyPath) -> str:  # noqa: ARG002 - part of the protocol
+    def address(self, _key: KeyPath = _WALLET) -> str:
         return str(self._keypair.pubkey())
 
-    def sign(self, key: KeyPath, message: bytes) -> bytes:  # noqa: ARG002 - part of the protocol
+    def sign(self, _key: KeyPath, message: bytes) -> bytes:
         return bytes(self._keypair.sign_message(message))
 
     def sign_voucher(self, key: KeyPath, voucher: bytes) -> bytes:

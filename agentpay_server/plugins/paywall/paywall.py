@@ -14,6 +14,7 @@ from agentpay_server.plugins.pay402.challenges.terms import Protocol
 from agentpay_server.plugins.paywall.homes import Home, Host, NodeHome, SellerApp, ServerHome
 from agentpay_server.plugins.paywall.products import (
     GRACE_SECONDS,
+    ChannelProduct,
     Mode,
     PaywallChannel,
     PaywallRequest,
@@ -21,9 +22,7 @@ from agentpay_server.plugins.paywall.products import (
     Sale,
     SellerKeys,
     SessionMode,
-    SessionProduct,
     UptoMode,
-    UptoProduct,
     named,
     owner_address,
 )
@@ -203,18 +202,21 @@ class Paywall:
         """
         if self._is_paid_to_another:
             raise ValueError("a paywall with pay_to cannot settle sessions: it has no key of that address")
-        self._seller.desk.sessions[path] = SessionProduct(
-            path=path,
-            amount_micro=to_micro(price),
-            shares=tuple((shares or {}).items()),
-            grace_seconds=grace_seconds,
-            minimum_micro=None if minimum_deposit is None else to_micro(minimum_deposit),
-            suggested_micro=None if suggested_deposit is None else to_micro(suggested_deposit),
-            idle_seconds=idle_seconds,
-            category=category,
-            description=description,
-            content=content,
-            mode=named(SessionMode, mode),
+        self._seller.desk.sell(
+            ChannelProduct(
+                channel="session",
+                path=path,
+                amount_micro=to_micro(price),
+                shares=tuple((shares or {}).items()),
+                grace_seconds=grace_seconds,
+                minimum_micro=None if minimum_deposit is None else to_micro(minimum_deposit),
+                suggested_micro=None if suggested_deposit is None else to_micro(suggested_deposit),
+                idle_seconds=idle_seconds,
+                category=category,
+                description=description,
+                content=content,
+                mode=named(SessionMode, mode),
+            )
         )
 
     def sell_upto(
@@ -249,14 +251,17 @@ class Paywall:
         cost = maximum if charge is None else charge
         if not callable(cost):
             to_micro(cost)
-        self._seller.desk.uptos[path] = UptoProduct(
-            path=path,
-            maximum_micro=to_micro(maximum),
-            charge=cost if callable(cost) else lambda: cost,
-            grace_seconds=grace_seconds,
-            description=description,
-            content=content,
-            mode=named(UptoMode, mode),
+        self._seller.desk.sell(
+            ChannelProduct(
+                channel="upto",
+                path=path,
+                amount_micro=to_micro(maximum),
+                charge=cost if callable(cost) else lambda: cost,
+                grace_seconds=grace_seconds,
+                description=description,
+                content=content,
+                mode=named(UptoMode, mode),
+            )
         )
 
     def settle(self) -> None:

@@ -1,7 +1,7 @@
 """What a seller sells and how it behaves, and the records of its requests, sales and channels.
 
-A `Product` has a price. A `SessionProduct` (MPP) and an `UptoProduct` (x402 `upto`) are sold through channels
-on chain. An invalid one is a ValueError, or a TypeError for content without JSON form.
+A `Product` has a price. A `ChannelProduct` is sold through channels on chain: by session of MPP, or up to a
+maximum by x402. An invalid one is a ValueError, or a TypeError for content without JSON form.
 """
 
 from collections.abc import Callable, Mapping
@@ -259,42 +259,37 @@ class Product(_Product):
 
 
 @frozen(kw_only=True)
-class _ChannelProduct(_Product):
-    """A route that is sold through channels.
+class ChannelProduct(_Product):
+    """A route that is sold through channels: by session, or up to a maximum. Amounts are in micro-USDC.
 
-    `grace_seconds` is how long the seller can still settle after the payer closes by force.
+    Attributes:
+        channel: how it is sold.
+        amount_micro: price of a request; with `upto` the maximum.
+        charge: what a request costs, with `upto`.
+        shares: of a session: further recipients, by address, and their hundredths of a percent of what is
+            settled.
+        grace_seconds: how long the seller can still settle after the payer closes by force.
+        minimum_micro: least deposit of a session.
+        suggested_micro: deposit that the challenge of a session suggests.
+        idle_seconds: after how long without a request the channel of a session is settled.
+        category: sessions only.
     """
 
+    channel: Literal["session", "upto"]
+    amount_micro: int
+    charge: Charge | None = None
+    shares: tuple[tuple[str, int], ...] = ()
     grace_seconds: int = GRACE_SECONDS
+    minimum_micro: int | None = None
+    suggested_micro: int | None = None
+    idle_seconds: int | None = None
+    category: str | None = None
+    mode: SessionMode | UptoMode
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if not 0 < self.grace_seconds < 2**32:
             raise ValueError("grace_seconds must be positive")
-
-
-@frozen(kw_only=True)
-class SessionProduct(_ChannelProduct):
-    """A route sold by session; amounts in micro-USDC.
-
-    Attributes:
-        amount_micro: price of a request.
-        shares: further recipients, by address, and their hundredths of a percent of what is settled.
-        minimum_micro: least deposit.
-        suggested_micro: deposit that the challenge suggests.
-        idle_seconds: after how long without a request a channel is settled.
-    """
-
-    amount_micro: int
-    shares: tuple[tuple[str, int], ...] = ()
-    minimum_micro: int | None = None
-    suggested_micro: int | None = None
-    idle_seconds: int | None = None
-    category: str | None = None
-    mode: SessionMode = SessionMode.HONEST
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
         self._require_unicode("category")
         for address, _ in self.shares:
             owner_address(address, "shares")
@@ -306,80 +301,50 @@ class SessionProduct(_ChannelProduct):
             raise ValueError(f"shares: {error}") from None
         if self.idle_seconds is not None and self.idle_seconds < 1:
             raise ValueError("idle_seconds must be at least 1")
-        _require_positive(
-            price=self.amount_micro,
-            minimum_deposit=self.minimum_micro,
-            suggested_deposit=self.suggested_micro,
-        )
+        amounts = {
+            "maximum" if self.channel == "upto" else "price": self.amount_micro,
+            "minimum_deposit": self.minimum_micro,
+            "suggested_deposit": self.suggested_micro,
+        }
+        for name, amount in amounts.items():
+            if amount is not None and amount < 1:
+                raise ValueError(f"{name} must be positive")
 
-    def request(
-        self, keys: SellerKeys, *, amount_micro: int, blockhash: str | None = None, slot: int | None = None
-    ) -> dict[str, Any]:
-        """Return the `request` of a challenge; without `blockhash` and `slot`, what all of them have."""
-        payee, fee_payer = str(keys.payee.pubkey()), str(keys.fee_payer.pubkey())
-        terms = ChallengeTerms(
-            protocol=Protocol.MPP,
-            network=Network.LOCALNET,
-            mint=keys.mint,
-            legs=(Leg(recipient=payee, amount_micro=amount_micro),),
-            fee_payer=fee_payer,
-        )
-        channel = ChannelTerms(
-            payee=payee,
+    def terms(
+        self, keys: SellerKeys, *, blockhash: str | None = None, slot: int | None = None
+    ) -> ChannelTerms:
+        """Return what it asks of a channel; without `blockhash` and `slot`, what all its challenges ask."""
+        fee_payer, is_upto = str(keys.fee_payer.pubkey()), self.channel == "upto"
+        return ChannelTerms(
+            payee=fee_payer if is_upto else str(keys.payee.pubkey()),
             rent_payer=fee_payer,
-            signer=None,
-            shares=self.shares,
+            signer=str(keys.authorizer.pubkey()) if is_upto else None,
+            shares=((keys.recipient, codecs.WHOLE_BPS),) if is_upto else self.shares,
             grace_seconds=self.grace_seconds,
             blockhash=blockhash,
             slot=slot,
             minimum_micro=self.minimum_micro or 0,
+            timeout_seconds=x402.TIMEOUT_SECONDS if is_upto else None,
         )
+
+    def offer(
+        self, keys: SellerKeys, channel: ChannelTerms, *, amount_micro: int | None = None
+    ) -> dict[str, Any]:
+        """Return the `request` of a session's challenge, or the entry of an `upto` one."""
+        is_upto = self.channel == "upto"
+        recipient = keys.recipient if is_upto else channel.payee
+        terms = ChallengeTerms(
+            protocol=Protocol.X402_UPTO if is_upto else Protocol.MPP,
+            network=Network.DEVNET if is_upto else Network.LOCALNET,
+            mint=keys.mint,
+            legs=(Leg(recipient=recipient, amount_micro=amount_micro or self.amount_micro),),
+            fee_payer=channel.rent_payer,
+        )
+        if is_upto:
+            return x402.entry(terms, channel)
         return mpp.request_of(
             terms, channel, suggested_micro=self.suggested_micro, idle_seconds=self.idle_seconds
         )
-
-
-@frozen(kw_only=True)
-class UptoProduct(_ChannelProduct):
-    """A route sold up to a maximum, in micro-USDC."""
-
-    maximum_micro: int
-    charge: Charge
-    mode: UptoMode = UptoMode.HONEST
-
-    def __attrs_post_init__(self) -> None:
-        super().__attrs_post_init__()
-        _require_positive(maximum=self.maximum_micro)
-
-    def entry(
-        self, keys: SellerKeys, *, blockhash: str | None = None, slot: int | None = None
-    ) -> dict[str, Any]:
-        """Return the entry of a challenge; without `blockhash` and `slot`, what all of them have."""
-        fee_payer = str(keys.fee_payer.pubkey())
-        terms = ChallengeTerms(
-            protocol=Protocol.X402_UPTO,
-            network=Network.DEVNET,
-            mint=keys.mint,
-            legs=(Leg(recipient=keys.recipient, amount_micro=self.maximum_micro),),
-            fee_payer=fee_payer,
-        )
-        channel = ChannelTerms(
-            payee=fee_payer,
-            rent_payer=fee_payer,
-            signer=str(keys.authorizer.pubkey()),
-            shares=((keys.recipient, codecs.WHOLE_BPS),),
-            grace_seconds=self.grace_seconds,
-            blockhash=blockhash,
-            slot=slot,
-            timeout_seconds=x402.TIMEOUT_SECONDS,
-        )
-        return x402.entry(terms, channel)
-
-
-def _require_positive(**amounts: int | None) -> None:
-    for name, amount in amounts.items():
-        if amount is not None and amount < 1:
-            raise ValueError(f"{name} must be positive")
 
 
 def owner_address(text: str, name: str) -> str:

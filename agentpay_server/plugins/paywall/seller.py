@@ -3,10 +3,10 @@
 import base64
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
-from attrs import define, evolve, frozen
+from attrs import evolve, frozen
 
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
@@ -18,12 +18,10 @@ from agentpay_server.plugins.facilitator.settling import (
     FeePayer,
     InvalidPaymentError,
     Rpc,
-    SimulationFailedError,
     check_payment,
 )
 from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.pay402.challenges import mpp, x402
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
 from agentpay_server.plugins.pay402.challenges.offers import read_payment
 from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
@@ -31,7 +29,6 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     Protocol,
     UnreadableChallengeError,
 )
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
 from agentpay_server.plugins.paywall import challenges
 from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
 from agentpay_server.plugins.paywall.channel_desk import ChannelDesk, UnservedError
@@ -39,13 +36,12 @@ from agentpay_server.plugins.paywall.products import (
     HELD_SECONDS,
     INJECTION,
     LATE_SECONDS,
+    ChannelProduct,
     Mode,
     PaywallRequest,
     Product,
     Sale,
     SellerKeys,
-    SessionProduct,
-    UptoProduct,
 )
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
 
@@ -60,18 +56,15 @@ _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
 
 
-@frozen
-class SellerReply:
-    status: int
-    headers: Headers
-    body: bytes
+Reply = tuple[int, Headers, bytes]
+"""Status, header fields and body of a response."""
 
 
 @frozen(kw_only=True)
 class _Visit:
     url: str
     path: str
-    product: Product | SessionProduct | UptoProduct
+    product: Product | ChannelProduct
     mode: Mode
     offers: tuple[ChallengeTerms, ...]
     now_us: int
@@ -81,13 +74,6 @@ class _Visit:
             if terms.protocol is presented.protocol:
                 return terms
         raise InvalidPaymentError("unsupported_scheme", f"{presented.protocol} is not offered here")
-
-
-@define
-class _OpenRecord:
-    """The record of a request in progress, updated as facts become known."""
-
-    request: PaywallRequest
 
 
 class Seller:
@@ -156,58 +142,50 @@ class Seller:
 
     # --- Requests
 
-    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> SellerReply:
+    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> Reply:
         """Raises `UnservedError` if the connection is to be dropped."""
-        noted = PaywallRequest(method=method, url=url, at=from_us(self._now_us()))
-        visit = _OpenRecord(noted)
+        # Facts about the request, as they become known.
+        noted: dict[str, Any] = {"method": method, "url": url, "at": from_us(self._now_us())}
         try:
-            reply = await self._reply(visit, headers)
-            visit.request = evolve(visit.request, status=reply.status)
+            reply = await self._reply(noted, headers)
+            noted["status"] = reply[0]
         finally:
-            self.requests.append(visit.request)
+            self.requests.append(PaywallRequest(**noted))
             del self.requests[:-RECORDS_MAX]
         return reply
 
-    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> SellerReply:
-        request = noted.request
-        visit = self._visit(request)
+    async def _reply(self, noted: dict[str, Any], headers: Sequence[tuple[str, str]]) -> Reply:
+        visit = self._visit(noted["url"])
         if visit is None:
-            sold = sorted({*self.products, *self.desk.sessions, *self.desk.uptos})
-            return SellerReply(404, _JSON, json_text.print_json({"error": "not_found", "sold": sold}))
+            sold = sorted({*self.products, *(path for _, path in self.desk.products)})
+            return 404, _JSON, json_text.print_json({"error": "not_found", "sold": sold})
         try:
             payment = read_payment(headers)
             if payment is None:
                 return await self._ask(visit)
-            noted.request = evolve(request, protocol=payment.protocol)
-            if isinstance(payment, Presented):
+            noted["protocol"] = payment.protocol
+            if payment.channel is None:
                 return await self._paid(visit, payment)
-            return await self._through_channel(visit, request, payment)
+            request = f"{noted['method']} {visit.url}"
+            receipt, content = await self.desk.take(visit.path, request, payment)
+            return 200, [*_JSON, receipt], json_text.print_json(content)
         except (InvalidPaymentError, UnreadableChallengeError) as refused:
             reason = refused.reason if isinstance(refused, InvalidPaymentError) else "invalid_payload"
             message = _sentence(str(refused))
-            noted.request = evolve(noted.request, reason=reason, message=message)
+            noted |= {"reason": reason, "message": message}
             return await self._ask(visit, error=reason, message=message)
         except UnservedError as unserved:
             if unserved.status is None:
                 raise
-            return SellerReply(unserved.status, _JSON, b'{"error":"service_unavailable"}')
+            return unserved.status, _JSON, b'{"error":"service_unavailable"}'
 
-    async def _through_channel(
-        self, visit: _Visit, request: PaywallRequest, payment: SessionAction | UptoPayment
-    ) -> SellerReply:
-        if isinstance(payment, SessionAction):
-            served = self.desk.session(visit.path, f"{request.method} {request.url}", payment)
-        else:
-            served = self.desk.upto(visit.path, payment)
-        receipt, content = await served
-        return SellerReply(200, [*_JSON, receipt], json_text.print_json(content))
-
-    def _visit(self, request: PaywallRequest) -> _Visit | None:
+    def _visit(self, url: str) -> _Visit | None:
         """Return what is known of a request; None if nothing is sold there."""
-        path = urlsplit(request.url).path
+        path = urlsplit(url).path
         is_collector = path.startswith(f"{COLLECTOR_PATH}/")
         priced = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
-        product = priced or self.desk.sessions.get(path) or self.desk.uptos.get(path)
+        sold = self.desk.products
+        product = priced or sold.get(("session", path)) or sold.get(("upto", path))
         if product is None:
             return None
         mode, offers = Mode.HONEST, []
@@ -215,7 +193,7 @@ class Seller:
             mode = priced.mode or self.mode
             offers = [priced.terms(each, self._keys) for each in priced.protocols]
         return _Visit(
-            url=request.url,
+            url=url,
             path=path,
             product=product,
             mode=Mode.HONEST if is_collector and mode is Mode.REDIRECT else mode,
@@ -225,9 +203,7 @@ class Seller:
 
     # --- Challenges
 
-    async def _ask(
-        self, visit: _Visit, *, error: str | None = None, message: str | None = None
-    ) -> SellerReply:
+    async def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
         await self._prepare(visit.offers)
         challenge = self._challenge(visit, error, message)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
@@ -241,9 +217,9 @@ class Seller:
             offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
             sessions, entries = await self.desk.offers(visit.path, challenge)
             headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
-        return SellerReply(402, [*_JSON, *headers], body)
+        return 402, [*_JSON, *headers], body
 
-    def _ask_more(self, visit: _Visit) -> SellerReply:
+    def _ask_more(self, visit: _Visit) -> Reply:
         """Ask again, after being paid."""
         offers: Sequence[ChallengeTerms] = visit.offers
         if visit.mode is Mode.RAISE_PRICE:
@@ -251,7 +227,7 @@ class Seller:
         elif visit.mode is Mode.CHANGE_PAYEE:
             offers = [challenges.to_other_payee(terms, self._other_payee) for terms in offers]
         headers, body = challenges.write(offers, self._challenge(visit))
-        return SellerReply(402, [*_JSON, *headers], body)
+        return 402, [*_JSON, *headers], body
 
     def _challenge(
         self, visit: _Visit, error: str | None = None, message: str | None = None
@@ -268,22 +244,24 @@ class Seller:
 
     # --- Payments
 
-    async def _paid(self, visit: _Visit, presented: Presented) -> SellerReply:
+    async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
         terms = visit.terms_of(presented)
         await self._prepare(visit.offers)
         challenges.require_own(presented, terms, visit.now_us)
         raw = presented.transaction
-        if presented.signature is not None:
-            raw = await self._landed(presented.signature, terms)
+        signature = None if presented.signature is None else str(presented.signature)
+        if signature is not None:
+            raw = await self._landed(signature, terms)
         checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
+        checked = evolve(checked, transaction=self._fee_payer.completed(checked.transaction))
         sale = self._sales.get(checked.message_hash)
         if sale is not None:
             return self._presented_again(visit, presented, sale)
         if checked.message_hash in self._checking:
             raise InvalidPaymentError("duplicate_settlement", "this payment is being settled", checked.payer)
-        if presented.signature is not None:
+        if signature is not None:
             # The payer has settled it, whatever this seller's mode.
-            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=presented.signature)
+            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=signature)
             self._sales[checked.message_hash] = sale
             return self._after_paying(visit, presented, sale)
         self._checking.add(checked.message_hash)
@@ -300,30 +278,28 @@ class Seller:
             self._checking.discard(checked.message_hash)
         return self._after_paying(visit, presented, sale)
 
-    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         match visit.mode:
             case Mode.LOSE_REPLY:
                 raise UnservedError(None)
             case Mode.FAIL_AFTER_SETTLING:
-                return SellerReply(
-                    500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
-                )
+                return 500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
             case Mode.HOLD:
-                return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
+                raise UnservedError(503)
             case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
                 return self._ask_more(visit)
             case Mode.REDIRECT:
                 # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
-                return SellerReply(307, [("location", _collector_url(visit.url))], b"")
+                return 307, [("location", _collector_url(visit.url))], b""
         return _served(visit, presented, sale)
 
-    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
         is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
         if self.serves_again and sale.status == "settled" and is_sold:
             return _served(visit, presented, sale)
         if visit.mode is Mode.HOLD:
-            return SellerReply(503, _JSON, b'{"error":"service_unavailable"}')
+            raise UnservedError(503)
         raise InvalidPaymentError("duplicate_settlement", "this payment was presented before", sale.payer)
 
     async def _landed(self, signature: str, terms: ChallengeTerms) -> bytes:
@@ -348,15 +324,14 @@ class Seller:
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
-            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
-        except (SimulationFailedError, RpcError) as error:
+            await self._fee_payer.simulate(checked.transaction)
+        except RpcError as error:
             reason = f"the chain would refuse the payment: {error}"
             raise InvalidPaymentError("transaction_simulation_failed", reason, checked.payer) from None
 
     async def _settle(self, checked: CheckedPayment) -> Sale:
         """Broadcast a payment; `InvalidPaymentError` if it has not landed, or may not have."""
-        completed = self._fee_payer.completed(checked.transaction)
-        sale = evolve(self._sales[checked.message_hash], tx_signature=str(completed.signatures[0]))
+        sale = evolve(self._sales[checked.message_hash], tx_signature=checked.signature)
         try:
             await self._fee_payer.settle(checked)
             sale = evolve(sale, status="settled")
@@ -375,7 +350,7 @@ class Seller:
         """Settle a payment that was held, or that may have landed."""
         sale = self._sales[checked.message_hash]
         try:
-            has_landed = await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction))
+            has_landed = await self._fee_payer.has_landed(checked.transaction)
         except RpcError:
             self._look_later(checked)
             return
@@ -397,11 +372,10 @@ class Seller:
         """Fund the fee payer, and create the missing token accounts of all recipients."""
         if not offers:
             return
-        await self._fee_payer.ready()
         owners = dict.fromkeys(
             [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
         )
-        await self._fee_payer.ensure_token_accounts(list(owners), self._keys.mint)
+        await self._fee_payer.prepare(list(owners), self._keys.mint)
 
 
 _JSON: Final[Headers] = [("content-type", "application/json")]
@@ -430,9 +404,9 @@ def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale
     )
 
 
-def _served(visit: _Visit, presented: Presented, sale: Sale) -> SellerReply:
+def _served(visit: _Visit, presented: Presented, sale: Sale) -> Reply:
     content = visit.product.served(sale.amount_usdc)
-    return SellerReply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
+    return 200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content)
 
 
 def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]:

@@ -13,7 +13,7 @@ from attrs import Factory, define
 from agentpay.contract.payments import SessionStep
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.channels.codecs import OnchainTerms, Voucher
-from agentpay_server.plugins.paywall.channel_settling import CheckedOpening
+from agentpay_server.plugins.paywall.channel_settling import Opening
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.cluster import SimulatedCluster
@@ -55,12 +55,13 @@ class ChannelInvariants:
         self.subjects: set[str] = set()
         self._of_key: dict[tuple[str, str], tuple[str, int]] = {}
 
-    def opening_handed_out(self, subject: str, checked: CheckedOpening) -> None:
-        address = str(checked.opening.address)
-        if not any(self._is_stored(str(each)) for each in checked.transaction.signatures):
+    def opening_handed_out(self, subject: str, checked: Opening) -> None:
+        transaction, opening = checked
+        address = str(opening.address)
+        if not any(self._is_stored(str(each)) for each in transaction.signatures):
             self._violate("an opening was handed out before it was stored", subject)
-        known = self.of_subject.setdefault(subject, KnownChannel(subject, checked.opening))
-        if known.opening != checked.opening:
+        known = self.of_subject.setdefault(subject, KnownChannel(subject, opening))
+        if known.opening != opening:
             self._violate("one session, two channels", subject, known.opening.address, address)
         self.known[address] = known
         self.subjects.add(subject)

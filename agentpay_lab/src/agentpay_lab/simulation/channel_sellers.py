@@ -25,21 +25,13 @@ from agentpay_lab.simulation.nodes import Nodes
 from agentpay_server.plugins.cluster.client import RpcRefusalError
 from agentpay_server.plugins.facilitator.settling import FeePayer, InvalidPaymentError
 from agentpay_server.plugins.node.jsonrpc import RpcError
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
 from agentpay_server.plugins.pay402.challenges.offers import read_payment
 from agentpay_server.plugins.pay402.challenges.terms import Presented
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
 from agentpay_server.plugins.paywall import challenges
 from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
 from agentpay_server.plugins.paywall.channel_desk import ChannelDesk, UnservedError
-from agentpay_server.plugins.paywall.channel_settling import CheckedOpening, check_opening
-from agentpay_server.plugins.paywall.products import (
-    SellerKeys,
-    SessionMode,
-    SessionProduct,
-    UptoMode,
-    UptoProduct,
-)
+from agentpay_server.plugins.paywall.channel_settling import Opening, check_opening
+from agentpay_server.plugins.paywall.products import ChannelProduct, SellerKeys, SessionMode, UptoMode
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient
@@ -136,26 +128,32 @@ class ChannelSeller:
         self._behave_upto(UptoMode.HONEST)
 
     def _behave(self, mode: SessionMode) -> None:
-        self.desk.sessions[SESSION_PATH] = SessionProduct(
-            path=SESSION_PATH,
-            amount_micro=self.price_micro,
-            grace_seconds=GRACE_SECONDS,
-            idle_seconds=self._idle_seconds,
-            content={},
-            mode=mode,
+        self.desk.sell(
+            ChannelProduct(
+                channel="session",
+                path=SESSION_PATH,
+                amount_micro=self.price_micro,
+                grace_seconds=GRACE_SECONDS,
+                idle_seconds=self._idle_seconds,
+                content={},
+                mode=mode,
+            )
         )
 
     def _behave_upto(self, mode: UptoMode) -> None:
-        self.desk.uptos[UPTO_PATH] = UptoProduct(
-            path=UPTO_PATH,
-            maximum_micro=_MAXIMUM_MICRO,
-            charge=self._charge,
-            grace_seconds=GRACE_SECONDS,
-            content={},
-            mode=mode,
+        self.desk.sell(
+            ChannelProduct(
+                channel="upto",
+                path=UPTO_PATH,
+                amount_micro=_MAXIMUM_MICRO,
+                charge=self._charge,
+                grace_seconds=GRACE_SECONDS,
+                content={},
+                mode=mode,
+            )
         )
 
-    def check(self, payment: SessionAction | UptoPayment) -> CheckedOpening:
+    def check(self, payment: Presented) -> Opening:
         """Return the opening that a payment presents."""
         address = str(self.fee_payer.pubkey())
         return check_opening(payment.transaction, fee_payer=address, allows_memo=True)
@@ -192,18 +190,15 @@ class ChannelSeller:
         headers, body = challenges.write((), challenge, sessions=sessions, entries=entries)
         return headers, body.decode()
 
-    async def take(self, path: str, request: str, payment: SessionAction | UptoPayment) -> int | None:
+    async def take(self, path: str, request: str, payment: Presented) -> int | None:
         """Take a payment in this seller's way; return the status of the response, None without one."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         self._misbehave()
         try:
-            if isinstance(payment, SessionAction):
-                if presented := payment.voucher:
-                    held = self._payouts.held.setdefault(str(presented.voucher.channel), {})
-                    held[presented.voucher.cumulative_micro] = presented.signature
-                await self.desk.session(path, request, payment)
-            else:
-                await self.desk.upto(path, payment)
+            if payment.voucher is not None and payment.signature is not None:
+                held = self._payouts.held.setdefault(str(payment.voucher.channel), {})
+                held[payment.voucher.cumulative_micro] = payment.signature
+            await self.desk.take(path, request, payment)
         except InvalidPaymentError as refused:
             self._world.timeline.note("answer", self.name, request, "refuses", refused.reason)
             return 402
@@ -251,7 +246,6 @@ async def buy(
         world.channel_sessions[answer.session_id] = None
         world.timeline.note("answer", who, purchase.key, answer.session_id, answer.step)
         opening = _read(answer.header)
-        assert isinstance(opening, SessionAction)  # noqa: S101 - it is a session's
         invariants.channels.opening_handed_out(answer.session_id, seller.check(opening))
         await seller.take(purchase.path, request, opening)
         await asyncio.sleep(_AGAIN_SECONDS)
@@ -266,7 +260,6 @@ async def _pay_up_to(world: "SimulatedWorld", who: str, purchase: ChannelPurchas
     if payment.header is None:
         return
     read = _read(payment.header)
-    assert isinstance(read, UptoPayment)  # noqa: S101 - it is one
     invariants.channels.opening_handed_out(payment.transfer_id, seller.check(read))
     await seller.take(purchase.path, f"GET {purchase.key}", read)
 
@@ -281,12 +274,9 @@ async def _present(
     request = f"GET {purchase.key}"
     world.timeline.note("answer", who, purchase.key, step.charge_id, step.running_total_usdc)
     read = _read(step.header)
-    assert isinstance(read, SessionAction)  # noqa: S101 - it is a session's
     assert read.voucher is not None  # noqa: S101 - it is a voucher
     world.invariants.bought(purchase.key, purchase.account_id, "a voucher")
-    world.invariants.channels.voucher_handed_out(
-        purchase.key, purchase.account_id, step, read.voucher.voucher
-    )
+    world.invariants.channels.voucher_handed_out(purchase.key, purchase.account_id, step, read.voucher)
     status = await purchase.seller.take(purchase.path, request, read)
     if status is None:
         # Its response was lost: present it once more.
@@ -300,7 +290,6 @@ async def close(world: "SimulatedWorld", client: "SimulatedClient", session_id: 
     session = await client.sessions.close(session_id, present=False)
     if session.header is not None:
         read = _read(session.header)
-        assert isinstance(read, SessionAction)  # noqa: S101 - it is a session's
         seller = next(each for each in world.desks if each.origin == session.origin)
         await seller.take(SESSION_PATH, f"close {session_id}", read)
     return session
@@ -315,7 +304,7 @@ async def close_at_the_end(world: "SimulatedWorld", client: "SimulatedClient", s
             await close(world, client, session.session_id)
 
 
-def _read(header: PaymentHeader | None) -> SessionAction | UptoPayment | None:
+def _read(header: PaymentHeader | None) -> Presented:
     payment = None if header is None else read_payment([(header.name, header.value)])
-    assert not isinstance(payment, Presented)  # noqa: S101 - it is through a channel
+    assert payment is not None and payment.channel is not None  # noqa: PT018, S101 - it is through a channel
     return payment

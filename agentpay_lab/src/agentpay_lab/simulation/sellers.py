@@ -25,7 +25,7 @@ from agentpay_server.plugins.facilitator.settling import (
     completed,
 )
 from agentpay_server.plugins.pay402.challenges.offers import read_payment
-from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Presented, Protocol
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Leg, Network, Protocol
 from agentpay_server.plugins.paywall import challenges
 from agentpay_server.plugins.paywall.challenges import ChallengeParts, Headers
 
@@ -96,7 +96,7 @@ class SimulatedSeller:
     def check(self, headers: Iterable[tuple[str, str]], terms: ChallengeTerms) -> CheckedPayment | None:
         """Return the presented payment, if any; refuse one that does not pay the requested terms."""
         presented = read_payment(headers)
-        if not isinstance(presented, Presented):
+        if presented is None or presented.channel is not None:
             return None
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 

@@ -19,11 +19,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import chain
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve
 from solders.pubkey import Pubkey
-from solders.signature import Signature
 
 from agentpay.contract import json_text
 from agentpay.contract.fields import format_timestamp
@@ -74,38 +73,6 @@ _UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
 _NOT_PLAIN: Final = re.compile(r'[^ -~]|[\\"]')
 
 _Parameters = list[tuple[str, str]]
-
-
-@frozen(kw_only=True)
-class SignedVoucher:
-    """A voucher as it is presented; its signature is not verified yet."""
-
-    voucher: Voucher
-    signer: str
-    signature: Signature
-
-
-@frozen(kw_only=True)
-class SessionAction:
-    """What a payer of a session presents; nothing of it is compared or verified yet.
-
-    Attributes:
-        action: `open`, `voucher` or `close`, or one that is not supported.
-        challenge: the parameters of the challenge, verbatim.
-        payload: all fields of the action.
-        channel: address of the channel.
-        transaction: that of an opening; empty for other actions.
-        voucher: that of `voucher` and `close`.
-    """
-
-    protocol: ClassVar[Protocol] = Protocol.MPP
-
-    action: str
-    challenge: Mapping[str, str]
-    payload: Mapping[str, Any]
-    channel: str
-    transaction: bytes = b""
-    voucher: SignedVoucher | None = None
 
 
 # --- Challenges, as the payer reads them
@@ -502,7 +469,7 @@ def _splits(shares: Iterable[Share]) -> list[dict[str, Any]]:
 # --- Payments, as the seller reads them
 
 
-def read_payment(value: str) -> Presented | SessionAction:
+def read_payment(value: str) -> Presented:
     """Return what a header presents.
 
     Raises:
@@ -517,36 +484,30 @@ def read_payment(value: str) -> Presented | SessionAction:
         return _action(payload, echo)
     if payload.get("type") == "signature":
         signature = fields.signature(payload, "signature")
-        return Presented(protocol=Protocol.MPP, signature=str(signature), echo=echo)
+        return Presented(protocol=Protocol.MPP, echo=echo, payload=payload, signature=signature)
     transaction = fields.transaction(payload, "transaction")
-    return Presented(protocol=Protocol.MPP, transaction=transaction, echo=echo)
+    return Presented(protocol=Protocol.MPP, echo=echo, payload=payload, transaction=transaction)
 
 
-def _action(payload: Mapping[str, Any], echo: Mapping[str, str]) -> SessionAction:
+def _action(payload: Mapping[str, Any], echo: Mapping[str, str]) -> Presented:
     action = fields.member(payload, "action", str)
-    return SessionAction(
-        action=action,
-        challenge=echo,
-        payload=payload,
-        channel=fields.member(payload, "channelId", str),
-        transaction=fields.transaction(payload, "transaction") if action == "open" else b"",
-        voucher=_voucher(fields.member(payload, "voucher", dict)) if action in ("voucher", "close") else None,
-    )
-
-
-def _voucher(signed: Mapping[str, Any]) -> SignedVoucher:
+    fields.member(payload, "channelId", str)
+    presented = Presented(protocol=Protocol.MPP, channel="session", echo=echo, payload=payload)
+    if action == "open":
+        return evolve(presented, transaction=fields.transaction(payload, "transaction"))
+    if action not in ("voucher", "close"):
+        return presented
+    signed = fields.member(payload, "voucher", dict)
     if signed.get("signatureType") != "ed25519":
         raise UnreadableChallengeError("signatureType must be ed25519")
-    voucher = fields.member(signed, "voucher", dict)
-    return SignedVoucher(
-        voucher=Voucher(
-            channel=Pubkey.from_string(fields.address(voucher, "channelId")),
-            cumulative_micro=fields.whole(voucher, "cumulativeAmount"),
-            expires_at=fields.whole(voucher, "expiresAt", below=2**63) if "expiresAt" in voucher else 0,
-        ),
-        signer=fields.address(signed, "signer"),
-        signature=fields.signature(signed, "signature"),
+    content = fields.member(signed, "voucher", dict)
+    voucher = Voucher(
+        channel=Pubkey.from_string(fields.address(content, "channelId")),
+        cumulative_micro=fields.whole(content, "cumulativeAmount"),
+        expires_at=fields.whole(content, "expiresAt", below=2**63) if "expiresAt" in content else 0,
     )
+    fields.address(signed, "signer")
+    return evolve(presented, voucher=voucher, signature=fields.signature(signed, "signature"))
 
 
 # --- Receipts

@@ -17,7 +17,6 @@ from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import named, quote
 from agentpay_server.plugins.pay402.challenges import mpp, x402
-from agentpay_server.plugins.pay402.challenges.mpp import SessionAction
 from agentpay_server.plugins.pay402.challenges.terms import (
     ChallengeTerms,
     Network,
@@ -27,7 +26,6 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     Skipped,
     UnreadableChallengeError,
 )
-from agentpay_server.plugins.pay402.challenges.x402 import UptoPayment
 from agentpay_server.transfers.store import splits_of
 
 _PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.X402_UPTO)
@@ -204,7 +202,7 @@ def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str
     return x402.wrap(offer, transaction, payment_id=payment_id)
 
 
-def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | SessionAction | UptoPayment | None:
+def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
     """Return the payment that a request presents, of any protocol; None without one.
 
     Raises:

@@ -3,11 +3,13 @@
 import hashlib
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from attrs import field, frozen
+from solders.signature import Signature
 
 from agentpay.contract import json_text
+from agentpay_server.chain.channels.codecs import Voucher
 
 MAX_LEGS: Final = 9
 """The primary recipient, and at most 8 splits of MPP."""
@@ -180,15 +182,21 @@ class Offer:
 
 @frozen(kw_only=True)
 class Presented:
-    """A payment of an exact price as a seller receives it; its transaction is not checked yet.
+    """A payment as a seller receives it; nothing of it is compared or verified yet.
 
     Attributes:
-        transaction: the signed bytes; empty for a payment that the payer broadcast.
-        signature: that of a payment that the payer broadcast.
+        channel: whether it is through a channel, and how: by session of MPP, or up to a maximum by x402.
         echo: the parts of the challenge that it repeats.
+        payload: all its fields; those of a payment up to a maximum whatever form its numbers had.
+        transaction: the signed bytes; empty for a payment that the payer broadcast, and for a voucher.
+        signature: that of a payment that the payer broadcast, or of the voucher.
+        voucher: that of the actions `voucher` and `close` of a session.
     """
 
     protocol: Protocol
-    transaction: bytes = field(default=b"", repr=False)
-    signature: str | None = None
+    channel: Literal["session", "upto"] | None = None
     echo: Mapping[str, Any]
+    payload: Mapping[str, Any] = field(factory=dict, repr=False)
+    transaction: bytes = field(default=b"", repr=False)
+    signature: Signature | None = None
+    voucher: Voucher | None = None

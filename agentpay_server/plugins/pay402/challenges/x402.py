@@ -19,9 +19,8 @@ Extensions are repeated as the seller wrote them; only `payment-identifier` is p
 import base64
 import codecs as encodings
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
-from attrs import frozen
 from solders.pubkey import Pubkey
 
 from agentpay.contract import json_text
@@ -81,37 +80,6 @@ _AMOUNT_KEYS: Final = {
 _ERROR: Final = "Payment required"
 _EXTENSIONS: Final = "extensions"
 _IDENTIFIER: Final = "payment-identifier"
-
-
-@frozen(kw_only=True)
-class UptoPayment:
-    """A payment up to a maximum as a seller receives it; nothing of it is compared yet.
-
-    `payload` is as `upto_payload` writes it, whatever form its numbers had.
-    """
-
-    protocol: ClassVar[Protocol] = Protocol.X402_V2
-
-    accepted: Mapping[str, Any]
-    transaction: bytes
-    payload: Mapping[str, Any]
-
-
-@frozen(kw_only=True)
-class FacilitatorRequest:
-    """What a seller asks its facilitator to verify or to settle.
-
-    Attributes:
-        requirements: the entry of the seller's challenge.
-        scheme: that of the payment, like `network`.
-        transaction: in base64.
-    """
-
-    protocol: Protocol
-    requirements: Mapping[str, Any]
-    scheme: str
-    network: str
-    transaction: str
 
 
 # --- Challenges, as the payer reads them
@@ -401,7 +369,7 @@ def _with_identifier(extensions: str, payment_id: str) -> str:
 # --- Payments, as the seller and its facilitator read them
 
 
-def read_payment(name: str, value: str) -> Presented | UptoPayment:
+def read_payment(name: str, value: str) -> Presented:
     """Return what a header presents; `name` is one of `PAYMENT_HEADERS`.
 
     Raises:
@@ -419,12 +387,14 @@ def read_payment(name: str, value: str) -> Presented | UptoPayment:
     return Presented(protocol=protocol, transaction=fields.transaction(payload, "transaction"), echo=echo)
 
 
-def _read_upto(payload: Mapping[str, Any], accepted: Mapping[str, Any]) -> UptoPayment:
+def _read_upto(payload: Mapping[str, Any], accepted: Mapping[str, Any]) -> Presented:
     texts = ("from", "channelId", "authorizedSigner", "openTransaction")
     numbers = ("maxAmount", "deposit", "nonce", "openSlot")
     times = ("expiresAt", "validAfter")
-    return UptoPayment(
-        accepted=accepted,
+    return Presented(
+        protocol=Protocol.X402_V2,
+        channel="upto",
+        echo=accepted,
         transaction=fields.transaction(payload, "openTransaction"),
         payload={name: fields.member(payload, name, str) for name in texts}
         | {name: str(fields.whole(payload, name)) for name in numbers}
@@ -432,8 +402,11 @@ def _read_upto(payload: Mapping[str, Any], accepted: Mapping[str, Any]) -> UptoP
     )
 
 
-def read_request(body: bytes) -> FacilitatorRequest:
+def read_request(body: bytes) -> tuple[Protocol, Mapping[str, Any], Mapping[str, Any], str]:
     """Parse what a seller sends to its facilitator.
+
+    Return the protocol, the entry of the seller's challenge, what the payment repeats of it, and the
+    transaction of the payment, in base64. Both entries have a scheme and a network.
 
     Raises:
         UnreadableChallengeError: it is no such request; the message names the field.
@@ -447,15 +420,10 @@ def read_request(body: bytes) -> FacilitatorRequest:
         raise UnreadableChallengeError("x402Version must be 2 or 1")
     claimed = fields.member(payment, "accepted", dict) if version == 2 else payment
     transaction = fields.member(fields.member(payment, "payload", dict), "transaction", str)
-    for name in ("scheme", "network"):
-        fields.member(requirements, name, str)
-    return FacilitatorRequest(
-        protocol=VERSIONS[version],
-        requirements=requirements,
-        scheme=fields.member(claimed, "scheme", str),
-        network=fields.member(claimed, "network", str),
-        transaction=transaction,
-    )
+    for holder in (requirements, claimed):
+        for name in ("scheme", "network"):
+            fields.member(holder, name, str)
+    return VERSIONS[version], requirements, claimed, transaction
 
 
 # --- Receipts
