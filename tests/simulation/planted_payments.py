@@ -21,7 +21,7 @@ _IMPATIENT_US = 20 * SECOND_US
 
 @planted
 def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
-    replayed = service.Purchases._replayed
+    replayed = service.Payments._replayed
 
     async def signed_again(self, transfer, offer):
         payment = await replayed(self, transfer, offer)
@@ -42,7 +42,7 @@ def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
         name, value = rules.wrap(offer, prepared.raw, payment_id=transfer.transfer_id)
         return attrs.evolve(payment, header=PaymentHeader(name=name, value=value))
 
-    patch(service.Purchases, "_replayed", signed_again)
+    patch(service.Payments, "_replayed", signed_again)
 
 
 @planted

@@ -23,10 +23,10 @@ from agentpay_server.chain.channels.codecs import TREASURIES, ChannelAccount, On
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.database.connection import ConstraintError
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, PinRecord
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.plugins.node.jsonrpc import RpcError
-from agentpay_server.plugins.pay402.store import PINS, Pin
+from agentpay_server.plugins.pay402.store import PINS
 from agentpay_server.plugins.paywall.channel_settling import ChannelChain
 
 GRACE_SECONDS = 900
@@ -332,7 +332,7 @@ def block_before_the_decision(monkeypatch: pytest.MonkeyPatch) -> None:
     async def block(self: Authorizer, source: AccountRecord) -> None:
         await reconcile(self, source)
         fields = dict.fromkeys(("category", "recipients", "max_amount"))
-        pin = Pin(operator_id=source.operator_id, origin=ORIGIN, blocked=True, updated_us=1, **fields)
+        pin = PinRecord(operator_id=source.operator_id, origin=ORIGIN, blocked=True, updated_us=1, **fields)
         with suppress(ConstraintError):
             await self._context.database.run(lambda connection: PINS.insert(connection, pin))
 

@@ -115,7 +115,7 @@ payments: Final = table_of(PaymentRow)
 )
 @frozen(kw_only=True)
 class PinRecord:
-    """What an operator allows of payments to a seller's origin; `plugins/pay402/store.py` adds methods."""
+    """What an operator allows of payments to a seller's origin."""
 
     seq: Seq = 0
     operator_id: str

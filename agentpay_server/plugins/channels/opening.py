@@ -5,44 +5,46 @@ and the seller broadcasts the transaction: until that can no longer land, its am
 terms get the same opening as long as it may land, and one new one after that.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.payments import AUTHORIZE_PAYMENT, AuthorizePayment
+from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.rows import Condition
-from agentpay_server.database.tables import AccountRecord, PurchaseKind, SessionRecord, TransferRecord
+from agentpay_server.database.tables import (
+    PurchaseKind,
+    SessionRecord,
+    TransferRecord,
+)
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Outcome
-from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US, Owned, owned
-from agentpay_server.plugins.channels.signing import (
-    OpeningBlockhash,
-    closing_fee,
-    sign_channel,
+from agentpay_server.plugins.channels.signing import closing_fee, sign_channel
+from agentpay_server.plugins.channels.store import CHANNELS, IS_FAILED, IS_OPENING
+from agentpay_server.plugins.pay402.judging import (
+    Purchase,
+    category_of,
+    pin_is_as_seen,
+    purchase_objection,
+    spend_on,
 )
-from agentpay_server.plugins.channels.store import CHANNELS, IS_FAILED, IS_OPENING, Channel, KeyUse
-from agentpay_server.plugins.pay402.authorizing import pin_is_as_seen, purchase_objection
-from agentpay_server.plugins.pay402.challenges.terms import Offer
-from agentpay_server.plugins.pay402.judging import category_of, spend_on
 from agentpay_server.plugins.pay402.settling import EXPIRED, cosigned_status, failure_of
-from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.sessions import outcomes
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.opening import SESSION_OPEN, failed, session_row
@@ -61,34 +63,7 @@ _FAILED: Final = Refusal(
 )
 
 
-@frozen(kw_only=True)
-class Selected:
-    """The session's offer to pay, and what is stored about it.
-
-    Attributes:
-        digest: of the purchase.
-        channel_digest: of the terms that all vouchers of the channel share.
-        channel: the channel to use; None to open one.
-        token_accounts: of the payee and of the shares, each with its account if this service holds it.
-        landing: where an opening can land; None if none is signed.
-    """
-
-    source: AccountRecord
-    offer: Offer
-    position: int
-    digest: str
-    channel_digest: str
-    pin: Pin | None
-    key: RequestedKey
-    use: KeyUse
-    channel: Channel | None
-    token_accounts: Mapping[str, AccountRecord | None]
-    landing: OpeningBlockhash | None = None
-
-
-def open_channel(
-    gate: Gate, *, principal: Principal, request: AuthorizePayment, selected: Selected
-) -> Decided[SessionRecord] | None:
+def open_channel(gate: Gate, *, principal: Principal, selected: Purchase) -> Decided[SessionRecord] | None:
     """Decide about a requested session over HTTP 402, as `sessions/opening.py` decides about one.
 
     Returns:
@@ -98,7 +73,7 @@ def open_channel(
         ConstraintError: another request has taken the key.
         Problem: a refusal, `too_many_sessions`, `nothing_payable`, `invalid_recipient`.
     """
-    connection, offer, pin = gate.connection, selected.offer, selected.pin
+    connection, request, offer, pin = gate.connection, selected.request, selected.offer, selected.pin
     key, held, digest = selected.key, selected.use.held, selected.channel_digest
     assert request.session_cap is not None  # noqa: S101 - without it no session is payable
     terms = OpeningTerms(

@@ -4,57 +4,40 @@ A payment is authorized like any transfer. In addition, the pin of the seller's 
 broadcasts the transaction.
 """
 
-from collections.abc import Collection
-from typing import Any, Final
+from typing import Any
 
 import attrs
-from attrs import frozen
 from solders.signature import Signature
 
-from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
-from agentpay_server.chain.custody import (
-    POLICY_AUTHORITY,
-    TEST_MINT_AUTHORITY,
-    TREASURY,
-    TransactionTooLargeError,
-    spending_key,
-)
-from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.chain.protocol import Cosigned, SignedTransaction
-from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PaymentRow, TransferRecord
-from agentpay_server.engine.authorization import Decided, Gate, Preflight, invalid_recipient
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.protocol import Cosigned
+from agentpay_server.database.tables import PaymentRow, TransferRecord
+from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal
-from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import apply
-from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import LimitedKey
 from agentpay_server.ledger.transactions import Kind, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
-from agentpay_server.plugins.channels.signing import (
-    OpeningBlockhash,
-    closing_fee,
-    sign_channel,
-)
+from agentpay_server.plugins.channels.signing import closing_fee, sign_channel
 from agentpay_server.plugins.pay402 import store
-from agentpay_server.plugins.pay402.building import (
-    FEE_LAMPORTS,
-    FeePayerRefusedError,
-    build_payment,
-    check_buildable,
-)
+from agentpay_server.plugins.pay402.building import FEE_LAMPORTS, build_payment
 from agentpay_server.plugins.pay402.challenges import x402
-from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, ChannelTerms, Offer
-from agentpay_server.plugins.pay402.judging import category_of, pin_refusal, spend_on
+from agentpay_server.plugins.pay402.challenges.terms import ChannelTerms
+from agentpay_server.plugins.pay402.judging import (
+    UNBUILDABLE,
+    Purchase,
+    own_addresses,
+    purchase_objection,
+    spend_on,
+)
 from agentpay_server.plugins.pay402.settling import detail_of
-from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.deciding import (
@@ -68,142 +51,7 @@ from agentpay_server.transfers.deciding import (
     submitted,
     waiting,
 )
-from agentpay_server.transfers.rules import Split, TransferTerms, check_transition
-
-_ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
-_UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
-
-
-def build_fault(connection: Connection, context: Context, source: AccountRecord, offer: Offer) -> str | None:
-    """Return why the transaction that pays an offer cannot be built; None if it can."""
-    try:
-        check_buildable(
-            context.signer,
-            offer.terms,
-            payer_key=spending_key(source.key_index),
-            usdc_mint=context.chain.usdc_mint,
-            own_addresses=_own_addresses(connection, context, offer),
-            nonce_memo=_ANY_TRANSFER_ID,
-        )
-    except _UNBUILDABLE as error:
-        return str(error)
-    return None
-
-
-def channel_fault(
-    connection: Connection, context: Context, source: AccountRecord, channel: ChannelTerms
-) -> str | None:
-    """Return why a channel on an offer's terms is never opened for an account; None if it may be."""
-    payer = context.signer.address(spending_key(source.key_index))
-    fee_payer = "feePayerKey" if channel.signer is None else "feePayer"
-    for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
-        if key is not None and (key == payer or key in _own_of(connection, context, key)):
-            return f"its {name} is an address of this service"
-    return None
-
-
-def _own_addresses(connection: Connection, context: Context, offer: Offer) -> set[str]:
-    """Return the addresses of this service that an offer might name as its fee payer."""
-    return _own_of(connection, context, offer.terms.fee_payer)
-
-
-def _own_of(connection: Connection, context: Context, fee_payer: str | None) -> set[str]:
-    own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
-    if fee_payer is not None:
-        theirs = associated_token_address(fee_payer, context.chain.usdc_mint)
-        if account_store.account_at(connection, theirs) is not None:
-            own.add(fee_payer)
-    return own
-
-
-@frozen(kw_only=True)
-class Purchase:
-    """A purchase to pay for.
-
-    Attributes:
-        origin: the seller.
-        url: requested URL, as the client reports it.
-        pin: the operator's pin of the origin, as read before the decision; None without a pin.
-        token_account: token account of the primary recipient.
-        position: the position of the offer in its 402.
-        landing: where the opening of a channel can land, if the offer sells through one.
-    """
-
-    operator_id: str
-    account_id: str
-    origin: str
-    url: str | None
-    memo: str | None
-    offer: Offer
-    pin: Pin | None
-    token_account: str
-    position: int
-    landing: OpeningBlockhash | None = None
-
-    @property
-    def digest(self) -> str:
-        """Digest of the terms, equal for one purchase."""
-        return self.offer.terms.digest(origin=self.origin, memo=self.memo)
-
-    @property
-    def category(self) -> str | None:
-        """The category that the policy judges."""
-        return category_of(self.offer, self.pin)
-
-    @property
-    def terms(self) -> TransferTerms:
-        """The terms of the purchase, as a transfer's terms."""
-        return TransferTerms(
-            account_id=self.account_id,
-            to=self.token_account,
-            amount_micro=self.offer.terms.amount_micro,
-            memo=self.memo,
-            category=self.category,
-            payment_digest=self.digest,
-            splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
-        )
-
-    def is_pin_as_seen(self, connection: Connection) -> bool:
-        """Return whether the operator's pin of the origin is as it was read."""
-        return pin_is_as_seen(connection, self.operator_id, self.origin, self.pin)
-
-    def row(self, transfer_id: str) -> PaymentRow:
-        """Return the payment's own row, not signed yet."""
-        terms = self.offer.terms
-        return PaymentRow(
-            transfer_id=transfer_id,
-            operator_id=self.operator_id,
-            account_id=self.account_id,
-            protocol=terms.protocol.value,
-            origin=self.origin,
-            url=self.url,
-            recipient=terms.recipient,
-            fee_payer=terms.fee_payer,
-            raw=None,
-            blockhash=None,
-            nonce=None,
-            expires_us=None,
-        )
-
-
-def pin_is_as_seen(connection: Connection, operator_id: str, origin: str, seen: Pin | None) -> bool:
-    """Return whether an operator's pin of an origin is as it was read."""
-    return store.PINS.get(connection, (operator_id, origin)) == seen
-
-
-def purchase_objection(
-    pin: Pin | None, terms: ChallengeTerms, recipients: Collection[str], preflight: Preflight
-) -> Refusal | None:
-    """Return a refusal by the pin of a seller's origin.
-
-    Raises:
-        Problem: `invalid_recipient`.
-    """
-    owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
-    for recipient in recipients:
-        if recipient not in owners:
-            raise invalid_recipient(recipient, "no longer owns its USDC token account")
-    return pin_refusal(pin, terms, recipients)
+from agentpay_server.transfers.rules import check_transition
 
 
 def new_payment(gate: Gate, new: NewSpend, purchase: Purchase) -> Decided[TransferRecord] | None:
@@ -273,7 +121,7 @@ def refusal_of(gate: Gate, purchase: Purchase, key: LimitedKey | None) -> Refusa
         (preflight.recipient, *preflight.others),
         pin=purchase.pin,
         # `require_memo` accepts the origin instead of a memo.
-        memo=purchase.memo or purchase.origin,
+        memo=purchase.request.memo or purchase.request.origin,
     )
     return purchase_objection(purchase.pin, terms, recipients, preflight) or gate.refusal(spend, key)
 
@@ -365,11 +213,11 @@ def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[Stor
             terms,
             payer_key=spending_key(source.key_index),
             usdc_mint=context.chain.usdc_mint,
-            own_addresses=_own_addresses(connection, context, purchase.offer),
+            own_addresses=own_addresses(connection, context, terms.fee_payer),
             nonce=nonce,
             nonce_memo=transfer_id,
         )
-    except _UNBUILDABLE as error:
+    except UNBUILDABLE as error:
         # Checked before, but the nonce adds to the compute units.
         raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
     # If the service pays the fee, its own signature is the first and names the transaction on chain.
@@ -381,12 +229,7 @@ def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[Stor
         after=preflight.newest_signature,
     )
     tx = pending_transaction(
-        SignedTransaction(
-            signature=prepared.signature,
-            raw=prepared.raw,
-            last_valid_block_height=prepared.last_valid_block_height,
-            fee_lamports=prepared.fee_lamports,
-        ),
+        prepared,
         kind=Kind.PAYMENT,
         subject_id=transfer_id,
         account_id=source.account_id,
@@ -413,9 +256,9 @@ def _sign_channel(
         offer,
         landing,
         owner_id=transfer_id,
-        origin=purchase.origin,
+        origin=purchase.request.origin,
         deposit_micro=offer.terms.amount_micro,
-        terms_digest=terms.digest(offer.terms, origin=purchase.origin),
+        terms_digest=terms.digest(offer.terms, origin=purchase.request.origin),
         position=purchase.position,
         expires_us=x402.expires_at(terms, gate.now_us // SECOND_US) * SECOND_US,
         text=offer.terms.legs[0].memo or transfer_id,
@@ -424,7 +267,7 @@ def _sign_channel(
         purchase.row(transfer_id),
         raw=channel.raw,
         blockhash=landing.blockhash,
-        nonce=store.next_nonce(gate.connection, purchase.account_id, landing.blockhash),
+        nonce=store.next_nonce(gate.connection, purchase.source.account_id, landing.blockhash),
         expires_us=channel.expires_us,
     )
     return tx, row

@@ -31,7 +31,7 @@ from agentpay_server.chain.instructions import (
     set_compute_unit_price,
     transfer_checked,
 )
-from agentpay_server.chain.protocol import Blockhash
+from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Protocol
 
 MAX_UNITS: Final = 200_000
@@ -58,22 +58,15 @@ class FeePayerRefusedError(ValueError):
 
 
 @frozen(kw_only=True)
-class PreparedPayment:
-    """A payment to be handed out.
+class PreparedPayment(SignedTransaction):
+    """A payment to be handed out; the signature slot of an external fee payer is zero.
 
     Attributes:
-        raw: the transaction; the signature slot of an external fee payer is zero.
         signature: our signature in base58, by which the payment is recognized on chain.
         message_hash: hash of the signed message, independent of the signatures.
-        last_valid_block_height: the last block height at which it can land.
-        fee_lamports: our fee; 0 if another party pays it.
     """
 
-    raw: bytes
-    signature: str
     message_hash: str
-    last_valid_block_height: int
-    fee_lamports: int
 
 
 def base_units(terms: ChallengeTerms, nonce_memo: str | None) -> int:

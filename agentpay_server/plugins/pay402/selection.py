@@ -10,13 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import attrs
-from attrs import frozen
 
 from agentpay.contract.payments import AuthorizePayment
 from agentpay.contract.usdc import to_micro
-from agentpay_server.chain.protocol import Chain
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord, PurchaseKind, TransferRecord
+from agentpay_server.database.tables import AccountRecord, PinRecord, PurchaseKind, TransferRecord
 from agentpay_server.engine.authorization import spending_refusal
 from agentpay_server.engine.policy import (
     Recipient,
@@ -32,17 +30,19 @@ from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, othe
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
-from agentpay_server.plugins.channels.opening import Selected
 from agentpay_server.plugins.channels.session_payments import session_conflict
-from agentpay_server.plugins.channels.signing import OpeningBlockhash, landing_of
+from agentpay_server.plugins.channels.signing import landing_of
 from agentpay_server.plugins.channels.store import Channel, KeyUse, use_of
 from agentpay_server.plugins.pay402 import store
-from agentpay_server.plugins.pay402.authorizing import build_fault, channel_fault
 from agentpay_server.plugins.pay402.challenges import offers as rules
-from agentpay_server.plugins.pay402.challenges.offers import Sifted, differences
+from agentpay_server.plugins.pay402.challenges.offers import differences
 from agentpay_server.plugins.pay402.challenges.terms import Offer, Protocol, Skipped
 from agentpay_server.plugins.pay402.judging import (
+    Purchase,
     Shown,
+    build_fault,
+    channel_fault,
+    digest_of,
     pin_refusal,
     read_shown,
     settling_fault,
@@ -51,7 +51,6 @@ from agentpay_server.plugins.pay402.judging import (
     unsponsored,
 )
 from agentpay_server.plugins.pay402.responses import conflict, nothing_payable
-from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.sessions.rules import escalation_refusal
 from agentpay_server.transfers import store as transfer_store
 
@@ -59,45 +58,6 @@ _PAYMENTS: Final = (PurchaseKind.PAYMENT, PurchaseKind.CHANNEL)
 _CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
 _MAX_LANDINGS: Final = 3
 """For how many channels of a 402 the chain is asked whether they can be opened."""
-
-
-@frozen(kw_only=True)
-class PaymentView:
-    """The stored data for a request, and the offer to pay.
-
-    Attributes:
-        terms: the digest of the offer.
-        held: the claims of the key.
-        transfer: the payment that holds it, if any.
-        judged: how to treat the request. With `REPLAY` and `RESUME` there is a payment.
-        position: the position of the offer in the 402.
-        pin: the operator's pin of the origin, if any.
-        token_accounts: what it pays, the primary recipient's first; each with its account if this service
-            holds it.
-        session: its stored state, if the offer sells by session.
-        landing: where the opening of a channel can land; None if none is opened.
-        is_replay: whether the key has its payment, and nothing is signed.
-    """
-
-    terms: str
-    source: AccountRecord
-    held: Held
-    transfer: TransferRecord | None
-    judged: Verdict
-    offer: Offer
-    position: int
-    pin: Pin | None
-    token_accounts: Mapping[str, AccountRecord | None]
-    session: Selected | None = None
-    landing: OpeningBlockhash | None = None
-    is_replay: bool = False
-
-    @property
-    def opens_channel(self) -> bool:
-        """Whether the payment opens a channel, which the chain must be able to land."""
-        if self.offer.channel is None or self.source.paused or self.is_replay:
-            return False
-        return self.session is None or self.session.channel is None
 
 
 class SelectOffer:
@@ -118,11 +78,19 @@ class SelectOffer:
         self._request = request
         self._now_us = now_us
         self._key = key
-        self._sifted = _sifted(context.chain, request, offers, now_us)
+        name = context.chain.cluster_name
+        self._sifted = rules.sift(
+            offers,
+            cluster=name if name in _CLUSTERS else None,
+            usdc_mint=context.chain.usdc_mint,
+            now_us=now_us,
+            max_amount_micro=None if request.max_amount is None else to_micro(request.max_amount),
+            session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
+        )
         self._shown: Shown | None = None
         self._unlandable: dict[int, str] = {}
 
-    async def selected(self) -> PaymentView:
+    async def selected(self) -> Purchase:
         """Select the offer.
 
         Raises:
@@ -131,19 +99,18 @@ class SelectOffer:
         """
         database, chain = self._context.database, self._context.chain
         while True:
-            view = await database.read(self._read)
-            if view is None:
+            purchase = await database.read(self._read)
+            if purchase is None:
                 self._shown = await read_shown(chain, self._sifted.payable.values())
                 continue
-            if not view.opens_channel:
-                return view
-            landing = await landing_of(chain, view.offer)
+            if not purchase.opens_channel:
+                return purchase
+            landing = await landing_of(chain, purchase.offer)
             if not isinstance(landing, str):
-                session = view.session and attrs.evolve(view.session, landing=landing)
-                return attrs.evolve(view, session=session, landing=landing)
-            self._unlandable[view.position] = landing
+                return attrs.evolve(purchase, landing=landing)
+            self._unlandable[purchase.position] = landing
 
-    def _read(self, connection: Connection) -> PaymentView | None:
+    def _read(self, connection: Connection) -> Purchase | None:
         """Return the selected offer; None if what the chain shows must be read first."""
         principal, request = self._principal, self._request
         source = account_store.own_account(connection, principal, request.account_id)
@@ -158,8 +125,7 @@ class SelectOffer:
         payable = self._of_key(connection, payable, holder, use)
         pin = store.PINS.get(connection, (principal.operator_id, request.origin))
         judged = Verdict.NEW if holder is None else rules.verdict_if_equal(holder.status, holder.error)
-        is_replay = judged is Verdict.REPLAY
-        if is_replay:
+        if judged is Verdict.REPLAY:
             # Nothing is signed again.
             position, offer = next(iter(payable.items()))
         else:
@@ -167,21 +133,21 @@ class SelectOffer:
             if chosen is None:
                 return None
             position, offer = chosen
-        view = PaymentView(
-            terms=_digest(offer, request),
+        is_session = offer.is_session
+        return Purchase(
+            request=request,
+            key=self._key,
+            use=use,
             source=source,
-            held=held,
             transfer=holder,
             judged=judged,
             offer=offer,
             position=position,
             pin=pin,
             token_accounts=self._token_accounts(connection, offer),
-            is_replay=is_replay,
+            channel_digest=self._channel_digest(offer) if is_session else "",
+            channel=(use.channel or self._live(connection, offer)) if is_session else None,
         )
-        if is_replay or not offer.is_session:
-            return view
-        return attrs.evolve(view, session=self._selected(connection, view, use))
 
     def _held(self, connection: Connection) -> Held:
         """Return the claims of the key.
@@ -214,7 +180,7 @@ class SelectOffer:
             equal = {
                 position: offer
                 for position, offer in payable.items()
-                if not offer.is_session and _digest(offer, request) == holder.payment_digest
+                if not offer.is_session and digest_of(offer, request) == holder.payment_digest
             }
             if not equal:
                 raise _conflict(connection, holder, request, payable.values())
@@ -233,7 +199,7 @@ class SelectOffer:
         if not offer.is_session or use.opened is None:
             return False
         if use.voucher is not None:
-            return _digest(offer, self._request) == use.voucher.digest
+            return digest_of(offer, self._request) == use.voucher.digest
         return self._channel_digest(offer) == use.opened.record.terms_digest
 
     def _chosen(
@@ -241,7 +207,7 @@ class SelectOffer:
         connection: Connection,
         source: AccountRecord,
         payable: Mapping[int, Offer],
-        pin: Pin | None,
+        pin: PinRecord | None,
         use: KeyUse,
     ) -> tuple[int, Offer] | None:
         """Return the first offer that passes every judgment, else the first that only rules forbid."""
@@ -274,7 +240,7 @@ class SelectOffer:
         return forbidden
 
     def _signing_fault(
-        self, connection: Connection, source: AccountRecord, offer: Offer, pin: Pin | None
+        self, connection: Connection, source: AccountRecord, offer: Offer, pin: PinRecord | None
     ) -> str | None:
         if offer.channel is not None:
             return channel_fault(connection, self._context, source, offer.channel)
@@ -292,7 +258,7 @@ class SelectOffer:
         connection: Connection,
         source: AccountRecord,
         offer: Offer,
-        pin: Pin | None,
+        pin: PinRecord | None,
         *,
         is_live: bool,
     ) -> Refusal | None:
@@ -343,39 +309,10 @@ class SelectOffer:
             for token_account in token_accounts_of(offer, self._context.chain.usdc_mint)
         }
 
-    def _selected(self, connection: Connection, view: PaymentView, use: KeyUse) -> Selected:
-        digest = self._channel_digest(view.offer)
-        return Selected(
-            source=view.source,
-            offer=view.offer,
-            position=view.position,
-            digest=view.terms,
-            channel_digest=digest,
-            pin=view.pin,
-            key=self._key,
-            use=use,
-            channel=use.channel or self._live(connection, view.offer),
-            token_accounts=view.token_accounts,
-        )
-
     def _channel_digest(self, offer: Offer) -> str:
         assert offer.channel is not None  # noqa: S101 - a session's offer has it
         limited = spending.limited_key_id(self._principal)
         return offer.channel.digest(offer.terms, origin=self._request.origin, limited_key_id=limited)
-
-
-def _sifted(
-    chain: Chain, request: AuthorizePayment, offers: Sequence[Offer | Skipped], now_us: int
-) -> Sifted:
-    name = chain.cluster_name
-    return rules.sift(
-        offers,
-        cluster=name if name in _CLUSTERS else None,
-        usdc_mint=chain.usdc_mint,
-        now_us=now_us,
-        max_amount_micro=None if request.max_amount is None else to_micro(request.max_amount),
-        session_cap_micro=None if request.session_cap is None else to_micro(request.session_cap),
-    )
 
 
 def _conflict(
@@ -394,7 +331,3 @@ def _conflict(
         if not offer.is_session
     ]
     return conflict(holder, min(found, key=len, default=["it was not within a session"]))
-
-
-def _digest(offer: Offer, request: AuthorizePayment) -> str:
-    return offer.terms.digest(origin=request.origin, memo=request.memo or None)

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from attrs import frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
 from agentpay_server.database.connection import Connection
@@ -20,18 +19,7 @@ from agentpay_server.database.tables import (
 from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.transfers.store import PERIOD, TRANSFERS
 
-
-@frozen(kw_only=True)
-class Pin(PinRecord):
-    """An operator's pin of a seller."""
-
-    @property
-    def addresses(self) -> tuple[str, ...] | None:
-        """The only recipients that it allows; None for all."""
-        return None if self.recipients is None else tuple(json.loads(self.recipients))
-
-
-PINS: Final = Rows(Pin, "operator_id", "origin")
+PINS: Final = Rows(PinRecord, "operator_id", "origin")
 PIN_PAGES: Final = PINS.pages("operator_id")
 PAYMENTS: Final = Rows(PaymentRow, "transfer_id")
 _IS_UNSIGNED: Final = payments.c.raw.is_(None)
@@ -99,6 +87,11 @@ def next_expiry_us(connection: Connection) -> int | None:
     """Return the earliest expiry of the payments that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
+
+
+def addresses_of(pin: PinRecord) -> tuple[str, ...] | None:
+    """Return the only recipients that a pin allows; None for all."""
+    return None if pin.recipients is None else tuple(json.loads(pin.recipients))
 
 
 def addresses_text(addresses: Sequence[str] | None) -> str | None:
