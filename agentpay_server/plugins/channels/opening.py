@@ -13,16 +13,12 @@ from attrs import evolve
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.payments import AUTHORIZE_PAYMENT, AuthorizePayment
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.rows import Condition
-from agentpay_server.database.tables import (
-    PurchaseKind,
-    SessionRecord,
-    TransferRecord,
-)
+from agentpay_server.database.tables import PurchaseKind, SessionRecord, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import Ending, Movement
@@ -35,7 +31,10 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US, Owned, owned
-from agentpay_server.plugins.channels.signing import closing_fee, sign_channel
+from agentpay_server.plugins.channels.signing import (
+    closing_fee,
+    sign_channel,
+)
 from agentpay_server.plugins.channels.store import CHANNELS, IS_FAILED, IS_OPENING
 from agentpay_server.plugins.pay402.judging import (
     Purchase,
@@ -63,7 +62,9 @@ _FAILED: Final = Refusal(
 )
 
 
-def open_channel(gate: Gate, *, principal: Principal, selected: Purchase) -> Decided[SessionRecord] | None:
+def open_channel(
+    gate: Gate, *, principal: Principal, request: AuthorizePayment, selected: Purchase
+) -> Decided[SessionRecord] | None:
     """Decide about a requested session over HTTP 402, as `sessions/opening.py` decides about one.
 
     Returns:
@@ -73,7 +74,7 @@ def open_channel(gate: Gate, *, principal: Principal, selected: Purchase) -> Dec
         ConstraintError: another request has taken the key.
         Problem: a refusal, `too_many_sessions`, `nothing_payable`, `invalid_recipient`.
     """
-    connection, request, offer, pin = gate.connection, selected.request, selected.offer, selected.pin
+    connection, offer, pin = gate.connection, selected.offer, selected.pin
     key, held, digest = selected.key, selected.use.held, selected.channel_digest
     assert request.session_cap is not None  # noqa: S101 - without it no session is payable
     terms = OpeningTerms(

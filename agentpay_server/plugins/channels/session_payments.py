@@ -73,7 +73,8 @@ from agentpay_server.plugins.channels.signing import opening_of, voucher_header
 from agentpay_server.plugins.channels.store import CHANNELS, IS_OPEN, VOUCHERS, Channel, KeyUse
 from agentpay_server.plugins.pay402.challenges import mpp
 from agentpay_server.plugins.pay402.challenges.terms import Offer
-from agentpay_server.plugins.pay402.judging import Purchase, pin_is_as_seen, pin_refusal, spend_on
+from agentpay_server.plugins.pay402.judging import Purchase as Selected
+from agentpay_server.plugins.pay402.judging import pin_is_as_seen, pin_refusal, spend_on
 from agentpay_server.plugins.pay402.settling import PaymentWatch
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.outcomes import refused
@@ -320,7 +321,9 @@ class SessionPayments:
             message = f"must be at least {format_number(smallest)}"
             raise invalid(FieldError(field="session_cap", message=message))
 
-    async def pay(self, principal: Principal, selected: Purchase, deadline: float) -> SessionStep | None:
+    async def pay(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+    ) -> SessionStep | None:
         """Return the next step of a session, or None if the request must start over.
 
         Raises:
@@ -332,13 +335,13 @@ class SessionPayments:
             paid = Paid(channel=use.channel, voucher=use.voucher, is_replay=True)
             return self._voucher_step(paid, selected)
         if channel is None:
-            return await self._open(principal, selected, deadline)
+            return await self._open(principal, request, selected, deadline)
         if channel.session.status == SessionStatus.OPENING:
             is_repeated = use.channel is not None
             if not await self._is_still_opening(channel, deadline, is_patient=is_repeated):
                 return None
             return self._open_step(channel, selected, is_replay=True)
-        return await self._charge(principal, selected, channel)
+        return await self._charge(principal, request, selected, channel)
 
     async def report(self, principal: Principal, charge_id: str, request: ReportOutcome) -> SessionStep:
         """Store the seller's response to a voucher, as the client reports it.
@@ -358,7 +361,9 @@ class SessionPayments:
 
     # --- Vouchers
 
-    async def _charge(self, principal: Principal, selected: Purchase, channel: Channel) -> SessionStep | None:
+    async def _charge(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
+    ) -> SessionStep | None:
         pay = PayByVoucher(
             context=self._context,
             principal=principal,
@@ -367,7 +372,7 @@ class SessionPayments:
             held=selected.use.held,
             offer=selected.offer,
             digest=selected.digest,
-            url=selected.request.url,
+            url=request.url,
             pin=selected.pin,
         )
         # An older copy of the database does not know the newest vouchers.
@@ -394,7 +399,7 @@ class SessionPayments:
         failpoint(Operation.VOUCHER, Step.SIGNED)
         return step
 
-    def _voucher_step(self, paid: Paid, selected: Purchase) -> SessionStep:
+    def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
         header = voucher_header(
             self._context.signer,
             paid.channel.record,
@@ -412,7 +417,9 @@ class SessionPayments:
 
     # --- Openings
 
-    async def _open(self, principal: Principal, selected: Purchase, deadline: float) -> SessionStep | None:
+    async def _open(
+        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+    ) -> SessionStep | None:
         first, *others = selected.token_accounts
         parties = Parties(
             source=selected.source,
@@ -424,7 +431,7 @@ class SessionPayments:
         order = Order(
             operation=Operation.CHANNEL_OPEN,
             parties=parties,
-            decide=partial(open_channel, principal=principal, selected=selected),
+            decide=partial(open_channel, principal=principal, request=request, selected=selected),
             by_operator=not principal.is_agent,
             key=selected.key,
         )
@@ -457,7 +464,7 @@ class SessionPayments:
                 return True
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _open_step(self, channel: Channel, selected: Purchase, *, is_replay: bool) -> SessionStep:
+    def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
         opening = opening_of(self._context, channel.record, selected.source)
         expires_us = channel.record.challenge_expires_us
         # The opening has the blockhash of its own challenge, which its seller compares.

@@ -113,13 +113,8 @@ def check_payment(raw: bytes, terms: ChallengeTerms, *, fee_payers: Collection[s
     Only a simulation shows whether its signatures are valid and the payer has the money. `fee_payers` are the
     addresses that the seller signs with.
     """
-    try:
-        transaction = transaction_of(raw)
-    except Exception:  # noqa: BLE001 - solders raises several types
-        raise InvalidPaymentError(UNDECODABLE, "the transaction cannot be decoded") from None
+    transaction = decoded(raw, undecodable=UNDECODABLE, unreadable=f"{_INVALID}_transaction")
     message = transaction.message
-    if isinstance(message, MessageV0) and message.address_table_lookups:
-        raise InvalidPaymentError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
     keys = [str(key) for key in message.account_keys]
     _require_fee_payer(keys, terms, fee_payers)
     steps = [_step(instruction, message.account_keys) for instruction in message.instructions]
@@ -145,6 +140,18 @@ def check_payment(raw: bytes, terms: ChallengeTerms, *, fee_payers: Collection[s
         message_hash=str(MessageV0.hash_raw_message(to_bytes_versioned(message))),
         payer=payer,
     )
+
+
+def decoded(raw: bytes, *, undecodable: str, unreadable: str) -> VersionedTransaction:
+    """Return a transaction without address look-up tables; otherwise the reason for the refusal is given."""
+    try:
+        transaction = transaction_of(raw)
+    except Exception:  # noqa: BLE001 - solders raises several types
+        raise InvalidPaymentError(undecodable, "the transaction cannot be decoded") from None
+    message = transaction.message
+    if isinstance(message, MessageV0) and message.address_table_lookups:
+        raise InvalidPaymentError(unreadable, "the transaction uses address look-up tables")
+    return transaction
 
 
 def _step(instruction: CompiledInstruction, keys: Sequence[Pubkey]) -> _Step:

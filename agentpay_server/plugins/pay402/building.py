@@ -77,34 +77,6 @@ def base_units(terms: ChallengeTerms, nonce_memo: str | None) -> int:
     return min(needed, _MAX_BASE_UNITS)
 
 
-def check_buildable(
-    signer: Signer,
-    terms: ChallengeTerms,
-    *,
-    payer_key: KeyPath,
-    usdc_mint: str,
-    own_addresses: Collection[str],
-    nonce_memo: str,
-) -> None:
-    """Check that the transaction of a payment can be built; signs nothing.
-
-    The arguments are those of `build_payment`; `nonce_memo` needs only the right length.
-
-    Raises:
-        FeePayerRefusedError, TransactionTooLargeError: as `build_payment` raises them.
-    """
-    _message(
-        signer,
-        Hash.default(),
-        terms,
-        payer=signer.address(payer_key),
-        usdc_mint=usdc_mint,
-        own_addresses=own_addresses,
-        nonce=0,
-        nonce_memo=nonce_memo,
-    )
-
-
 def build_payment(
     signer: Signer,
     blockhash: Blockhash,
@@ -136,7 +108,7 @@ def build_payment(
         ValueError: `nonce` is negative.
     """
     payer = signer.address(payer_key)
-    message = _message(
+    message = payment_message(
         signer,
         Hash.from_string(blockhash.value),
         terms,
@@ -152,7 +124,7 @@ def build_payment(
     return cosigned(signer, message, keys, payer=payer, last_valid_height=blockhash.last_valid_block_height)
 
 
-def _message(
+def payment_message(
     signer: Signer,
     blockhash: Hash,
     terms: ChallengeTerms,
@@ -163,6 +135,11 @@ def _message(
     nonce: int,
     nonce_memo: str,
 ) -> MessageV0:
+    """Return what `build_payment` signs.
+
+    Raises:
+        FeePayerRefusedError, TransactionTooLargeError, ValueError: as `build_payment` raises them.
+    """
     mint, owner = Pubkey.from_string(usdc_mint), Pubkey.from_string(payer)
     has_memo = any(leg.memo for leg in terms.legs)
     own_memo = nonce_memo if terms.protocol is not Protocol.MPP and not has_memo else None

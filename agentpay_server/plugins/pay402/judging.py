@@ -1,13 +1,14 @@
-"""Judgments about an offer for one account: by the pin of its origin, by what the chain shows, by the policy.
+"""What is bought, and judgments about it: by the pin of its origin, by what the chain shows, by the policy.
 
-The pure judgments of `challenges/offers.py` come first. What is read here may have changed when the payment
-is authorized, which judges again.
+They judge an offer for one account. The pure judgments of `challenges/offers.py` come first. What is read
+here may have changed when the payment is authorized, which judges again.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
+from solders.hash import Hash
 from solders.pubkey import Pubkey
 
 from agentpay.contract import identifiers
@@ -29,7 +30,7 @@ from agentpay_server.chain.instructions import (
 from agentpay_server.chain.protocol import AccountData, Chain, ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PaymentRow, PinRecord, TransferRecord
-from agentpay_server.engine.authorization import Preflight, invalid_recipient
+from agentpay_server.engine.authorization import Parties, Preflight, invalid_recipient
 from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, usdc_text
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger.context import Context
@@ -38,8 +39,8 @@ from agentpay_server.platform.errors import chain_unavailable, quote
 from agentpay_server.plugins.channels.signing import OpeningBlockhash
 from agentpay_server.plugins.channels.store import Channel, KeyUse
 from agentpay_server.plugins.pay402 import store
-from agentpay_server.plugins.pay402.building import FeePayerRefusedError, check_buildable
-from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, ChannelTerms, Offer, Protocol
+from agentpay_server.plugins.pay402.building import FeePayerRefusedError, payment_message
+from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Offer, Protocol
 from agentpay_server.transfers.rules import Split, TransferTerms
 
 Shown = Mapping[str, AccountData | None]
@@ -85,7 +86,7 @@ def category_of(offer: Offer, pin: PinRecord | None) -> str | None:
     return offer.category if pin is None or pin.category is None else pin.category
 
 
-def unsponsored(terms: ChallengeTerms, pin: PinRecord | None) -> str | None:
+def _unsponsored(terms: ChallengeTerms, pin: PinRecord | None) -> str | None:
     """Return why an offer of x402 that names no fee payer is not paid; None if it is.
 
     Sellers of x402 pay the fee. Otherwise this service's treasury would pay it, for a transaction that the
@@ -196,31 +197,33 @@ def spend_on(
 # --- What is signed
 
 
-def build_fault(connection: Connection, context: Context, source: AccountRecord, offer: Offer) -> str | None:
-    """Return why the transaction that pays an offer cannot be built; None if it can."""
+def signing_fault(
+    connection: Connection, context: Context, source: AccountRecord, offer: Offer, pin: PinRecord | None
+) -> str | None:
+    """Return why the transaction that pays an offer is never signed for an account; None if it may be."""
+    payer, channel = context.signer.address(spending_key(source.key_index)), offer.channel
+    if channel is not None:
+        fee_payer = "feePayerKey" if channel.signer is None else "feePayer"
+        for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
+            if key is not None and (key == payer or key in own_addresses(connection, context, key)):
+                return f"its {name} is an address of this service"
+        return None
+    reason = _unsponsored(offer.terms, pin)
+    if reason is not None:
+        return reason
     try:
-        check_buildable(
+        payment_message(
             context.signer,
+            Hash.default(),
             offer.terms,
-            payer_key=spending_key(source.key_index),
+            payer=payer,
             usdc_mint=context.chain.usdc_mint,
             own_addresses=own_addresses(connection, context, offer.terms.fee_payer),
+            nonce=0,
             nonce_memo=_ANY_TRANSFER_ID,
         )
     except UNBUILDABLE as error:
         return str(error)
-    return None
-
-
-def channel_fault(
-    connection: Connection, context: Context, source: AccountRecord, channel: ChannelTerms
-) -> str | None:
-    """Return why a channel on an offer's terms is never opened for an account; None if it may be."""
-    payer = context.signer.address(spending_key(source.key_index))
-    fee_payer = "feePayerKey" if channel.signer is None else "feePayer"
-    for name, key in ((fee_payer, channel.rent_payer), ("receiverAuthorizer", channel.signer)):
-        if key is not None and (key == payer or key in own_addresses(connection, context, key)):
-            return f"its {name} is an address of this service"
     return None
 
 
@@ -322,6 +325,18 @@ class Purchase:
             category=self.category,
             payment_digest=self.digest,
             splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
+        )
+
+    @property
+    def parties(self) -> Parties:
+        """Who pays whom."""
+        first, *others = self.token_accounts
+        return Parties(
+            source=self.source,
+            to=first,
+            recipient=self.token_accounts[first],
+            others={each: self.token_accounts[each] for each in others},
+            is_broadcast_by_us=False,
         )
 
     def is_pin_as_seen(self, connection: Connection) -> bool:

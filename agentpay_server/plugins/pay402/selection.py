@@ -40,15 +40,13 @@ from agentpay_server.plugins.pay402.challenges.terms import Offer, Protocol, Ski
 from agentpay_server.plugins.pay402.judging import (
     Purchase,
     Shown,
-    build_fault,
-    channel_fault,
     digest_of,
     pin_refusal,
     read_shown,
     settling_fault,
+    signing_fault,
     spend_on,
     token_accounts_of,
-    unsponsored,
 )
 from agentpay_server.plugins.pay402.responses import conflict, nothing_payable
 from agentpay_server.sessions.rules import escalation_refusal
@@ -215,7 +213,7 @@ class SelectOffer:
         for position, offer in payable.items():
             is_live = use.channel is not None or self._live(connection, offer) is not None
             # A payment that can never be signed must not wait for an approval.
-            reason = self._signing_fault(connection, source, offer, pin)
+            reason = signing_fault(connection, self._context, source, offer, pin)
             # Nothing is signed for a paused account, and nothing new is landed for a live channel.
             if reason is None and not (source.paused or is_live):
                 if self._shown is None:
@@ -238,13 +236,6 @@ class SelectOffer:
         if forbidden is None:
             raise nothing_payable(found)
         return forbidden
-
-    def _signing_fault(
-        self, connection: Connection, source: AccountRecord, offer: Offer, pin: PinRecord | None
-    ) -> str | None:
-        if offer.channel is not None:
-            return channel_fault(connection, self._context, source, offer.channel)
-        return unsponsored(offer.terms, pin) or build_fault(connection, self._context, source, offer)
 
     def _landing_fault(self, position: int, offer: Offer) -> str | None:
         if offer.channel is None or len(self._unlandable) < _MAX_LANDINGS:

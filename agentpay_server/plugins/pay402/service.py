@@ -36,7 +36,7 @@ from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import PaymentRow, PinRecord, PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Order, Parties
+from agentpay_server.engine.authorization import Order
 from agentpay_server.feature import Core
 from agentpay_server.ledger import audit, transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
@@ -213,7 +213,7 @@ class Payments:
             paid: Payment | SessionStep | None
             try:
                 if purchase.offer.is_session:
-                    paid = await self._sessions.pay(principal, purchase, deadline)
+                    paid = await self._sessions.pay(principal, request, purchase, deadline)
                 else:
                     order = self._order(principal, purchase)
                     paid = await self._decided(order, purchase.offer, deadline)
@@ -271,20 +271,11 @@ class Payments:
         return approved
 
     def _order(self, principal: Principal, purchase: Purchase) -> Order[TransferRecord]:
-        accounts = purchase.token_accounts
-        first, *others = accounts
-        parties = Parties(
-            source=purchase.source,
-            to=first,
-            recipient=accounts[first],
-            others={each: accounts[each] for each in others},
-            is_broadcast_by_us=False,
-        )
         if purchase.transfer is not None and purchase.judged is Verdict.RESUME:
             approved = self._approved(purchase.transfer)
             return Order(
                 operation=Operation.PAYMENT,
-                parties=parties,
+                parties=purchase.parties,
                 decide=partial(approved_payment, principal=principal, approved=approved, purchase=purchase),
                 by_operator=True,
             )
@@ -298,7 +289,7 @@ class Payments:
         )
         return Order(
             operation=Operation.PAYMENT,
-            parties=parties,
+            parties=purchase.parties,
             decide=partial(new_payment, new=new, purchase=purchase),
             by_operator=not principal.is_agent,
             key=purchase.key,

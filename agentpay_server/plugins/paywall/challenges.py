@@ -1,7 +1,7 @@
 """The challenges of this seller, honest or hostile, and whether a payment is for one of them.
 
-`write` is honest. `malformed` writes what no caller can read, and `on_mainnet` to `to_other_payee` change
-terms so that no agent should pay them.
+`write` is honest. `malformed` writes what no caller can read, and `CHANGES` change terms so that no agent
+should pay them.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ from agentpay_server.plugins.pay402.challenges.terms import (
     Protocol,
     UnreadableChallengeError,
 )
+from agentpay_server.plugins.paywall.products import Mode
 
 Headers = list[tuple[str, str]]
 
@@ -182,24 +183,18 @@ def _lasting(holder: Mapping[str, Any]) -> dict[str, Any]:
 # --- Hostile challenges
 
 
-def on_mainnet(terms: ChallengeTerms) -> ChallengeTerms:
-    return evolve(terms, network=Network.MAINNET)
-
-
-def of_other_mint(terms: ChallengeTerms) -> ChallengeTerms:
-    return evolve(terms, mint=OTHER_MINT)
-
-
-def at_higher_price(terms: ChallengeTerms) -> ChallengeTerms:
-    return evolve(
+CHANGES: Final[Mapping[Mode, Callable[[ChallengeTerms, str], ChallengeTerms]]] = {
+    Mode.WRONG_NETWORK: lambda terms, _: evolve(terms, network=Network.MAINNET),
+    Mode.WRONG_MINT: lambda terms, _: evolve(terms, mint=OTHER_MINT),
+    Mode.RAISE_PRICE: lambda terms, _: evolve(
         terms,
         legs=tuple(evolve(leg, amount_micro=leg.amount_micro * PRICE_FACTOR) for leg in terms.legs),
-    )
-
-
-def to_other_payee(terms: ChallengeTerms, payee: str) -> ChallengeTerms:
-    primary, *others = terms.legs
-    return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
+    ),
+    Mode.CHANGE_PAYEE: lambda terms, payee: evolve(
+        terms, legs=(evolve(terms.legs[0], recipient=payee), *terms.legs[1:])
+    ),
+}
+"""How modes change terms, so that no agent should pay them; with the address of another payee."""
 
 
 def malformed(
@@ -209,83 +204,65 @@ def malformed(
     headers: Headers = []
     body = b"{}"
     for terms in offers:
-        writers = _MALFORMED[terms.protocol]
-        made = writers[number % len(writers)](terms, challenge)
-        if isinstance(made, bytes):
-            body = made
+        changes = _MALFORMED[terms.protocol]
+        change = changes[number % len(changes)]
+        if terms.protocol is Protocol.MPP:
+            headers.append(
+                (mpp.CHALLENGE_HEADER, change) if isinstance(change, str) else _mpp_header(terms, change)
+            )
+            continue
+        version = 2 if terms.protocol is Protocol.X402_V2 else 1
+        if not isinstance(change, str):
+            entry = {**x402.entry(terms, url=challenge.url), **change}
+            content = {"x402Version": version, "accepts": [entry]}
+            change = encoded(content) if version == 2 else json_text.print_json(content).decode()
+        if version == 2:
+            headers.append((x402.CHALLENGE_HEADER, change))
         else:
-            headers.append(made)
+            body = change.encode()
     return headers, body
 
 
-def _mpp_header(request: str, **more: str) -> tuple[str, str]:
-    parameters = {"id": "0", "realm": _REALM, "method": "solana", "intent": "charge", "request": request}
-    return mpp.challenge({**parameters, **more})
-
-
-_Made = tuple[str, str] | bytes
-_Writer = Callable[[ChallengeTerms, ChallengeParts], _Made]
-
-
-def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    def write(terms: ChallengeTerms, challenge: ChallengeParts) -> _Made:
-        entry = {**x402.entry(terms, url=challenge.url), **changed}
-        if terms.protocol is Protocol.X402_V2:
-            return "payment-required", encoded({"x402Version": 2, "accepts": [entry]})
-        return json_text.print_json({"x402Version": 1, "accepts": [entry]})
-
-    return write
-
-
-def _request_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    def write(terms: ChallengeTerms, _challenge: ChallengeParts) -> _Made:
-        return _mpp_header(encoded_for_url({**mpp.request_of(terms), **changed}))
-
-    return write
-
-
-def _v2_text(text: str) -> _Writer:
-    return lambda _terms, _challenge: ("payment-required", text)
-
-
-def _mpp_text(text: str) -> _Writer:
-    return lambda _terms, _challenge: ("www-authenticate", text)
+def _mpp_header(terms: ChallengeTerms, change: Mapping[str, Any]) -> tuple[str, str]:
+    request = {**mpp.request_of(terms), **change}
+    more = {"header": request.pop("header")} if "header" in request else {}
+    parameters = {"id": "0", "realm": _REALM, "method": "solana", "intent": "charge"}
+    return mpp.challenge({**parameters, "request": encoded_for_url(request), **more})
 
 
 _AMOUNTS: Final[tuple[Any, ...]] = ("-1000", "1e9", "0.5", "0", 1000, "9" * 30, None)
 
-_MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
+_MALFORMED: Final[Mapping[Protocol, tuple[str | Mapping[str, Any], ...]]] = {
     Protocol.X402_V2: (
-        _v2_text("%%% not base64 %%%"),
-        _v2_text(encoded([1, 2, 3])),
-        _v2_text(encoded({"x402Version": 2})),
-        _v2_text(encoded({"x402Version": 2, "accepts": {"0": "x"}})),
-        _v2_text(encoded({"x402Version": "2", "accepts": []})),
-        *(_entry_with(amount=amount) for amount in _AMOUNTS),
-        _entry_with(payTo="not an address"),
-        _entry_with(extra=["feePayer"]),
-        _entry_with(extra={"feePayer": "\u0000"}),
+        "%%% not base64 %%%",
+        encoded([1, 2, 3]),
+        encoded({"x402Version": 2}),
+        encoded({"x402Version": 2, "accepts": {"0": "x"}}),
+        encoded({"x402Version": "2", "accepts": []}),
+        *({"amount": amount} for amount in _AMOUNTS),
+        {"payTo": "not an address"},
+        {"extra": ["feePayer"]},
+        {"extra": {"feePayer": "\u0000"}},
     ),
     Protocol.X402_V1: (
-        lambda _terms, _challenge: b'{"x402Version":1,"accepts":[{"scheme":"exact"',
-        lambda _terms, _challenge: b'{"x402Version":1,"accepts":"everything"}',
-        lambda _terms, _challenge: b'{"x402Version":1,"accepts":[' + b"[" * 1000,
-        *(_entry_with(maxAmountRequired=amount) for amount in _AMOUNTS),
-        _entry_with(payTo="not an address"),
-        _entry_with(amount="1", maxAmountRequired="2"),
+        '{"x402Version":1,"accepts":[{"scheme":"exact"',
+        '{"x402Version":1,"accepts":"everything"}',
+        '{"x402Version":1,"accepts":[' + "[" * 1000,
+        *({"maxAmountRequired": amount} for amount in _AMOUNTS),
+        {"payTo": "not an address"},
+        {"amount": "1", "maxAmountRequired": "2"},
     ),
     Protocol.MPP: (
-        _mpp_text('Payment id="1", realm="r", method="solana", intent="charge", request="%%%"'),
-        _mpp_text('Payment id="1", realm="r, method="solana", intent="charge'),
-        _mpp_text('Payment method="solana", intent="charge"'),
-        *(_request_with(amount=amount) for amount in _AMOUNTS),
-        _request_with(recipient="not an address"),
-        _request_with(methodDetails={"network": "moonnet"}),
-        _request_with(methodDetails={"decimals": "6"}),
-        _request_with(methodDetails={"feePayer": True}),
-        _request_with(
-            methodDetails={"splits": [{"recipient": OTHER_MINT, "amount": "999999999999"}]},
-        ),
-        lambda terms, _challenge: _mpp_header(encoded_for_url(mpp.request_of(terms)), header="Cookie"),
+        'Payment id="1", realm="r", method="solana", intent="charge", request="%%%"',
+        'Payment id="1", realm="r, method="solana", intent="charge',
+        'Payment method="solana", intent="charge"',
+        *({"amount": amount} for amount in _AMOUNTS),
+        {"recipient": "not an address"},
+        {"methodDetails": {"network": "moonnet"}},
+        {"methodDetails": {"decimals": "6"}},
+        {"methodDetails": {"feePayer": True}},
+        {"methodDetails": {"splits": [{"recipient": OTHER_MINT, "amount": "999999999999"}]}},
+        {"header": "Cookie"},
     ),
 }
+"""Unreadable challenges: verbatim, or by the members of the entry or the request that are changed."""

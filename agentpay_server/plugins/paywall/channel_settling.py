@@ -22,7 +22,6 @@ from agentpay_server.chain.channels.codecs import (
     OnchainTerms,
     Voucher,
 )
-from agentpay_server.chain.custody import transaction_of
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM, MEMO_PROGRAM
 from agentpay_server.plugins.facilitator.settling import (
     PENDING,
@@ -31,6 +30,7 @@ from agentpay_server.plugins.facilitator.settling import (
     InvalidPaymentError,
     Rpc,
     check_budget,
+    decoded,
 )
 from agentpay_server.plugins.node.jsonrpc import RpcError
 from agentpay_server.plugins.pay402.challenges import mpp, x402
@@ -41,6 +41,7 @@ TREASURY: Final = codecs.TREASURIES["devnet"]
 EXPIRY_MARGIN_SECONDS: Final = 60
 
 _MAX_UNITS: Final = 400_000
+_INVALID: Final = "payment_invalid"
 
 
 Opening = tuple[VersionedTransaction, OnchainTerms]
@@ -55,13 +56,8 @@ def check_opening(raw: bytes, *, fee_payer: str, allows_memo: bool) -> Opening:
     Besides the opening, it may only set a modest compute budget, and have a memo if `allows_memo`. The fee
     payer is the rent payer, and nothing else. Only a simulation shows whether the signatures are valid.
     """
-    try:
-        transaction = transaction_of(raw)
-    except Exception:  # noqa: BLE001 - solders raises several types
-        raise _refused("the transaction cannot be decoded") from None
+    transaction = decoded(raw, undecodable=_INVALID, unreadable=_INVALID)
     message = transaction.message
-    if isinstance(message, MessageV0) and message.address_table_lookups:
-        raise _refused("the transaction uses address look-up tables")
     if [str(key) for key in message.account_keys[:1]] != [fee_payer]:
         raise _refused(f"the fee payer must be {fee_payer}")
     try:
@@ -157,7 +153,7 @@ def check_voucher(presented: Presented, opening: OnchainTerms, *, now: int) -> S
 
 
 def _refused(message: str) -> InvalidPaymentError:
-    return InvalidPaymentError("payment_invalid", message)
+    return InvalidPaymentError(_INVALID, message)
 
 
 # --- The chain
@@ -184,7 +180,7 @@ class ChannelChain:
             reason = f"the chain does not accept the opening: {error}"
             raise InvalidPaymentError("transaction_failed", reason, payer) from None
         if found is None or found.status is not OnchainStatus.OPEN or not found.is_of(opening):
-            raise InvalidPaymentError("payment_invalid", "the channel is not open on chain", payer)
+            raise InvalidPaymentError(_INVALID, "the channel is not open on chain", payer)
         return str(transaction.signatures[0])
 
     async def settle(

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import httpx
 from attrs import evolve, frozen
-from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from agentpay.contract.usdc import from_micro
@@ -117,7 +116,7 @@ class HostilePayer:
         self._home = ServerHome(server, name)
         self._context: Context = server._running.server.context  # noqa: SLF001 - as its port does
         self._numbers = itertools.count(1)
-        self._wallet = self._new_wallet("wallet")
+        self._wallet = _Wallet("wallet", self._home, self._context, self._numbers)
         self.address: str = self._wallet.address()
 
     def attack(
@@ -182,7 +181,8 @@ class HostilePayer:
         offer = self._offer(asked)
         price_micro = offer.terms.amount_micro
         # A payment of an earlier attempt that lands late must not count as paid for this one.
-        wallet = self._new_wallet(f"wallet {next(self._numbers)}")
+        name = f"wallet {next(self._numbers)}"
+        wallet = _Wallet(name, self._home, self._context, self._numbers)
         before = self._home.owner.call(wallet.stock(price_micro))
 
         def present(header: Header, client: httpx.Client = http) -> httpx.Response:
@@ -248,10 +248,6 @@ class HostilePayer:
             raise ValueError(f"the 402 offers nothing that this payer can pay: {reasons}")
         return payable[0]
 
-    def _new_wallet(self, name: str) -> "_Wallet":
-        keypair, elsewhere = self._home.keypair(name), self._home.keypair("elsewhere")
-        return _Wallet(keypair, str(elsewhere.pubkey()), self._home, self._context, self._numbers)
-
     def _signed(self, wallet: "_Wallet", offer: Offer, *, less: int = 0, half: bool = False) -> Header:
         """Sign a payment of an offer: `less` micro-USDC less than its price, or cut in `half`."""
         terms = offer.terms
@@ -280,17 +276,15 @@ class HostilePayer:
 
 
 class _Wallet:
-    """A key with test USDC and SOL. `elsewhere` owns what it withdraws.
+    """A key with test USDC and SOL.
 
     It signs with its key, whatever the role: it also pays the fees that its seller does not.
     """
 
-    def __init__(
-        self, keypair: Keypair, elsewhere: str, home: ServerHome, context: Context, numbers: Iterator[int]
-    ) -> None:
-        self._keypair = keypair
-        self._elsewhere, self._home, self._context, self._numbers = elsewhere, home, context, numbers
-        self._fees = FeePayer(keypair, home.rpc)
+    def __init__(self, name: str, home: ServerHome, context: Context, numbers: Iterator[int]) -> None:
+        self._keypair = home.keypair(name)
+        self._home, self._context, self._numbers = home, context, numbers
+        self._fees = FeePayer(self._keypair, home.rpc)
         self._token_account = associated_token_address(self.address(), home.usdc_mint)
 
     async def stock(self, micro: int) -> int:
@@ -310,12 +304,12 @@ class _Wallet:
         return await self.balance()
 
     async def withdraw(self, micro: int) -> None:
-        mint = self._home.usdc_mint
-        await self._fees.prepare([self._elsewhere], mint)
+        mint, elsewhere = self._home.usdc_mint, str(self._home.keypair("elsewhere").pubkey())
+        await self._fees.prepare([elsewhere], mint)
         steps = [
             transfer_checked(
                 source=Pubkey.from_string(self._token_account),
-                destination=Pubkey.from_string(associated_token_address(self._elsewhere, mint)),
+                destination=Pubkey.from_string(associated_token_address(elsewhere, mint)),
                 owner=self._keypair.pubkey(),
                 mint=Pubkey.from_string(mint),
                 amount_micro=micro,

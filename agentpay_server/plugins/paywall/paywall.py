@@ -89,22 +89,21 @@ class Paywall:
         """
         if pay_to:
             owner_address(pay_to, "pay_to")
-        self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
+        if (server is None) == (rpc_url is None):
+            raise ValueError("pass either a server in process or the rpc_url of a test chain")
+        self._home: Home = (
+            ServerHome(server, name) if server is not None else NodeHome(rpc_url or "", usdc_mint, clock)
+        )
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
         self._is_paid_to_another = pay_to is not None
-        self._seller = Seller(
-            rpc=self._home.rpc,
-            keys=SellerKeys(
-                fee_payer=self._home.keypair("fee payer"),
-                payee=self._home.keypair("recipient"),
-                authorizer=self._home.keypair("authorizer"),
-                recipient=recipient,
-                mint=self._home.usdc_mint,
-            ),
-            other_payee=str(self._home.keypair("other payee").pubkey()),
-            now_us=self._home.clock.now_us,
-            on_late_work=self._home.wake,
+        keys = SellerKeys(
+            fee_payer=self._home.keypair("fee payer"),
+            payee=self._home.keypair("recipient"),
+            authorizer=self._home.keypair("authorizer"),
+            recipient=recipient,
+            mint=self._home.usdc_mint,
         )
+        self._seller = Seller(self._home, keys)
         self._app = SellerApp(self._seller, self._home.owner)
         self._base_url = IN_PROCESS_URL
         self._protocols = tuple(protocols)
@@ -370,18 +369,3 @@ class Paywall:
             return read()
 
         return self._home.owner.call(there())
-
-
-def _home(
-    server: AgentPayServer | Host | None,
-    name: str,
-    rpc_url: str | None,
-    usdc_mint: str | None,
-    clock: Clock | None,
-) -> Home:
-    if (server is None) == (rpc_url is None):
-        raise ValueError("pass either a server in process or the rpc_url of a test chain")
-    if server is not None:
-        return ServerHome(server, name)
-    assert rpc_url is not None  # noqa: S101 - checked above
-    return NodeHome(rpc_url, usdc_mint, clock)

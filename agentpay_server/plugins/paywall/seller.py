@@ -2,8 +2,8 @@
 
 import base64
 import contextlib
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from attrs import evolve, frozen
@@ -17,7 +17,6 @@ from agentpay_server.plugins.facilitator.settling import (
     CheckedPayment,
     FeePayer,
     InvalidPaymentError,
-    Rpc,
     check_payment,
 )
 from agentpay_server.plugins.node.jsonrpc import RpcError
@@ -45,6 +44,9 @@ from agentpay_server.plugins.paywall.products import (
 )
 from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
 
+if TYPE_CHECKING:
+    from agentpay_server.plugins.paywall.homes import Home
+
 COLLECTOR_PATH: Final = "/collector"
 """Path prefix on another origin, to which `REDIRECT` sends a payment."""
 
@@ -54,6 +56,8 @@ LOOK_SECONDS: Final = 5
 
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
+_ASKING_MORE: Final = (Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE)
+"""In these modes the seller asks again after it is paid."""
 
 
 Reply = tuple[int, Headers, bytes]
@@ -62,12 +66,11 @@ Reply = tuple[int, Headers, bytes]
 
 @frozen(kw_only=True)
 class _Visit:
-    url: str
+    challenge: ChallengeParts
     path: str
     product: Product | ChannelProduct
     mode: Mode
     offers: tuple[ChallengeTerms, ...]
-    now_us: int
 
     def terms_of(self, presented: Presented) -> ChallengeTerms:
         for terms in self.offers:
@@ -79,35 +82,29 @@ class _Visit:
 class Seller:
     """Sells products.
 
-    `keys.recipient` is the primary recipient of every payment, `other_payee` that in `CHANGE_PAYEE`. `now_us`
-    is in microseconds since 1970. `on_late_work` is called when there is something to do later.
+    `keys.recipient` is the primary recipient of every payment.
 
     Attributes:
         desk: sells through channels, at the same paths or others.
     """
 
-    def __init__(
-        self,
-        *,
-        rpc: Rpc,
-        keys: SellerKeys,
-        other_payee: str,
-        now_us: Callable[[], int],
-        on_late_work: Callable[[], None],
-    ) -> None:
-        self._fee_payer = FeePayer(keys.fee_payer, rpc)
+    def __init__(self, home: "Home", keys: SellerKeys) -> None:
+        self._fee_payer = FeePayer(keys.fee_payer, home.rpc)
+        self._rpc, self._now_us, self._on_late_work = home.rpc, home.clock.now_us, home.wake
         self.desk: ChannelDesk = ChannelDesk(
-            rpc=rpc, fee_payer=self._fee_payer, keys=keys, now_us=now_us, on_work=on_late_work
+            rpc=self._rpc,
+            fee_payer=self._fee_payer,
+            keys=keys,
+            now_us=self._now_us,
+            on_work=self._on_late_work,
         )
         self.products: dict[str, Product] = {}
         self.mode = Mode.HONEST
         self.serves_again = False
         self.requests: list[PaywallRequest] = []
-        self._rpc = rpc
         self._keys = keys
-        self._other_payee = other_payee
-        self._now_us = now_us
-        self._on_late_work = on_late_work
+        # The recipient in `CHANGE_PAYEE`.
+        self._other_payee = str(home.keypair("other payee").pubkey())
         self._sales: dict[str, Sale] = {}
         self._checking: set[str] = set()
         # Payments to broadcast later, with their due times, by message hash.
@@ -166,7 +163,7 @@ class Seller:
             noted["protocol"] = payment.protocol
             if payment.channel is None:
                 return await self._paid(visit, payment)
-            request = f"{noted['method']} {visit.url}"
+            request = f"{noted['method']} {visit.challenge.url}"
             receipt, content = await self.desk.take(visit.path, request, payment)
             return 200, [*_JSON, receipt], json_text.print_json(content)
         except (InvalidPaymentError, UnreadableChallengeError) as refused:
@@ -192,20 +189,29 @@ class Seller:
         if priced is not None:
             mode = priced.mode or self.mode
             offers = [priced.terms(each, self._keys) for each in priced.protocols]
-        return _Visit(
+        is_injected = mode is Mode.INJECTED_INSTRUCTION
+        challenge = ChallengeParts(
             url=url,
+            now_us=self._now_us(),
+            description=INJECTION if is_injected else product.description,
+            category=product.category if isinstance(product, Product) else None,
+            error=INJECTION if is_injected else None,
+        )
+        return _Visit(
+            challenge=challenge,
             path=path,
             product=product,
             mode=Mode.HONEST if is_collector and mode is Mode.REDIRECT else mode,
             offers=tuple(offers),
-            now_us=self._now_us(),
         )
 
     # --- Challenges
 
     async def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
         await self._prepare(visit.offers)
-        challenge = self._challenge(visit, error, message)
+        challenge = visit.challenge
+        if error is not None:
+            challenge = evolve(challenge, error=error, message=message)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
             headers, body = challenges.malformed(visit.offers, challenge, self._malformed - 1)
@@ -213,41 +219,21 @@ class Seller:
             challenge = evolve(challenge, description=challenges.ENORMOUS)
             headers, body = challenges.write(visit.offers, challenge)
         else:
-            change = _CHANGES.get(visit.mode)
-            offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
+            offers = visit.offers if visit.mode in _ASKING_MORE else self._changed(visit)
             sessions, entries = await self.desk.offers(visit.path, challenge)
             headers, body = challenges.write(offers, challenge, sessions=sessions, entries=entries)
         return 402, [*_JSON, *headers], body
 
-    def _ask_more(self, visit: _Visit) -> Reply:
-        """Ask again, after being paid."""
-        offers: Sequence[ChallengeTerms] = visit.offers
-        if visit.mode is Mode.RAISE_PRICE:
-            offers = [challenges.at_higher_price(terms) for terms in offers]
-        elif visit.mode is Mode.CHANGE_PAYEE:
-            offers = [challenges.to_other_payee(terms, self._other_payee) for terms in offers]
-        headers, body = challenges.write(offers, self._challenge(visit))
-        return 402, [*_JSON, *headers], body
-
-    def _challenge(
-        self, visit: _Visit, error: str | None = None, message: str | None = None
-    ) -> ChallengeParts:
-        product, is_injected = visit.product, visit.mode is Mode.INJECTED_INSTRUCTION
-        return ChallengeParts(
-            url=visit.url,
-            description=INJECTION if is_injected else product.description,
-            category=product.category if isinstance(product, Product) else None,
-            error=INJECTION if is_injected and error is None else error,
-            message=message,
-            now_us=visit.now_us,
-        )
+    def _changed(self, visit: _Visit) -> Sequence[ChallengeTerms]:
+        change = challenges.CHANGES.get(visit.mode)
+        return [change(terms, self._other_payee) for terms in visit.offers] if change else visit.offers
 
     # --- Payments
 
     async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
         terms = visit.terms_of(presented)
         await self._prepare(visit.offers)
-        challenges.require_own(presented, terms, visit.now_us)
+        challenges.require_own(presented, terms, visit.challenge.now_us)
         raw = presented.transaction
         signature = None if presented.signature is None else str(presented.signature)
         if signature is not None:
@@ -269,7 +255,7 @@ class Seller:
             await self._simulate(checked)
             self._sales[checked.message_hash] = sale = _sale(visit, terms, checked)
             if visit.mode in _DELAYS:
-                due_us = visit.now_us + _DELAYS[visit.mode] * SECOND_US
+                due_us = visit.challenge.now_us + _DELAYS[visit.mode] * SECOND_US
                 self._late[checked.message_hash] = (due_us, checked)
                 self._on_late_work()
             elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
@@ -286,12 +272,13 @@ class Seller:
                 return 500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}'
             case Mode.HOLD:
                 raise UnservedError(503)
-            case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
-                return self._ask_more(visit)
+            case mode if mode in _ASKING_MORE:
+                headers, body = challenges.write(self._changed(visit), visit.challenge)
+                return 402, [*_JSON, *headers], body
             case Mode.REDIRECT:
                 # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
-                return 307, [("location", _collector_url(visit.url))], b""
+                return 307, [("location", _collector_url(visit.challenge.url))], b""
         return _served(visit, presented, sale)
 
     def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
@@ -380,11 +367,6 @@ class Seller:
 
 _JSON: Final[Headers] = [("content-type", "application/json")]
 
-_CHANGES: Final[dict[Mode, Callable[[ChallengeTerms], ChallengeTerms]]] = {
-    Mode.WRONG_NETWORK: challenges.on_mainnet,
-    Mode.WRONG_MINT: challenges.of_other_mint,
-}
-
 
 def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
@@ -399,7 +381,7 @@ def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale
         recipient=terms.recipient,
         status="held",
         tx_signature=None,
-        at=from_us(visit.now_us),
+        at=from_us(visit.challenge.now_us),
         message_hash=checked.message_hash,
     )
 
@@ -414,7 +396,7 @@ def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]
     if protocol is not Protocol.MPP:
         return x402.receipt(protocol, payer=sale.payer, signature=signature)
     challenge_id = str(presented.echo.get("id", ""))
-    return mpp.receipt(reference=signature, challenge_id=challenge_id, now_us=visit.now_us)
+    return mpp.receipt(reference=signature, challenge_id=challenge_id, now_us=visit.challenge.now_us)
 
 
 def _collector_url(url: str) -> str:

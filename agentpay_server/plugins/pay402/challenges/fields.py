@@ -9,6 +9,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from solders.hash import Hash
@@ -66,10 +67,7 @@ def base64_bytes(text: str, name: str, *, is_url: bool = False) -> bytes:
     if alphabet.fullmatch(text) is None:
         raise UnreadableChallengeError(f"{name} is not base64")
     bare = text.rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
-    except ValueError:
-        raise UnreadableChallengeError(f"{name} is not base64") from None
+    return _parsed(_base64, bare + "=" * (-len(bare) % 4), f"{name} is not base64")
 
 
 def encoded(content: object) -> str:
@@ -132,12 +130,8 @@ def memo(holder: Mapping[str, Any], key: str) -> str | None:
 
 def address(holder: Mapping[str, Any], key: str) -> str:
     """Return a Solana address."""
-    found = member(holder, key, str)
-    try:
-        # Normalized, so that equal addresses are equal texts.
-        return str(Pubkey.from_string(found))
-    except ValueError:
-        raise UnreadableChallengeError(f"{key} is not a Solana address") from None
+    # Normalized, so that equal addresses are equal texts.
+    return str(_parsed(Pubkey.from_string, member(holder, key, str), f"{key} is not a Solana address"))
 
 
 def token(holder: Mapping[str, Any], key: str) -> str:
@@ -173,31 +167,18 @@ def whole(holder: Mapping[str, Any], key: str, *, below: int = 2**64) -> int:
 
 def transaction(holder: Mapping[str, Any], key: str) -> bytes:
     """Return the bytes of a transaction, written in padded base64."""
-    found = member(holder, key, str)
-    try:
-        return base64.b64decode(found, validate=True)
-    except ValueError:
-        raise UnreadableChallengeError(f"{key} is not base64") from None
+    return _parsed(_base64, member(holder, key, str), f"{key} is not base64")
 
 
 def signature(holder: Mapping[str, Any], key: str) -> Signature:
     """Return a signature."""
-    found = member(holder, key, str)
-    try:
-        return Signature.from_string(found)
-    except ValueError:
-        raise UnreadableChallengeError(f"{key} is not base58 of 64 bytes") from None
+    return _parsed(Signature.from_string, member(holder, key, str), f"{key} is not base58 of 64 bytes")
 
 
 def blockhash(holder: Mapping[str, Any], key: str) -> str | None:
     """Return an optional blockhash; None if it is missing."""
     found = text(holder, key)
-    if found is None:
-        return None
-    try:
-        return str(Hash.from_string(found))
-    except ValueError:
-        raise UnreadableChallengeError(f"{key} is not a blockhash") from None
+    return None if found is None else str(_parsed(Hash.from_string, found, f"{key} is not a blockhash"))
 
 
 def slot(holder: Mapping[str, Any], key: str) -> int | None:
@@ -222,6 +203,16 @@ def each_alone(challenges: Iterable[T], read: Callable[[T], Offer | Skipped]) ->
         except UnreadableChallengeError as error:
             found = Skipped(str(error), is_read=False)
         yield found
+
+
+def _parsed(parse: Callable[[str], T], value: str, fault: str) -> T:
+    try:
+        return parse(value)
+    except ValueError:
+        raise UnreadableChallengeError(fault) from None
+
+
+_base64: Final = partial(base64.b64decode, validate=True)
 
 
 def is_unicode(value: str) -> bool:

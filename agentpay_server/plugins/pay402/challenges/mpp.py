@@ -89,23 +89,16 @@ def read_header(value: str) -> Iterator[Offer | Skipped]:
     return fields.each_alone(_challenges(value), _read)
 
 
-def _skipped_form(parameters: Mapping[str, str]) -> Skipped | None:
-    for name, paid in (("method", ("solana",)), ("intent", ("charge", "session"))):
-        value = parameters.get(name)
-        if value not in paid:
-            given = named(value) if value else "not given"
-            is_or_are = "is" if len(paid) == 1 else "are"
-            return Skipped(f"{name} is {given}; only {' and '.join(paid)} {is_or_are} paid")
-    return None
-
-
 def _read(given: _Parameters) -> Offer | Skipped:
     parameters = dict(given)
     if len(parameters) < len(given):
         raise UnreadableChallengeError("a challenge repeats a parameter")
-    skipped = _skipped_form(parameters)
-    if skipped is not None:
-        return skipped
+    for name, paid in (("method", ("solana",)), ("intent", ("charge", "session"))):
+        value = parameters.get(name)
+        if value not in paid:
+            given_as = named(value) if value else "not given"
+            is_or_are = "is" if len(paid) == 1 else "are"
+            return Skipped(f"{name} is {given_as}; only {' and '.join(paid)} {is_or_are} paid")
     request, is_session = _request(parameters), parameters["intent"] == "session"
     details = fields.optional(request, "methodDetails", dict)
     expires_us, category = _moment(parameters.get("expires")), _category(parameters.get("opaque"))

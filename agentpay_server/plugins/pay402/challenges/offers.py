@@ -245,27 +245,24 @@ def differences(
         origin: the new seller.
         memo: the memo of the new request.
     """
-    # What no column holds: the network, and the name of the token.
-    return list(_differences(transfer, payment, terms, origin, memo)) or ["its network or token was another"]
-
-
-def _differences(
-    transfer: TransferRecord, payment: PaymentRow, terms: ChallengeTerms, origin: str, memo: str | None
-) -> Iterator[str]:
+    found = []
     if payment.origin != origin:
-        yield f"origin was {quote(payment.origin)} and is {quote(origin)}"
+        found.append(f"origin was {quote(payment.origin)} and is {quote(origin)}")
     if payment.protocol != terms.protocol.value:
-        yield f"protocol was {payment.protocol} and is {terms.protocol.value}"
+        found.append(f"protocol was {payment.protocol} and is {terms.protocol.value}")
     if transfer.amount != terms.amount_micro:
-        yield f"amount was {usdc_text(transfer.amount)} USDC and is {usdc_text(terms.amount_micro)} USDC"
+        was, now = usdc_text(transfer.amount), usdc_text(terms.amount_micro)
+        found.append(f"amount was {was} USDC and is {now} USDC")
     if payment.recipient != terms.recipient:
-        yield f"recipient was {payment.recipient} and is {terms.recipient}"
+        found.append(f"recipient was {payment.recipient} and is {terms.recipient}")
     splits = [(split.recipient, split.amount_micro) for split in splits_of(transfer)]
     if splits != [(leg.recipient, leg.amount_micro) for leg in terms.legs[1:]]:
-        yield "splits differ"
+        found.append("splits differ")
     if (payment.fee_payer is None) != (terms.fee_payer is None):
         payers = ("this service", "the seller")
         was, now = (payers[payer is not None] for payer in (payment.fee_payer, terms.fee_payer))
-        yield f"the network fee was to be paid by {was} and now by {now}"
+        found.append(f"the network fee was to be paid by {was} and now by {now}")
     if transfer.memo != memo:
-        yield "memo differs"
+        found.append("memo differs")
+    # What no column holds: the network, and the name of the token.
+    return found or ["its network or token was another"]
