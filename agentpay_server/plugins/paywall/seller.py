@@ -54,6 +54,9 @@ _COLLECTOR_HOST: Final = "collector.invalid"
 LOOK_SECONDS: Final = 5
 """How long after a settlement of unknown outcome the seller looks at the chain again."""
 
+_LEAST_SIGNATURE_CHARACTERS: Final = 64
+"""Of 64 bytes in base58."""
+
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
 _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
 _ASKING_MORE: Final = (Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE)
@@ -369,7 +372,9 @@ _JSON: Final[Headers] = [("content-type", "application/json")]
 
 
 def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+    # A signature at the beginning keeps its case.
+    is_name = len(text.partition(" ")[0]) >= _LEAST_SIGNATURE_CHARACTERS
+    return (text if is_name else f"{text[:1].upper()}{text[1:]}") + ("" if text.endswith(".") else ".")
 
 
 def _sale(visit: _Visit, terms: ChallengeTerms, checked: CheckedPayment) -> Sale:
