@@ -219,4 +219,4 @@ def _with_faults(chain: OpenedChain, config: ServerConfig) -> tuple[WatchedChain
     if not chain.is_test_chain:
         return wrapped, None
     faulty = FaultyChain(wrapped, chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None)
-    return faulty, Faults(faulty, may_crash=config.may_crash)
+    return faulty.chain, Faults(faulty, may_crash=config.may_crash)

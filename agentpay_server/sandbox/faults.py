@@ -9,9 +9,10 @@ would prove that it never lands.
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 from attrs import evolve, frozen
 from solders.transaction import VersionedTransaction
@@ -19,15 +20,11 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.errors import FieldError
 from agentpay_server.chain.protocol import (
     Absence,
-    AccountData,
-    Blockhash,
+    Chain,
     ChainUnreachableError,
-    ChannelHistory,
-    Cosigned,
     DepositBatch,
     Posted,
     SignatureStatus,
-    TokenAccount,
     WatchedChain,
     nothing_posted,
 )
@@ -65,6 +62,13 @@ class _Hidden:
     height: int
 
 
+_FACTS: Final = {name for name, member in vars(Chain).items() if isinstance(member, property)} | {
+    "explorer_url",
+    "wait_for_notice",
+}
+"""What a chain that is down still tells."""
+
+
 class FaultyChain:
     """`expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can."""
 
@@ -98,35 +102,17 @@ class FaultyChain:
         return captured(self, "_armed", "_hidden", "_shown", "_dropped", "_is_active")
 
     @property
-    def usdc_mint(self) -> str:
-        return self.inner.usdc_mint
+    def chain(self) -> WatchedChain:
+        """Itself: `__getattr__` gives it the members that no method here changes."""
+        return cast("WatchedChain", self)
 
-    @property
-    def cluster_name(self) -> str:
-        return self.inner.cluster_name
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of the chain
+        member = getattr(self.inner, name)
+        return member if name in _FACTS else partial(self._unless_down, member)
 
-    @property
-    def is_test_chain(self) -> bool:
-        return self.inner.is_test_chain
-
-    @property
-    def landing_seconds(self) -> float:
-        return self.inner.landing_seconds
-
-    @property
-    def blockhash_life_seconds(self) -> float:
-        return self.inner.blockhash_life_seconds
-
-    @property
-    def usual_life_seconds(self) -> float:
-        return self.inner.usual_life_seconds
-
-    def explorer_url(self, signature: str) -> str:
-        return self.inner.explorer_url(signature)
-
-    async def latest_blockhash(self) -> Blockhash:
+    async def _unless_down(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - of any call
         self._check_down()
-        return await self.inner.latest_blockhash()
+        return await call(*args, **options)
 
     async def block_height(self) -> int:
         """A slow chain reports an old height."""
@@ -151,31 +137,6 @@ class FaultyChain:
             self._shown.add(signature)
             self._update_active()
         return None
-
-    async def find_cosigned(
-        self, cosigned: Cosigned, *, proof_height: int | None = None
-    ) -> SignatureStatus | None:
-        self._check_down()
-        return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
-
-    async def holds(self, token_account: str, amount_micro: int) -> bool:
-        self._check_down()
-        return await self.inner.holds(token_account, amount_micro)
-
-    async def newest_signature(self, token_account: str) -> str | None:
-        self._check_down()
-        return await self.inner.newest_signature(token_account)
-
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
-        self._check_down()
-        return await self.inner.landing_heights(blockhash, last_valid_height)
-
-    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        self._check_down()
-        return await self.inner.knows_blocks(first_height, last_height)
-
-    async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Execute, lose, or execute with a lost response."""
@@ -202,42 +163,12 @@ class FaultyChain:
             self._count(ChainFault.REPLY_LOST)
             raise ChainUnreachableError("sandbox fault: the chain's response was lost")
 
-    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        self._check_down()
-        return await self.inner.token_accounts(addresses)
-
     async def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         self._check_down()
         async for batch in self.inner.deposits(token_account, after=after, posted=posted):
             yield batch
-
-    async def account_size(self, address: str) -> tuple[int, int] | None:
-        self._check_down()
-        return await self.inner.account_size(address)
-
-    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
-        self._check_down()
-        return await self.inner.account_data(addresses)
-
-    async def blockhash_slot(self, blockhash: str) -> int | None:
-        self._check_down()
-        return await self.inner.blockhash_slot(blockhash)
-
-    async def channel_history(
-        self, channel: str, *, signer: str, to: str, including: str | None = None
-    ) -> ChannelHistory:
-        self._check_down()
-        return await self.inner.channel_history(channel, signer=signer, to=to, including=including)
-
-    async def is_signed_by(self, signature: str, signer: str) -> bool:
-        self._check_down()
-        return await self.inner.is_signed_by(signature, signer)
-
-    async def rent_exemption(self, size: int) -> int:
-        self._check_down()
-        return await self.inner.rent_exemption(size)
 
     def _check_down(self) -> None:
         if self._is_active and ChainFault.DOWN in self._armed:
