@@ -15,7 +15,7 @@ import click
 from agentpay.cli.values import Seconds
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import read_key
-from agentpay_server.cli.options import Declared, Host, ProgramFile, require_database, settings_of, takes
+from agentpay_server.cli.options import HOST, PROGRAM, Declared, require_database, settings_of, takes
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.settings import Settings
@@ -72,7 +72,7 @@ from agentpay_server.plugins.cluster.settings import RpcSettings
 @click.option(
     "--program",
     "channel_program",
-    type=ProgramFile(),
+    type=PROGRAM,
     metavar="channels=FILE",
     help="ELF file of the payment-channel program to run on the embedded chain, instead of ours.",
 )
@@ -87,7 +87,7 @@ from agentpay_server.plugins.cluster.settings import RpcSettings
 @click.option(
     "--allowed-host",
     "allowed_hosts",
-    type=Host(),
+    type=HOST,
     multiple=True,
     metavar="HOST",
     help="Host name or IP address to accept in the Host header, such as the public name of a proxy. "
@@ -168,22 +168,17 @@ def serve(
         channel_program=None if channel_program is None else _content(channel_program),
         **stored,
     )
-    try:
-        process.run(
-            host,
-            port,
-            config,
-            allowed_hosts=allowed_hosts,
-            serves_chain=chain_rpc,
-            scene=to_build,
-            log_format=log_format_of(log_format),
-            log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
-            start_wait_seconds=start_wait,
-        )
-    except process.OptionError as error:
-        raise click.BadParameter(str(error), param_hint=error.option) from None
-    except process.CannotServeError as error:
-        raise click.ClickException(str(error)) from None
+    process.run(
+        host,
+        port,
+        config,
+        allowed_hosts=allowed_hosts,
+        serves_chain=chain_rpc,
+        scene=to_build,
+        log_format=log_format_of(log_format),
+        log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
+        start_wait_seconds=start_wait,
+    )
 
 
 def _cluster(given: dict[str, Any]) -> RpcSettings | None:

@@ -28,7 +28,7 @@ from agentpay_server.chain.protocol import (
     WatchedChain,
     nothing_posted,
 )
-from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, HttpEffect, SetFault
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, Fault, HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.errors import Problem, invalid, quote
@@ -234,35 +234,26 @@ class FacilitatorFault(StrEnum):
     """It responds `settlement_pending`, and never broadcasts the payment."""
 
 
-@frozen(kw_only=True)
-class RequestFault:
-    """`times` is None until it is disarmed."""
-
-    effect: HttpEffect | None
-    delay_ms: int | None
-    times: int | None
-
-
 class RequestFaults:
     """At most one per operation, or per fault of the facilitator."""
 
     def __init__(self) -> None:
-        self._armed: dict[str, RequestFault] = {}
+        self._armed: dict[str, SetFault] = {}
 
     def __bool__(self) -> bool:
         """Whether any is armed: the only cost of a request while none is."""
         return bool(self._armed)
 
-    def arm(self, operation: str, fault: RequestFault) -> None:
+    def arm(self, operation: str, fault: SetFault) -> None:
         self._armed[operation] = fault
 
     def disarm(self, operation: str) -> None:
         self._armed.pop(operation, None)
 
-    def armed(self) -> dict[str, RequestFault]:
+    def armed(self) -> dict[str, SetFault]:
         return self._armed.copy()
 
-    def take(self, operation: str) -> RequestFault | None:
+    def take(self, operation: str) -> SetFault | None:
         """Return the fault for a request, and count it."""
         fault = self._armed.get(operation)
         if fault is not None and fault.times is not None:
@@ -281,20 +272,6 @@ HTTP: Final = "http:"
 FACILITATOR: Final = "facilitator:"
 SLOW: Final = f"{FACILITATOR}{FacilitatorFault.SLOW}"
 _NAMES: Final = ", ".join(ChainFault)
-
-
-@frozen(kw_only=True)
-class ArmedFault:
-    """`times` is how often it will still happen; None until it is disarmed.
-
-    Later faults have a greater `seq`.
-    """
-
-    name: str
-    times: int | None
-    seq: int
-    effect: HttpEffect | None = None
-    delay_ms: int | None = None
 
 
 class Faults:
@@ -362,22 +339,19 @@ class Faults:
         if wrong:
             raise invalid(*wrong)
 
-    def set(self, name: str, request: SetFault) -> ArmedFault:
+    def set(self, name: str, request: SetFault) -> Fault:
         """The fault has passed `check`. Only one failpoint can be armed."""
         times = request.times
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))
             times = 1
         elif (requests := self._requests(name)) is not None:
-            fault = RequestFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
-            requests.arm(name.partition(":")[2], fault)
+            requests.arm(name.partition(":")[2], request)
         else:
             self._chain.arm(ChainFault(name), times)
         self._last_seq += 1
         self._seqs[name] = self._last_seq
-        return ArmedFault(
-            name=name, times=times, seq=self._last_seq, effect=request.effect, delay_ms=request.delay_ms
-        )
+        return _armed(name, request, times)
 
     def delete(self, name: str) -> None:
         if (requests := self._requests(name)) is not None:
@@ -388,33 +362,22 @@ class Faults:
             points.disarm()
 
     def clear(self) -> None:
-        for fault in self.armed():
+        for _, fault in self.armed():
             self.delete(fault.name)
 
-    def armed(self) -> list[ArmedFault]:
-        """The last armed first."""
-        counts: dict[str, int | None] = {str(fault): self._chain.times(fault) for fault in ChainFault}
+    def armed(self) -> list[tuple[int, Fault]]:
+        """The last armed first, each with its number, which is greater for later ones."""
         crash = self._crash()
-        if crash is not None:
-            counts[crash] = 1
-        found = [
-            ArmedFault(name=name, times=times, seq=self._seqs.get(name, 0))
-            for name, times in counts.items()
-            if times != 0
+        found = [] if crash is None else [Fault(name=crash, times=1)]
+        found += [
+            Fault(name=fault, times=times) for fault in ChainFault if (times := self._chain.times(fault)) != 0
         ]
         for prefix, requests in ((HTTP, self.http), (FACILITATOR, self.facilitator)):
-            for operation, fault in requests.armed().items():
-                name = f"{prefix}{operation}"
-                found.append(
-                    ArmedFault(
-                        name=name,
-                        times=fault.times,
-                        seq=self._seqs.get(name, 0),
-                        effect=fault.effect,
-                        delay_ms=fault.delay_ms,
-                    )
-                )
-        return sorted(found, key=lambda fault: fault.seq, reverse=True)
+            found += [
+                _armed(f"{prefix}{name}", fault, fault.times) for name, fault in requests.armed().items()
+            ]
+        numbered = [(self._seqs.get(fault.name, 0), fault) for fault in found]
+        return sorted(numbered, key=lambda each: each[0], reverse=True)
 
     def capture(self) -> Restore:
         restore_faults = captured(self, "_chain", "http", "facilitator", "_seqs", "_last_seq")
@@ -436,6 +399,10 @@ class Faults:
     def _crash(self) -> str | None:
         point = points.armed() if self._may_crash else None
         return None if point is None else f"{CRASH_AT}{point}"
+
+
+def _armed(name: str, request: SetFault, times: int | None) -> Fault:
+    return Fault(name=name, times=times, effect=request.effect, delay_ms=request.delay_ms)
 
 
 def _bad_name(message: str) -> Problem:
