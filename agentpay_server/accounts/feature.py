@@ -25,7 +25,8 @@ class AccountServices:
 
 
 def _policy(versioned: VersionedPolicy) -> Reply:
-    return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
+    policy, etag = versioned
+    return Reply(status=200, model=policy, headers=((b"etag", etag.encode("ascii")),))
 
 
 FEATURE: Final[Feature[AccountServices]] = Feature(

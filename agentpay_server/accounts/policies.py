@@ -15,8 +15,6 @@ import math
 from functools import partial
 from typing import Final
 
-from attrs import frozen
-
 from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
@@ -51,13 +49,8 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.settings import PolicyUpdate
 from agentpay_server.platform.tasks import SingleFlight, all_ended
 
-
-@frozen
-class VersionedPolicy:
-    """A policy of an account with the entity tag of its version."""
-
-    policy: AccountPolicy
-    etag: str
+VersionedPolicy = tuple[AccountPolicy, str]
+"""A policy of an account with the entity tag of its version."""
 
 
 def canonical_policy(policy: Policy) -> str:
@@ -147,7 +140,7 @@ class Policies:
 
 def _versioned(account: AccountRecord) -> VersionedPolicy:
     policy = stored_policy(account.policy)
-    return VersionedPolicy(
+    return (
         AccountPolicy(
             **{name: getattr(policy, name) for name in POLICY_FIELDS},
             account_id=account.account_id,

@@ -35,7 +35,7 @@ from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.accounts import store as claims
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
-from agentpay_server.accounts.store import Sorted, sorted_accounts
+from agentpay_server.accounts.store import sorted_accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount
@@ -193,8 +193,8 @@ class Accounts:
         rows = await self._context.database.read(
             self._details_in_order, sort, principal.operator_id, after, query.limit + 1
         )
-        detailed = await self._with_balances([(row.record, more) for row, more in rows])
-        found = list(zip([row.place for row, _ in rows], detailed, strict=True))
+        detailed = await self._with_balances([(record, more) for record, _, more in rows])
+        found = list(zip([place for _, place, _ in rows], detailed, strict=True))
         return listing.page(found, query.limit, place=lambda row: row[0], item=lambda row: row[1])
 
     async def some_details(
@@ -396,10 +396,10 @@ class Accounts:
 
     def _details_in_order(
         self, connection: Connection, sort: AccountSort, operator_id: str, after: Place | None, count: int
-    ) -> Sequence[tuple[Sorted, dict[str, Any]]]:
+    ) -> Sequence[tuple[AccountRecord, Place, dict[str, Any]]]:
         now_us = self._context.clock.now_us()
         rows = sorted_accounts(connection, sort, operator_id, after, count=count, now_us=now_us)
-        return [(row, self._detail_of(connection, row.record)) for row in rows]
+        return [(record, place, self._detail_of(connection, record)) for record, place in rows]
 
     def _details_of(
         self, connection: Connection, principal: Principal, account_ids: Sequence[str]

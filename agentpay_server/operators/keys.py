@@ -425,17 +425,13 @@ def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:
 # --- Keys across a restore: it revives none, and keys newer than the snapshot continue to work.
 
 
-@frozen(kw_only=True)
-class Issued:
-    """All keys of all operators, revoked ones too, and the unused sign-in codes."""
-
-    keys: Sequence[KeyRecord]
-    codes: Sequence[SignInCodeRecord]
+Issued = tuple[Sequence[KeyRecord], Sequence[SignInCodeRecord]]
+"""All keys of all operators, revoked ones too, and the unused sign-in codes."""
 
 
 def issued(connection: Connection) -> Issued:
     """Return what was issued, before a restore."""
-    return Issued(keys=store.every_key(connection), codes=store.every_code(connection))
+    return store.every_key(connection), store.every_code(connection)
 
 
 def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> None:
@@ -451,7 +447,8 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
         at_us: the time before the restore.
         now_us: the restored time.
     """
-    for key in before.keys:
+    keys, codes = before
+    for key in keys:
         expires_us = None if key.expires_us is None else key.expires_us - at_us + now_us
         restored = store.KEYS.get(connection, key.key_id)
         if restored is None:
@@ -463,7 +460,7 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
             store.KEYS.changed(connection, restored, revoked_us=key.revoked_us)
         elif expires_us is not None and (key.kind == OperatorKeyKind.CONSOLE or expires_us <= now_us):
             store.KEYS.changed(connection, restored, expires_us=expires_us)
-    unused = {code.digest for code in before.codes if code.expires_us > at_us}
+    unused = {code.digest for code in codes if code.expires_us > at_us}
     for code in store.every_code(connection):
         if code.digest not in unused:
             store.CODES.remove(connection, code.digest)

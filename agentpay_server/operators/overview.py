@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import evolve
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
 from agentpay.contract.choices import POLICY_RULES
@@ -90,16 +90,8 @@ OPERATORS_MAX: Final = 100
 """The most recently active ones."""
 
 
-@frozen(kw_only=True)
-class _Kept:
-    seq: int
-    at_us: int
-    request_id: str
-    method: str
-    route: str
-    status: int | None
-    duration_ms: int
-    key_id: str
+_Kept = tuple[int, int, str, str, str, int | None, int, str]
+"""The number of a request and the fields of its `ServedRequest`, whose time is in microseconds."""
 
 
 class RequestLog:
@@ -122,18 +114,7 @@ class RequestLog:
     ) -> None:
         self._seq += 1
         kept = self._by_operator.setdefault(principal.operator_id, deque(maxlen=KEPT))
-        kept.append(
-            _Kept(
-                seq=self._seq,
-                at_us=at_us,
-                request_id=request_id,
-                method=method,
-                route=route,
-                status=status,
-                duration_ms=duration_ms,
-                key_id=principal.key_id,
-            )
-        )
+        kept.append((self._seq, at_us, request_id, method, route, status, duration_ms, principal.key_id))
         self._by_operator.move_to_end(principal.operator_id)
         if len(self._by_operator) > OPERATORS_MAX:
             self._by_operator.popitem(last=False)
@@ -142,8 +123,8 @@ class RequestLog:
         listing = List("requests", principal.operator_id)
         before = listing.before(query.cursor)
         kept = self._by_operator.get(principal.operator_id, ())
-        rows = [row for row in reversed(kept) if row.seq < before][: query.limit + 1]
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_served)
+        rows = [row for row in reversed(kept) if row[0] < before][: query.limit + 1]
+        return listing.page(rows, query.limit, seq=lambda row: row[0], item=_served)
 
 
 class Overview:
@@ -193,14 +174,15 @@ def _named_counts(connection: Connection, operator_id: str) -> tuple[str, dict[s
 
 
 def _served(row: _Kept) -> ServedRequest:
+    _, at_us, request_id, method, route, status, duration_ms, key_id = row
     return ServedRequest(
-        request_id=row.request_id,
-        at=from_us(row.at_us),
-        method=row.method,
-        route=row.route,
-        status=row.status,
-        duration_ms=row.duration_ms,
-        key_id=row.key_id,
+        request_id=request_id,
+        at=from_us(at_us),
+        method=method,
+        route=route,
+        status=status,
+        duration_ms=duration_ms,
+        key_id=key_id,
         key_name=None,
         key_account_id=None,
     )
