@@ -31,6 +31,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.assembly import identity
 from agentpay_server.chain.clusters import MAINNET
+from agentpay_server.contract.sandbox import Operator
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
@@ -39,7 +40,7 @@ from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.accounts import ACCOUNTS, own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
-from agentpay_server.operators.store import NewOperator, insert_key, insert_operator
+from agentpay_server.operators.store import insert_key, insert_operator
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import Problem, not_found
 from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
@@ -106,14 +107,16 @@ class Keys:
             **await self._context.database.read(spending.total_fields, spending.key_of(principal)),
         )
 
-    async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
-        new = NewOperator(
-            operator_id=self._context.identifiers.new(identifiers.OPERATOR),
-            key_id=self._new_key_id(),
-            key=self._new_key(KeyKind.OPERATOR),
+    async def create_operator(self, name: str, *, requested_by: Principal) -> Operator:
+        return await self._context.database.run(
+            insert_operator,
+            self._context.identifiers.new(identifiers.OPERATOR),
+            self._new_key_id(),
+            self._new_key(KeyKind.OPERATOR),
+            name=name,
+            now_us=self._context.clock.now_us(),
+            requested_by=requested_by,
         )
-        now_us = self._context.clock.now_us()
-        return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
     async def first_operator(
         self, *, key: str | None = None, temporary_key: bool = False, is_alone: bool = True
@@ -220,9 +223,11 @@ class Keys:
         if operator_id is None:
             # If two servers start at once, only one creates it.
             identity.add(connection, _FIRST_OPERATOR, b"")
-            new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
-            insert_operator(connection, new, "operator", self._context.clock.now_us())
-            return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
+            ids, key = self._context.identifiers, key or first_key
+            operator_id, key_id = ids.new(identifiers.OPERATOR), ids.new(identifiers.KEY)
+            now_us = self._context.clock.now_us()
+            insert_operator(connection, operator_id, key_id, key, name="operator", now_us=now_us)
+            return FirstOperator(operator_id=operator_id, key_id=key_id, key=key)
         if is_alone:
             # A previous run may have been killed before it revoked its key.
             self._revoke_temporary(connection, operator_id)

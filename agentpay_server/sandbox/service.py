@@ -154,8 +154,7 @@ class Sandbox:
         self._require_test_chain()
         principal.require_operator(CREATE_OPERATOR.operation)
         keys = self._core.of(operators.FEATURE).keys
-        operator = await keys.create_operator(request.name, requested_by=principal)
-        return Operator(operator_id=operator.operator_id, key=operator.key)
+        return await keys.create_operator(request.name, requested_by=principal)
 
     async def create_token_account(
         self, principal: Principal, request: CreateTokenAccount
