@@ -132,7 +132,14 @@ class Policies:
         record = store.RECORDS.get(connection, account.account_id)
         if record is None:
             address = self._context.signer.address(record_key(account.key_index))
-            new = store.new_record(account.account_id, address=address, due_us=now_us)
+            new = store.PolicyRecordRow(
+                account_id=account.account_id,
+                address=address,
+                written_version=0,
+                tx_signature=None,
+                due_us=now_us,
+                failures=0,
+            )
             store.RECORDS.insert(connection, new)
         else:
             store.RECORDS.changed(connection, record, due_us=now_us, failures=0)

@@ -99,18 +99,6 @@ _DUE: Final = (
 _NEXT_DUE: Final = select(func.min(policy_records.c.due_us)).where(_IS_IDLE)
 
 
-def new_record(account_id: str, *, address: str, due_us: int) -> PolicyRecordRow:
-    """Return the record of a policy that must be written to chain for the first time."""
-    return PolicyRecordRow(
-        account_id=account_id,
-        address=address,
-        written_version=0,
-        tx_signature=None,
-        due_us=due_us,
-        failures=0,
-    )
-
-
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
     """Return accounts whose record is due and not being written, longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())

@@ -136,21 +136,18 @@ def serve(
             f"--chain-rpc serves without a key, and {host} can be reached from other machines: keep the "
             "default --host."
         )
-    if chain_rpc and cluster is not None:
-        raise click.UsageError(
-            "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
-    if channel_program is not None and cluster is not None:
-        raise click.UsageError(
-            "--program is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
+    for what, is_given in (
+        ("--chain-rpc serves", chain_rpc),
+        ("--program is for", channel_program is not None),
+        ("--scene is for", scene is not None),
+    ):
+        if is_given and cluster is not None:
+            raise click.UsageError(
+                f"{what} the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
+            )
     if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     require_database(stored)
-    if scene is not None and cluster is not None:
-        raise click.UsageError(
-            "--scene is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
     from agentpay_server.plugins.scenes.document import SceneError, read_scene  # noqa: PLC0415
