@@ -28,7 +28,7 @@ _MODULES: Final = (
     "agentpay_server.sessions.feature",
     "agentpay_server.webhooks.feature",
     "agentpay_server.operators.feature",
-    "agentpay_server.sandbox.feature",
+    "agentpay_server.sandbox.service",
     "agentpay_server.plugins.guards",
     "agentpay_server.plugins.console",
 )

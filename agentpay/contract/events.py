@@ -4,7 +4,8 @@ Every type has a class, so that type checkers understand `match event: case Tran
 event of a type that this version does not know is an `UnknownEvent` with its raw data.
 
 To add a type, add its name to `choices.EventType`, its two classes here, and its line to `EVENTS`, from which
-documents, commands and the console take it. The first line of its data's docstring says when it fires. A test
+documents, commands and the console take it. Its line names the type of an event that always comes with it, or
+the server's scenes have a file of its name. The first line of its data's docstring says when it fires. A test
 compares `AnyEvent` and `EventType`, which type checkers must be able to read, with `EVENTS`.
 
 Each class repeats `created_at`, to keep the fields in the order of the wire format.
@@ -385,11 +386,13 @@ class EventKind(NamedTuple):
         model: its class.
         status: the status of what it is about, from then on.
         tone: how a list of events shows it: `good`, `warning` or `bad`; None if it is one step of several.
+        cause: the type whose scene causes it too; None if it has a scene of its own.
     """
 
     model: type[Event]
     status: str
     tone: Literal["good", "warning", "bad"] | None = None
+    cause: choices.EventType | None = None
 
     @property
     def name(self) -> choices.EventType:
@@ -411,7 +414,7 @@ class EventKind(NamedTuple):
 EVENTS: Final[Mapping[choices.EventType, EventKind]] = {
     kind.name: kind
     for kind in (
-        EventKind(TransferInitiated, "submitted"),
+        EventKind(TransferInitiated, "submitted", cause="transfer.settled"),
         EventKind(TransferSettled, "settled", "good"),
         EventKind(TransferRejected, "rejected", "bad"),
         EventKind(SessionOpened, "open"),

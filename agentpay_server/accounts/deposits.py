@@ -6,7 +6,7 @@ second watcher loses or duplicates a deposit. Transfers between accounts of the 
 settle, and always skipped here.
 
 A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
-balance. `DepositSchedule` decides when.
+balance.
 
 A balance that stays above the books shows that a node has left out a deposit: the account's whole history is
 read again.
@@ -36,7 +36,7 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.capturing import Restore, captured
-from agentpay_server.platform.clock import SECOND_US, Clock
+from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.scheduler import Backoff, Every
@@ -58,6 +58,9 @@ _BATCHES_AT_ONCE: Final = 10
 
 ACCOUNTS_AT_ONCE: Final = 100
 """How many token accounts one call to the chain reads."""
+
+RETRY_US: Final = 5 * SECOND_US
+"""Pause after the chain did not respond."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -105,9 +108,20 @@ class Arrivals:
 
 
 class Deposits:
-    """Watches the token accounts of all accounts."""
+    """Watches the token accounts of all accounts, and posts their deposits on schedule.
 
-    def __init__(self, context: Context, settlement: Settlement, arrivals: Arrivals) -> None:
+    A chain within the process reports all deposits, so only reported accounts are scanned, and
+    `poll_every_seconds` is None. A remote cluster is also scanned every few seconds, in real time.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settlement: Settlement,
+        arrivals: Arrivals,
+        *,
+        poll_every_seconds: float | None = None,
+    ) -> None:
         self._context = context
         self._database = context.database
         self._chain = context.chain
@@ -119,6 +133,8 @@ class Deposits:
         self._began = asyncio.get_running_loop().time()
         self._unread: set[str] = set()
         self._surpluses: dict[str, _Surplus] = {}
+        self._every = None if poll_every_seconds is None else Every(poll_every_seconds)
+        self._retry_us = 0
 
     @property
     def is_any_due(self) -> bool:
@@ -148,6 +164,37 @@ class Deposits:
             raise
         finally:
             self._expected.discard(signature)
+
+    async def next_due_us(self) -> int | None:
+        """Return when to scan next: now if there may be a deposit, else at the next interval."""
+        now_us = self._context.clock.now_us()
+        if self.is_any_due:
+            return max(now_us, self._not_before_us())
+        due_us = None if self._every is None else self._every.due_us(self._context.clock)
+        return None if due_us is None else max(due_us, self._not_before_us())
+
+    async def run_due(self) -> bool:
+        """Scan accounts that may have a deposit, or all of them if the interval is over."""
+        if self._not_before_us() > self._context.clock.now_us():
+            return False
+        is_time = self._every is not None and self._every.is_due
+        if not is_time and not self.is_any_due:
+            return False
+        try:
+            if is_time:
+                await self.poll_everywhere()
+            await self.poll_reported()
+        except ChainUnreachableError:
+            self._retry_us = self._context.clock.now_us() + RETRY_US
+        else:
+            if self._every is not None:
+                self._every.restart()
+        return True
+
+    def _not_before_us(self) -> int:
+        # The clock may have been ahead for a moment when the chain did not respond.
+        self._retry_us = min(self._retry_us, self._context.clock.now_us() + RETRY_US)
+        return self._retry_us
 
     async def poll_reported(self) -> None:
         """Post deposits wherever there may be some. Unreadable accounts do not delay the others.
@@ -471,52 +518,3 @@ def _counterparty(connection: Connection, sender: str | None) -> str | None:
     """Return the account of a token account that has paid, if the service holds it."""
     known = None if sender is None else account_store.account_at(connection, sender)
     return sender if known is None else known.account_id
-
-
-RETRY_US: Final = 5 * SECOND_US
-"""Pause after the chain did not respond."""
-
-
-class DepositSchedule:
-    """Posts deposits on schedule.
-
-    A chain within the process reports all deposits, so only reported accounts are scanned, and
-    `poll_every_seconds` is None. A remote cluster is also scanned every few seconds, in real time.
-    """
-
-    def __init__(self, deposits: Deposits, *, clock: Clock, poll_every_seconds: float | None = None) -> None:
-        self._deposits = deposits
-        self._clock = clock
-        self._every = None if poll_every_seconds is None else Every(poll_every_seconds)
-        self._retry_us = 0
-
-    async def next_due_us(self) -> int | None:
-        """Return when to scan next: now if there may be a deposit, else at the next interval."""
-        now_us = self._clock.now_us()
-        if self._deposits.is_any_due:
-            return max(now_us, self._not_before_us())
-        due_us = None if self._every is None else self._every.due_us(self._clock)
-        return None if due_us is None else max(due_us, self._not_before_us())
-
-    async def run_due(self) -> bool:
-        """Scan accounts that may have a deposit, or all of them if the interval is over."""
-        if self._not_before_us() > self._clock.now_us():
-            return False
-        is_time = self._every is not None and self._every.is_due
-        if not is_time and not self._deposits.is_any_due:
-            return False
-        try:
-            if is_time:
-                await self._deposits.poll_everywhere()
-            await self._deposits.poll_reported()
-        except ChainUnreachableError:
-            self._retry_us = self._clock.now_us() + RETRY_US
-        else:
-            if self._every is not None:
-                self._every.restart()
-        return True
-
-    def _not_before_us(self) -> int:
-        # The clock may have been ahead for a moment when the chain did not respond.
-        self._retry_us = min(self._retry_us, self._clock.now_us() + RETRY_US)
-        return self._retry_us

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
+from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.accounts.policies import POLICY_RECORD, Policies, PolicyRecords, VersionedPolicy
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.feature import Core, Feature, Phase, Reply, Route
@@ -16,23 +16,24 @@ class AccountServices:
         self.history: History = History(context)
         self.records: PolicyRecords = PolicyRecords(context, settlement, core.funding)
         self.policies: Policies = Policies(context, self.records)
-        self.deposits: Deposits = Deposits(context, settlement, core.keep(Arrivals, Arrivals))
-        self.deposit_schedule: DepositSchedule = DepositSchedule(
-            self.deposits,
-            clock=context.clock,
+        self.deposits: Deposits = Deposits(
+            context,
+            settlement,
+            core.keep(Arrivals, Arrivals),
             poll_every_seconds=None if rpc is None else rpc.deposit_interval_seconds,
         )
 
 
 def _policy(versioned: VersionedPolicy) -> Reply:
-    return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
+    policy, etag = versioned
+    return Reply(status=200, model=policy, headers=((b"etag", etag.encode("ascii")),))
 
 
 FEATURE: Final[Feature[AccountServices]] = Feature(
     name="accounts",
     build=AccountServices,
     movements=(POLICY_RECORD,),
-    work=lambda s: [(Phase.DEPOSITS, s.deposit_schedule), (Phase.LATER, s.records)],
+    work=lambda s: [(Phase.DEPOSITS, s.deposits), (Phase.LATER, s.records)],
     before_signature=lambda s: s.deposits.poll_before_spend,
     routes={
         "accounts.create": Route(201, lambda s: s.accounts.create, is_owned=True),

@@ -15,8 +15,6 @@ import math
 from functools import partial
 from typing import Final
 
-from attrs import frozen
-
 from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
@@ -51,13 +49,8 @@ from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.settings import PolicyUpdate
 from agentpay_server.platform.tasks import SingleFlight, all_ended
 
-
-@frozen
-class VersionedPolicy:
-    """A policy of an account with the entity tag of its version."""
-
-    policy: AccountPolicy
-    etag: str
+VersionedPolicy = tuple[AccountPolicy, str]
+"""A policy of an account with the entity tag of its version."""
 
 
 def canonical_policy(policy: Policy) -> str:
@@ -139,7 +132,14 @@ class Policies:
         record = store.RECORDS.get(connection, account.account_id)
         if record is None:
             address = self._context.signer.address(record_key(account.key_index))
-            new = store.new_record(account.account_id, address=address, due_us=now_us)
+            new = store.PolicyRecordRow(
+                account_id=account.account_id,
+                address=address,
+                written_version=0,
+                tx_signature=None,
+                due_us=now_us,
+                failures=0,
+            )
             store.RECORDS.insert(connection, new)
         else:
             store.RECORDS.changed(connection, record, due_us=now_us, failures=0)
@@ -147,7 +147,7 @@ class Policies:
 
 def _versioned(account: AccountRecord) -> VersionedPolicy:
     policy = stored_policy(account.policy)
-    return VersionedPolicy(
+    return (
         AccountPolicy(
             **{name: getattr(policy, name) for name in POLICY_FIELDS},
             account_id=account.account_id,

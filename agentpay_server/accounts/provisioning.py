@@ -9,8 +9,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import frozen
-
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import fee_lamports, spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
@@ -32,12 +30,8 @@ class _RefusedError(ChainUnreachableError):
     """The chain executed the transaction, and it failed."""
 
 
-@frozen(eq=False)
-class _Waiting:
-    """An account to provision, and the future of its caller."""
-
-    key_index: int
-    end: "asyncio.Future[SignedTransaction | None]"
+_Waiting = tuple[int, "asyncio.Future[SignedTransaction | None]"]
+"""The key index of an account to provision, and the future of its caller."""
 
 
 class Provisioning:
@@ -72,11 +66,11 @@ class Provisioning:
         if not self._chain.landing_seconds:
             # Transactions execute at once: sharing one saves nothing.
             return await self._landed([key_index])
-        waiting = _Waiting(key_index, asyncio.get_running_loop().create_future())
-        self._waiting.append(waiting)
+        end: asyncio.Future[SignedTransaction | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((key_index, end))
         if len(self._waiting) == 1:
             self._context.tasks.start(self._collect()).add_done_callback(self._abandon)
-        return await waiting.end
+        return await end
 
     def _abandon(self, collecting: "asyncio.Task[None]") -> None:
         """Fail the waiting callers if the collecting task was cancelled."""
@@ -100,10 +94,10 @@ class Provisioning:
         """Provision some accounts, in one transaction if possible, and notify their callers."""
         error: Exception = ChainUnreachableError("the server stops")
         try:
-            signed = await self._landed([each.key_index for each in several])
-            for each in several:
-                if not each.end.done():
-                    each.end.set_result(signed)
+            signed = await self._landed([key_index for key_index, _ in several])
+            for _, end in several:
+                if not end.done():
+                    end.set_result(signed)
         except _RefusedError as refusal:
             error = refusal
             if len(several) > 1:
@@ -142,6 +136,6 @@ class Provisioning:
 
 
 def _fail(several: Sequence[_Waiting], error: Exception) -> None:
-    for each in several:
-        if not each.end.done():
-            each.end.set_exception(error)
+    for _, end in several:
+        if not end.done():
+            end.set_exception(error)

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -35,7 +35,7 @@ from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.accounts import store as claims
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
-from agentpay_server.accounts.store import Sorted, sorted_accounts
+from agentpay_server.accounts.store import sorted_accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction, TokenAccount
@@ -151,8 +151,10 @@ class Accounts:
             Problem: `not_found`.
         """
         # One read gives consistent limits: those by which a transfer at that moment would be judged.
-        found = await self._context.database.read(self._own_detail, principal, account_id)
-        (detailed,) = await self._with_balances([found])
+        rows = await self._context.database.read(
+            self._details, lambda connection: [own_account(connection, principal, account_id)]
+        )
+        (detailed,) = await self._with_balances(rows)
         return detailed
 
     async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetails]:
@@ -171,16 +173,17 @@ class Accounts:
         listing = List("account-details", principal.operator_id)
         before = listing.before(query.cursor)
         if query.ids is None:
-            rows = await self._context.database.read(
-                partial(self._details, name=query.name, paused=_is_paused(query.status)),
-                principal.operator_id,
-                before,
-                query.limit + 1,
+            read = partial(
+                store.PAGES,
+                owner=principal.operator_id,
+                before=before,
+                count=query.limit + 1,
+                name=query.name,
+                paused=_is_paused(query.status),
             )
         else:
-            rows = await self._context.database.read(
-                self._details_of, principal, query.ids.split(",")[:_NAMED_MAX]
-            )
+            read = partial(_own_accounts, principal=principal, account_ids=query.ids.split(",")[:_NAMED_MAX])
+        rows = await self._context.database.read(self._details, read)
         found = list(zip([record.seq for record, _ in rows], await self._with_balances(rows), strict=True))
         limit = query.limit if query.ids is None else len(found)
         return listing.page(found, limit, seq=lambda row: row[0], item=lambda row: row[1])
@@ -193,15 +196,16 @@ class Accounts:
         rows = await self._context.database.read(
             self._details_in_order, sort, principal.operator_id, after, query.limit + 1
         )
-        detailed = await self._with_balances([(row.record, more) for row, more in rows])
-        found = list(zip([row.place for row, _ in rows], detailed, strict=True))
+        detailed = await self._with_balances([(record, more) for record, _, more in rows])
+        found = list(zip([place for _, place, _ in rows], detailed, strict=True))
         return listing.page(found, query.limit, place=lambda row: row[0], item=lambda row: row[1])
 
     async def some_details(
         self, principal: Principal, account_ids: Sequence[str]
     ) -> tuple[AccountDetails, ...]:
         """Return those of some accounts that are the operator's."""
-        rows = await self._context.database.read(self._details_of, principal, account_ids)
+        read = partial(_own_accounts, principal=principal, account_ids=account_ids)
+        rows = await self._context.database.read(self._details, read)
         return tuple(await self._with_balances(rows))
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
@@ -382,30 +386,17 @@ class Accounts:
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
         }
 
-    def _own_detail(
-        self, connection: Connection, principal: Principal, account_id: str
-    ) -> tuple[AccountRecord, dict[str, Any]]:
-        record = own_account(connection, principal, account_id)
-        return record, self._detail_of(connection, record)
-
     def _details(
-        self, connection: Connection, operator_id: str, before: int, count: int, **filters: object
+        self, connection: Connection, read: Callable[[Connection], Sequence[AccountRecord]]
     ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
-        rows = store.PAGES(connection, operator_id, before, count, **filters)
-        return [(record, self._detail_of(connection, record)) for record in rows]
+        return [(record, self._detail_of(connection, record)) for record in read(connection)]
 
     def _details_in_order(
         self, connection: Connection, sort: AccountSort, operator_id: str, after: Place | None, count: int
-    ) -> Sequence[tuple[Sorted, dict[str, Any]]]:
+    ) -> Sequence[tuple[AccountRecord, Place, dict[str, Any]]]:
         now_us = self._context.clock.now_us()
         rows = sorted_accounts(connection, sort, operator_id, after, count=count, now_us=now_us)
-        return [(row, self._detail_of(connection, row.record)) for row in rows]
-
-    def _details_of(
-        self, connection: Connection, principal: Principal, account_ids: Sequence[str]
-    ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
-        rows = _own_accounts(connection, principal, account_ids)
-        return [(record, self._detail_of(connection, record)) for record in rows]
+        return [(record, place, self._detail_of(connection, record)) for record, place in rows]
 
     def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:
         policy = stored_policy(record.policy)

@@ -4,7 +4,6 @@ import math
 from functools import cache
 from typing import Any, Final
 
-from attrs import frozen
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
@@ -100,18 +99,6 @@ _DUE: Final = (
 _NEXT_DUE: Final = select(func.min(policy_records.c.due_us)).where(_IS_IDLE)
 
 
-def new_record(account_id: str, *, address: str, due_us: int) -> PolicyRecordRow:
-    """Return the record of a policy that must be written to chain for the first time."""
-    return PolicyRecordRow(
-        account_id=account_id,
-        address=address,
-        written_version=0,
-        tx_signature=None,
-        due_us=due_us,
-        failures=0,
-    )
-
-
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
     """Return accounts whose record is due and not being written, longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
@@ -175,18 +162,6 @@ _KEYS: Final[dict[str, ColumnElement[Any]]] = {
 }
 
 
-@frozen
-class Sorted:
-    """An account, and the value by which it is sorted."""
-
-    record: AccountRecord
-    value: str | int
-
-    @property
-    def place(self) -> Place:
-        return Place(self.record.seq, self.value)
-
-
 def sorted_accounts(
     connection: Connection,
     sort: AccountSort,
@@ -195,8 +170,8 @@ def sorted_accounts(
     *,
     count: int,
     now_us: int,
-) -> list[Sorted]:
-    """Return up to `count` accounts of an operator after a place."""
+) -> list[tuple[AccountRecord, Place]]:
+    """Return up to `count` accounts of an operator after a place, each with its own."""
     name = sort.value.removeprefix("-")
     values: dict[str, object] = {"operator_id": operator_id, "count": count}
     if name == AccountSort.SPENT:
@@ -205,7 +180,8 @@ def sorted_accounts(
         values |= {"value": after.value, "seq": after.seq}
     statement = _statement(name, is_descending=sort.value != name, is_first=after is None)
     rows = connection.execute(statement, values)
-    return [Sorted(ACCOUNTS.record(row[:-1]), row[-1]) for row in rows]
+    records = [(ACCOUNTS.record(row[:-1]), row[-1]) for row in rows]
+    return [(record, Place(record.seq, value)) for record, value in records]
 
 
 @cache

@@ -94,7 +94,7 @@ class Server:
         await services.recover()
         if self.context.clock.is_manual:
             # Until the clock is advanced, nothing else finds deposits from before the start.
-            await services.of(accounts.FEATURE).deposit_schedule.run_due()
+            await services.of(accounts.FEATURE).deposits.run_due()
         # The last step that can fail, so that a created key is never lost in a failed start.
         self.operator = await services.of(operators.FEATURE).keys.first_operator(
             key=config.operator_key,
@@ -219,4 +219,4 @@ def _with_faults(chain: OpenedChain, config: ServerConfig) -> tuple[WatchedChain
     if not chain.is_test_chain:
         return wrapped, None
     faulty = FaultyChain(wrapped, chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None)
-    return faulty, Faults(faulty, may_crash=config.may_crash)
+    return faulty.chain, Faults(faulty, may_crash=config.may_crash)

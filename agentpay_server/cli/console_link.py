@@ -1,17 +1,11 @@
 """`agentpay-server console-link`: a link that signs in to the operator console (interface CO20)."""
 
 import click
-from attrs import field, frozen
 
 from agentpay import AgentPay
 from agentpay.cli.options import takes_server
 from agentpay.cli.output import Output
 from agentpay.contract.printable import printable
-
-
-@frozen(kw_only=True)
-class ConsoleLink:
-    console_url: str = field(repr=False)
 
 
 @click.command("console-link")
@@ -24,6 +18,6 @@ def console_link(*, server: AgentPay, output: Output) -> None:
     code = server.operator_keys.create_sign_in_code()
     link = f"{server.base_url}/dashboard#code={code.code}"
     if output.is_json:
-        output.document(ConsoleLink(console_url=link))
+        output.document({"console_url": link})
     else:
         click.echo(printable(link))

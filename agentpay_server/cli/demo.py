@@ -4,7 +4,9 @@ import contextlib
 import itertools
 import json
 import secrets
+import select
 import signal
+import socket
 import textwrap
 import threading
 import time
@@ -24,7 +26,7 @@ from agentpay.cli.values import Seconds
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.cli.options import Host, takes
+from agentpay_server.cli.options import HOST, takes
 from agentpay_server.platform.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,7 +76,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 @click.option(
     "--allowed-host",
     "allowed_hosts",
-    type=Host(),
+    type=HOST,
     multiple=True,
     metavar="HOST",
     help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
@@ -166,8 +168,9 @@ class _Stop:
 
     def __init__(self) -> None:
         self.is_requested = False
-        self._is_resting = False
         self._before: dict[int, Any] = {}
+        # A byte in it ends a rest: a lock may not be taken in a signal handler.
+        self._receiver, self._sender = socket.socketpair()
 
     def __enter__(self) -> Self:
         # Only the main thread may set signal handlers.
@@ -178,26 +181,16 @@ class _Stop:
     def __exit__(self, *_error: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self._receiver.close()
+        self._sender.close()
 
     def rest(self, seconds: float) -> None:
-        with contextlib.suppress(_StopRequested):
-            self._is_resting = True
-            try:
-                if not self.is_requested:
-                    time.sleep(seconds)
-            finally:
-                self._is_resting = False
+        select.select([self._receiver], [], [], seconds)
 
     def _request(self, number: int, _frame: FrameType | None) -> None:
         signal.signal(number, self._before[number])
         self.is_requested = True
-        if self._is_resting:
-            self._is_resting = False
-            raise _StopRequested
-
-
-class _StopRequested(BaseException):
-    pass
+        self._sender.send(b"\0")
 
 
 def _introduce(

@@ -54,10 +54,9 @@ def create_operator(
     async def created() -> Operator:
         database = await open_database(**stored)
         try:
-            new = await create(database, name)
+            return await create(database, name)
         finally:
             await database.close()
-        return Operator(operator_id=new.operator_id, key=new.key)
 
     try:
         operator = asyncio.run(created())

@@ -23,56 +23,36 @@ from agentpay_server.http.hosts import allowed_host
 from agentpay_server.platform.settings import UNLIMITED_SOL, Bounds, Option, option_of
 
 T = TypeVar("T")
+_Unit = tuple[str, Callable[[Bounds], "click.ParamType[Any]"]]
+"""The metavar of an option whose name ends with a unit, and its type."""
 
 
-class Sol(click.ParamType[Decimal]):
-    name = "sol"
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Decimal:
-        try:
-            amount = Decimal(str(value))
-        except InvalidOperation:
-            amount = Decimal("NaN")
-        if not (amount.is_finite() and amount >= 0):
-            self.fail(f"{value} is not an amount of SOL, such as 0.1.", param, ctx)
-        return amount
+def _sol(value: str) -> Decimal:
+    try:
+        amount = Decimal(value)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not (amount.is_finite() and amount >= 0):
+        raise ValueError(f"{value} is not an amount of SOL, such as 0.1")
+    return amount
 
 
-class SolOrNone(Sol):
-    """An amount of SOL; `none` means no limit."""
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Decimal:
-        if str(value).lower() == "none":
-            return UNLIMITED_SOL
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter:
-            self.fail(f"{value} is neither an amount of SOL, such as 0.1, nor none.", param, ctx)
+def _sol_or_none(value: str) -> Decimal:
+    if value.lower() == "none":
+        return UNLIMITED_SOL
+    try:
+        return _sol(value)
+    except ValueError:
+        raise ValueError(f"{value} is neither an amount of SOL, such as 0.1, nor none") from None
 
 
 def _count_or_none(value: str) -> int | float:
+    """A whole number from 1; `none` means no limit, as infinity does in the settings."""
     if value.lower() == "none":
         return math.inf
     if not (re.fullmatch("[0-9]{1,18}", value) and int(value)):
         raise ValueError(f"{value} is neither a number from 1 nor none")
     return int(value)
-
-
-class CountOrNone(Parsed[int | float]):
-    """A whole number from 1; `none` means no limit, as infinity does in the settings."""
-
-    def __init__(self) -> None:
-        super().__init__("count", _count_or_none)
 
 
 def _program(value: str) -> Path:
@@ -82,16 +62,10 @@ def _program(value: str) -> Path:
     return Path(path)
 
 
-class ProgramFile(Parsed[Path]):
-    """`channels=FILE`."""
+PROGRAM: Final = Parsed("program", _program)
+"""`channels=FILE`."""
 
-    def __init__(self) -> None:
-        super().__init__("program", _program)
-
-
-class Host(Parsed[str]):
-    def __init__(self) -> None:
-        super().__init__("host", allowed_host)
+HOST: Final = Parsed("host", allowed_host)
 
 
 class DataDirectory(click.Path):
@@ -208,7 +182,7 @@ def _click_option(
     if option.default is None and declared.default is not None:
         options |= {"default": _shown(declared.default), "show_default": True}
     unit = _unit_of(declared.field)
-    metavar = option.metavar or (None if unit is None else unit.metavar)
+    metavar = option.metavar or (None if unit is None else unit[0])
     return click.option(option.name, parameter, type=kind, metavar=metavar, **options)
 
 
@@ -223,10 +197,10 @@ def _type_of(field: "Attribute[Any]") -> "click.ParamType[Any]":
     bounds = field.validator if isinstance(field.validator, Bounds) else Bounds()
     unit = _unit_of(field)
     if unit is not None:
-        return unit.type_of(bounds)
+        return unit[1](bounds)
     kinds = [kind for kind in get_args(field.type) or (field.type,) if kind is not type(None)]
     if kinds == [int, float]:
-        return CountOrNone()
+        return Parsed("count", _count_or_none)
     kind: Any = kinds[0]
     if kind is int:
         least: Any = bounds.at_least
@@ -239,14 +213,8 @@ def _type_of(field: "Attribute[Any]") -> "click.ParamType[Any]":
     return _TYPES[kind]
 
 
-def _unit_of(field: "Attribute[Any]") -> "_Unit | None":
+def _unit_of(field: "Attribute[Any]") -> _Unit | None:
     return next((unit for suffix, unit in _UNITS.items() if field.name.endswith(suffix)), None)
-
-
-@frozen
-class _Unit:
-    metavar: str
-    type_of: "Callable[[Bounds], click.ParamType[Any]]"
 
 
 def _seconds(bounds: Bounds) -> Seconds:
@@ -255,10 +223,10 @@ def _seconds(bounds: Bounds) -> Seconds:
     return Seconds(*limits, min_open=bounds.above is not None)
 
 
-_UNITS: Final = {
-    "_seconds": _Unit("SECONDS", _seconds),
-    "_usdc": _Unit("USDC", lambda _: Usdc()),
-    "_sol": _Unit("SOL", lambda bounds: SolOrNone() if bounds.or_none else Sol()),
+_UNITS: "Final[Mapping[str, _Unit]]" = {
+    "_seconds": ("SECONDS", _seconds),
+    "_usdc": ("USDC", lambda _: Usdc()),
+    "_sol": ("SOL", lambda bounds: Parsed("sol", _sol_or_none if bounds.or_none else _sol)),
 }
 
 _TYPES: "Final[dict[type, click.ParamType[Any]]]" = {

@@ -54,18 +54,6 @@ _GC_THRESHOLDS: Final = (10_000, 20, 20)
 """Objects, and collections of younger generations, before each collection; 700, 10 and 10 by default."""
 
 
-class OptionError(Exception):
-    """The value of `option` is invalid."""
-
-    def __init__(self, option: str, message: str) -> None:
-        super().__init__(message)
-        self.option = option
-
-
-class CannotServeError(Exception):
-    """The message says why, and what to do."""
-
-
 @frozen(kw_only=True)
 class Announcement:
     """The line that a server prints once it accepts requests.
@@ -128,14 +116,14 @@ def run(
     if it was passed, omitted if an earlier start created it. Events are logged to standard error.
 
     Raises:
-        OptionError: `scene` cannot be built; `database_url` is not the URL of a database; or `operator_key`
+        BadParameter: `scene` cannot be built; `database_url` is not the URL of a database; or `operator_key`
             is not an operator key, is revoked, or belongs to another operator.
-        CannotServeError: the port, the data or the cluster is unavailable.
+        ClickException: the port, the data or the cluster is unavailable.
     """
     try:
         sock = bound_socket(host, port)
     except OSError as error:
-        raise CannotServeError(why_not_bound(host, port, error)) from None
+        raise click.ClickException(why_not_bound(host, port, error)) from None
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
     raise_descriptor_limit(config.settings.max_connections)
     serving = _serve(
@@ -146,7 +134,7 @@ def run(
             with asyncio.Runner(loop_factory=_loop_factory()) as runner:
                 runner.run(serving)
         except (StartRefusedError, DatabaseUnavailableError) as error:
-            raise CannotServeError(str(error)) from None
+            raise click.ClickException(str(error)) from None
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
@@ -176,11 +164,11 @@ async def _serve(
         try:
             storage = await open_storage(config)
         except ValueError as error:
-            raise OptionError("--database-url", str(error)) from None
+            raise click.BadParameter(str(error), param_hint="--database-url") from None
         try:
             return await start_server(config, storage)
         except ValueError as error:
-            raise OptionError("--operator-key", str(error)) from None
+            raise click.BadParameter(str(error), param_hint="--operator-key") from None
 
     deadline = asyncio.get_running_loop().time() + start_wait_seconds
     server = await _started(start, deadline)
@@ -264,7 +252,8 @@ async def _serve_until_stopped(
             await sellers.close()
             await server.stop(within_seconds=0)
             if isinstance(error, SceneError):
-                raise OptionError("--scene", f"{incomplete(error, server.config)}.") from None
+                reason = incomplete(error, server.config)
+                raise click.BadParameter(f"{reason}.", param_hint="--scene") from None
             raise
     if serves_chain:
         from agentpay_server.plugins.facilitator import service as facilitator  # noqa: PLC0415 - seldom asked for

@@ -15,7 +15,7 @@ import click
 from agentpay.cli.values import Seconds
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import read_key
-from agentpay_server.cli.options import Declared, Host, ProgramFile, require_database, settings_of, takes
+from agentpay_server.cli.options import HOST, PROGRAM, Declared, require_database, settings_of, takes
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.settings import Settings
@@ -72,7 +72,7 @@ from agentpay_server.plugins.cluster.settings import RpcSettings
 @click.option(
     "--program",
     "channel_program",
-    type=ProgramFile(),
+    type=PROGRAM,
     metavar="channels=FILE",
     help="ELF file of the payment-channel program to run on the embedded chain, instead of ours.",
 )
@@ -87,7 +87,7 @@ from agentpay_server.plugins.cluster.settings import RpcSettings
 @click.option(
     "--allowed-host",
     "allowed_hosts",
-    type=Host(),
+    type=HOST,
     multiple=True,
     metavar="HOST",
     help="Host name or IP address to accept in the Host header, such as the public name of a proxy. "
@@ -136,21 +136,18 @@ def serve(
             f"--chain-rpc serves without a key, and {host} can be reached from other machines: keep the "
             "default --host."
         )
-    if chain_rpc and cluster is not None:
-        raise click.UsageError(
-            "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
-    if channel_program is not None and cluster is not None:
-        raise click.UsageError(
-            "--program is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
+    for what, is_given in (
+        ("--chain-rpc serves", chain_rpc),
+        ("--program is for", channel_program is not None),
+        ("--scene is for", scene is not None),
+    ):
+        if is_given and cluster is not None:
+            raise click.UsageError(
+                f"{what} the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
+            )
     if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     require_database(stored)
-    if scene is not None and cluster is not None:
-        raise click.UsageError(
-            "--scene is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
-        )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
     from agentpay_server.plugins.scenes.document import SceneError, read_scene  # noqa: PLC0415
@@ -168,22 +165,17 @@ def serve(
         channel_program=None if channel_program is None else _content(channel_program),
         **stored,
     )
-    try:
-        process.run(
-            host,
-            port,
-            config,
-            allowed_hosts=allowed_hosts,
-            serves_chain=chain_rpc,
-            scene=to_build,
-            log_format=log_format_of(log_format),
-            log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
-            start_wait_seconds=start_wait,
-        )
-    except process.OptionError as error:
-        raise click.BadParameter(str(error), param_hint=error.option) from None
-    except process.CannotServeError as error:
-        raise click.ClickException(str(error)) from None
+    process.run(
+        host,
+        port,
+        config,
+        allowed_hosts=allowed_hosts,
+        serves_chain=chain_rpc,
+        scene=to_build,
+        log_format=log_format_of(log_format),
+        log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
+        start_wait_seconds=start_wait,
+    )
 
 
 def _cluster(given: dict[str, Any]) -> RpcSettings | None:

@@ -108,7 +108,7 @@ def _caused(
     server: AgentPay, event_type: EventType, account_id: str | None, amount_usdc: Decimal | None
 ) -> tuple[set[str], BuiltScene]:
     """Build the event's scene, on the account if one is given; return it, and the events before."""
-    scene = bundled_scene(event_type)
+    scene = bundled_scene(EVENTS[event_type].cause or event_type)
     if account_id is None:
         return set(), build(server, _scaled(scene, amount_usdc or Decimal(1)))
     scene = _fitted(

@@ -22,7 +22,7 @@ from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay_server.assembly.server import Server
-from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect, SetFault
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import openapi
@@ -62,7 +62,6 @@ from agentpay_server.platform.logs import REQUEST_ID, Metrics, log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
-from agentpay_server.sandbox.faults import RequestFault
 
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
@@ -276,7 +275,7 @@ class _Path:
             await self._fail(fault, endpoint, scope, receive, send)
 
     async def _fail(
-        self, fault: RequestFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
+        self, fault: SetFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
         restores = self._snapshots.restores
         if fault.effect is HttpEffect.RESET:

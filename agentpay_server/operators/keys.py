@@ -31,6 +31,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.assembly import identity
 from agentpay_server.chain.clusters import MAINNET
+from agentpay_server.contract.sandbox import Operator
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
@@ -39,7 +40,7 @@ from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.accounts import ACCOUNTS, own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
-from agentpay_server.operators.store import NewOperator, insert_key, insert_operator
+from agentpay_server.operators.store import insert_key, insert_operator
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import Problem, not_found
 from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
@@ -106,14 +107,16 @@ class Keys:
             **await self._context.database.read(spending.total_fields, spending.key_of(principal)),
         )
 
-    async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
-        new = NewOperator(
-            operator_id=self._context.identifiers.new(identifiers.OPERATOR),
-            key_id=self._new_key_id(),
-            key=self._new_key(KeyKind.OPERATOR),
+    async def create_operator(self, name: str, *, requested_by: Principal) -> Operator:
+        return await self._context.database.run(
+            insert_operator,
+            self._context.identifiers.new(identifiers.OPERATOR),
+            self._new_key_id(),
+            self._new_key(KeyKind.OPERATOR),
+            name=name,
+            now_us=self._context.clock.now_us(),
+            requested_by=requested_by,
         )
-        now_us = self._context.clock.now_us()
-        return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
     async def first_operator(
         self, *, key: str | None = None, temporary_key: bool = False, is_alone: bool = True
@@ -220,9 +223,11 @@ class Keys:
         if operator_id is None:
             # If two servers start at once, only one creates it.
             identity.add(connection, _FIRST_OPERATOR, b"")
-            new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key or first_key)
-            insert_operator(connection, new, "operator", self._context.clock.now_us())
-            return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
+            ids, key = self._context.identifiers, key or first_key
+            operator_id, key_id = ids.new(identifiers.OPERATOR), ids.new(identifiers.KEY)
+            now_us = self._context.clock.now_us()
+            insert_operator(connection, operator_id, key_id, key, name="operator", now_us=now_us)
+            return FirstOperator(operator_id=operator_id, key_id=key_id, key=key)
         if is_alone:
             # A previous run may have been killed before it revoked its key.
             self._revoke_temporary(connection, operator_id)
@@ -425,17 +430,13 @@ def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:
 # --- Keys across a restore: it revives none, and keys newer than the snapshot continue to work.
 
 
-@frozen(kw_only=True)
-class Issued:
-    """All keys of all operators, revoked ones too, and the unused sign-in codes."""
-
-    keys: Sequence[KeyRecord]
-    codes: Sequence[SignInCodeRecord]
+Issued = tuple[Sequence[KeyRecord], Sequence[SignInCodeRecord]]
+"""All keys of all operators, revoked ones too, and the unused sign-in codes."""
 
 
 def issued(connection: Connection) -> Issued:
     """Return what was issued, before a restore."""
-    return Issued(keys=store.every_key(connection), codes=store.every_code(connection))
+    return store.every_key(connection), store.every_code(connection)
 
 
 def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> None:
@@ -451,7 +452,8 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
         at_us: the time before the restore.
         now_us: the restored time.
     """
-    for key in before.keys:
+    keys, codes = before
+    for key in keys:
         expires_us = None if key.expires_us is None else key.expires_us - at_us + now_us
         restored = store.KEYS.get(connection, key.key_id)
         if restored is None:
@@ -463,7 +465,7 @@ def keep(connection: Connection, before: Issued, *, at_us: int, now_us: int) -> 
             store.KEYS.changed(connection, restored, revoked_us=key.revoked_us)
         elif expires_us is not None and (key.kind == OperatorKeyKind.CONSOLE or expires_us <= now_us):
             store.KEYS.changed(connection, restored, expires_us=expires_us)
-    unused = {code.digest for code in before.codes if code.expires_us > at_us}
+    unused = {code.digest for code in codes if code.expires_us > at_us}
     for code in store.every_code(connection):
         if code.digest not in unused:
             store.CODES.remove(connection, code.digest)

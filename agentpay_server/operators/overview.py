@@ -1,9 +1,10 @@
 """An operator's overview: counts, and the requests that this process has handled (CO16, CO17)."""
 
 from collections import OrderedDict, deque
+from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
-from attrs import evolve, frozen
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
 from agentpay.contract.choices import POLICY_RULES
@@ -90,16 +91,8 @@ OPERATORS_MAX: Final = 100
 """The most recently active ones."""
 
 
-@frozen(kw_only=True)
-class _Kept:
-    seq: int
-    at_us: int
-    request_id: str
-    method: str
-    route: str
-    status: int | None
-    duration_ms: int
-    key_id: str
+_Kept = tuple[int, int, str, str, str, int | None, int, str]
+"""The number of a request and the fields of its `ServedRequest`, whose time is in microseconds."""
 
 
 class RequestLog:
@@ -122,28 +115,14 @@ class RequestLog:
     ) -> None:
         self._seq += 1
         kept = self._by_operator.setdefault(principal.operator_id, deque(maxlen=KEPT))
-        kept.append(
-            _Kept(
-                seq=self._seq,
-                at_us=at_us,
-                request_id=request_id,
-                method=method,
-                route=route,
-                status=status,
-                duration_ms=duration_ms,
-                key_id=principal.key_id,
-            )
-        )
+        kept.append((self._seq, at_us, request_id, method, route, status, duration_ms, principal.key_id))
         self._by_operator.move_to_end(principal.operator_id)
         if len(self._by_operator) > OPERATORS_MAX:
             self._by_operator.popitem(last=False)
 
-    async def list(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
-        listing = List("requests", principal.operator_id)
-        before = listing.before(query.cursor)
-        kept = self._by_operator.get(principal.operator_id, ())
-        rows = [row for row in reversed(kept) if row.seq < before][: query.limit + 1]
-        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_served)
+    def newest(self, operator_id: str, before: int, count: int) -> list[_Kept]:
+        kept = self._by_operator.get(operator_id, ())
+        return [row for row in reversed(kept) if row[0] < before][:count]
 
 
 class Overview:
@@ -156,15 +135,11 @@ class Overview:
         self._keeps_snapshots = keeps_snapshots
 
     async def requests(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
-        page = await self._log.list(principal, query)
-        names = await self._context.database.read(spending.key_names, {each.key_id for each in page.data})
-        unnamed = KeyName(None, None)
-
-        def named(each: ServedRequest) -> ServedRequest:
-            name = names.get(each.key_id, unnamed)
-            return evolve(each, key_name=name.name, key_account_id=name.account_id)
-
-        return evolve(page, data=tuple(map(named, page.data)))
+        listing = List("requests", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = self._log.newest(principal.operator_id, before, query.limit + 1)
+        names = await self._context.database.read(spending.key_names, {row[-1] for row in rows})
+        return listing.page(rows, query.limit, seq=lambda row: row[0], item=partial(_served, names))
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
         name, counts = await self._context.database.read(_named_counts, principal.operator_id)
@@ -192,15 +167,17 @@ def _named_counts(connection: Connection, operator_id: str) -> tuple[str, dict[s
     return operator_name(connection, operator_id), counts(connection, operator_id)
 
 
-def _served(row: _Kept) -> ServedRequest:
+def _served(names: Mapping[str, KeyName], row: _Kept) -> ServedRequest:
+    _, at_us, request_id, method, route, status, duration_ms, key_id = row
+    name = names.get(key_id, KeyName(None, None))
     return ServedRequest(
-        request_id=row.request_id,
-        at=from_us(row.at_us),
-        method=row.method,
-        route=row.route,
-        status=row.status,
-        duration_ms=row.duration_ms,
-        key_id=row.key_id,
-        key_name=None,
-        key_account_id=None,
+        request_id=request_id,
+        at=from_us(at_us),
+        method=method,
+        route=route,
+        status=status,
+        duration_ms=duration_ms,
+        key_id=key_id,
+        key_name=name.name,
+        key_account_id=name.account_id,
     )

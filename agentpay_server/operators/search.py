@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Final
 
-from attrs import frozen
 from sqlalchemy import (
     BigInteger,
     BindParameter,
@@ -33,7 +32,6 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.accounts import feature as accounts_feature
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import (
-    EntryRecord,
     accounts,
     entries,
     events,
@@ -59,18 +57,14 @@ NEWEST: Final = 10_000
 _PATTERN: Final[BindParameter[str]] = bindparam("pattern")
 
 
-@frozen
-class _Statement:
-    """A statement, and the names of its parameters and constants."""
-
-    select: Select[Any]
-    names: frozenset[str]
+_Statement = tuple[Select[Any], frozenset[str]]
+"""A statement, and the names of its parameters and constants."""
 
 
 def _first(statement: Select[Any], table: Table) -> _Statement:
     """Return the statement for the newest rows."""
     limited = statement.order_by(table.c.seq.desc()).limit(bindparam("count"))
-    return _Statement(limited, frozenset(limited.compile().params))
+    return limited, frozenset(limited.compile().params)
 
 
 def _each(found: Select[Any], table: Table, conditions: Mapping[str, Any]) -> tuple[_Statement, ...]:
@@ -123,44 +117,35 @@ _OLDEST_OF_NEWEST: Final = (
 )
 
 
-@frozen(kw_only=True)
-class Found:
-    """What a text finds: identifiers, deposits, and bodies of events.
+_KINDS: Final = {
+    "accounts": _ACCOUNTS,
+    "transfers": _TRANSFERS,
+    "sessions": _SESSIONS,
+    "deposits": _DEPOSITS,
+    "events": _EVENTS,
+}
 
-    Attributes:
-        parts_since_us: until when parts of memos and origins were not looked for; None if in all.
+
+def find(
+    connection: Connection, operator_id: str, q: str, count: int
+) -> tuple[dict[str, list[Any]], int | None]:
+    """Return `count` rows of each kind, newest first for each way to find it: identifiers, entries, bodies.
+
+    Also returns until when parts of memos and origins were not looked for; None if in all.
     """
-
-    accounts: list[str]
-    transfers: list[str]
-    sessions: list[str]
-    deposits: list[EntryRecord]
-    events: list[str]
-    parts_since_us: int | None
-
-
-def find(connection: Connection, operator_id: str, q: str, count: int) -> Found:
-    """Return `count` of each kind, newest first for each way to find it."""
     escaped = q.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
     values = {**finding.values(q), "pattern": f"%{escaped}%", "operator_id": operator_id, "count": count}
 
     def first(statements: tuple[_Statement, ...]) -> list[Any]:
         found: dict[Any, Any] = {}
-        for statement in statements:
+        for statement, names in statements:
             if len(found) < count:
-                given = {name: values[name] for name in values.keys() & statement.names}
-                found |= {row[0]: row for row in connection.execute(statement.select, given)}
+                given = {name: values[name] for name in values.keys() & names}
+                found |= {row[0]: row for row in connection.execute(statement, given)}
         return list(found.values())[:count]
 
     oldest = connection.execute(_OLDEST_OF_NEWEST, {"operator_id": operator_id}).scalar_one_or_none()
-    return Found(
-        accounts=[row[0] for row in first(_ACCOUNTS)],
-        transfers=[row[0] for row in first(_TRANSFERS)],
-        sessions=[row[0] for row in first(_SESSIONS)],
-        deposits=[ENTRIES.record(row) for row in first(_DEPOSITS)],
-        events=[row[0] for row in first(_EVENTS)],
-        parts_since_us=oldest,
-    )
+    return {kind: first(statements) for kind, statements in _KINDS.items()}, oldest
 
 
 _BUCKET: Final[BindParameter[int]] = bindparam("bucket_us", type_=BigInteger)
@@ -255,15 +240,17 @@ class SearchDesk:
 
     async def search(self, principal: Principal, query: Search) -> SearchResult:
         """Return up to `limit` objects of each kind."""
-        found = await self._context.database.read(find, principal.operator_id, query.q, query.limit)
-        parts_since_us = found.parts_since_us
+        found, since_us = await self._context.database.read(find, principal.operator_id, query.q, query.limit)
+        account_ids = [row[0] for row in found["accounts"]]
         return SearchResult(
-            accounts=await self._accounts.some_details(principal, found.accounts) if found.accounts else (),
-            transfers=tuple([await self._transfers.get(principal, each) for each in found.transfers]),
-            sessions=tuple([await self._sessions.get(principal, each) for each in found.sessions]),
-            deposits=tuple(map(self._history.transaction, found.deposits)),
-            events=tuple(codec.structure(codec.parse_json(body.encode()), Event) for body in found.events),
-            parts_since=None if parts_since_us is None else from_us(parts_since_us),
+            accounts=await self._accounts.some_details(principal, account_ids) if account_ids else (),
+            transfers=tuple([await self._transfers.get(principal, row[0]) for row in found["transfers"]]),
+            sessions=tuple([await self._sessions.get(principal, row[0]) for row in found["sessions"]]),
+            deposits=tuple(self._history.transaction(ENTRIES.record(row)) for row in found["deposits"]),
+            events=tuple(
+                codec.structure(codec.parse_json(row[0].encode()), Event) for row in found["events"]
+            ),
+            parts_since=None if since_us is None else from_us(since_us),
         )
 
     async def spend(self, principal: Principal, query: ReadSpend) -> SpendReport:

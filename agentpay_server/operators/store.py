@@ -5,12 +5,11 @@ A server creates it, or a command directly in its database.
 
 from typing import Final
 
-from attrs import field, frozen
 from sqlalchemy import BindParameter, bindparam, delete, literal_column, select, update
 
 from agentpay.contract import identifiers
 from agentpay.contract.identity import KeyKind
-from agentpay_server.contract.sandbox import CREATE_OPERATOR
+from agentpay_server.contract.sandbox import CREATE_OPERATOR, Operator
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.runner import Database
@@ -26,7 +25,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger.spending import is_alive
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.principals import LENT, Principal, digest_of, new_key
-from agentpay_server.platform.randomness import Identifiers, Randomness, SystemRandomness
+from agentpay_server.platform.randomness import Identifiers, SystemRandomness
 
 OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")
@@ -162,58 +161,44 @@ def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
 # --- New operators
 
 
-@frozen(kw_only=True)
-class NewOperator:
-    """The key is shown only here."""
-
-    operator_id: str
-    key_id: str
-    key: str = field(repr=False)
-
-    @classmethod
-    def of(cls, ids: Identifiers, randomness: Randomness, *, key: str | None = None) -> "NewOperator":
-        """Generate an operator that is not stored yet; `key` is used instead of a new key."""
-        key = new_key(KeyKind.OPERATOR, randomness.randbytes(32)) if key is None else key
-        return cls(operator_id=ids.new(identifiers.OPERATOR), key_id=ids.new(identifiers.KEY), key=key)
-
-
-async def create_operator(database: Database, name: str) -> NewOperator:
+async def create_operator(database: Database, name: str) -> Operator:
     """Create an operator in a migrated database, which a running server may use."""
     clock, randomness = SystemClock(), SystemRandomness()
-    new = NewOperator.of(Identifiers(clock, randomness), randomness)
-    return await database.run(insert_operator, new, name, clock.now_us())
+    ids, key = Identifiers(clock, randomness), new_key(KeyKind.OPERATOR, randomness.randbytes(32))
+    operator_id, key_id = ids.new(identifiers.OPERATOR), ids.new(identifiers.KEY)
+    return await database.run(insert_operator, operator_id, key_id, key, name=name, now_us=clock.now_us())
 
 
 def insert_operator(
     connection: Connection,
-    new: NewOperator,
+    operator_id: str,
+    key_id: str,
+    key: str,
+    *,
     name: str,
     now_us: int,
-    *,
     requested_by: Principal | None = None,
-) -> NewOperator:
+) -> Operator:
     """`name` labels operator and key. None as `requested_by` audits the new operator as its creator."""
-    OPERATORS.insert(
-        connection, OperatorRecord(seq=0, operator_id=new.operator_id, name=name, created_us=now_us)
-    )
+    OPERATORS.insert(connection, OperatorRecord(seq=0, operator_id=operator_id, name=name, created_us=now_us))
     insert_key(
         connection,
-        new.key,
-        key_id=new.key_id,
-        operator_id=new.operator_id,
+        key,
+        key_id=key_id,
+        operator_id=operator_id,
         name=name,
         kind=KeyKind.OPERATOR,
         now_us=now_us,
     )
     audit.record(
         connection,
-        requested_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
+        requested_by or Principal(operator_id=operator_id, key_id=key_id),
         action=audit.OPERATOR_CREATED if requested_by is None else CREATE_OPERATOR.name,
-        subject=new.operator_id,
+        subject=operator_id,
         now_us=now_us,
         after={"name": name},
     )
-    return new
+    return Operator(operator_id=operator_id, key=key)
 
 
 def insert_key(

@@ -9,9 +9,10 @@ would prove that it never lands.
 Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from enum import StrEnum
-from typing import Final
+from functools import partial
+from typing import Any, Final, cast
 
 from attrs import evolve, frozen
 from solders.transaction import VersionedTransaction
@@ -19,19 +20,15 @@ from solders.transaction import VersionedTransaction
 from agentpay.contract.errors import FieldError
 from agentpay_server.chain.protocol import (
     Absence,
-    AccountData,
-    Blockhash,
+    Chain,
     ChainUnreachableError,
-    ChannelHistory,
-    Cosigned,
     DepositBatch,
     Posted,
     SignatureStatus,
-    TokenAccount,
     WatchedChain,
     nothing_posted,
 )
-from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, HttpEffect, SetFault
+from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, Fault, HttpEffect, SetFault
 from agentpay_server.platform import failpoints as points
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.errors import Problem, invalid, quote
@@ -63,6 +60,13 @@ class _Hidden:
 
     look_ups_left: int
     height: int
+
+
+_FACTS: Final = {name for name, member in vars(Chain).items() if isinstance(member, property)} | {
+    "explorer_url",
+    "wait_for_notice",
+}
+"""What a chain that is down still tells."""
 
 
 class FaultyChain:
@@ -98,35 +102,17 @@ class FaultyChain:
         return captured(self, "_armed", "_hidden", "_shown", "_dropped", "_is_active")
 
     @property
-    def usdc_mint(self) -> str:
-        return self.inner.usdc_mint
+    def chain(self) -> WatchedChain:
+        """Itself: `__getattr__` gives it the members that no method here changes."""
+        return cast("WatchedChain", self)
 
-    @property
-    def cluster_name(self) -> str:
-        return self.inner.cluster_name
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of the chain
+        member = getattr(self.inner, name)
+        return member if name in _FACTS else partial(self._unless_down, member)
 
-    @property
-    def is_test_chain(self) -> bool:
-        return self.inner.is_test_chain
-
-    @property
-    def landing_seconds(self) -> float:
-        return self.inner.landing_seconds
-
-    @property
-    def blockhash_life_seconds(self) -> float:
-        return self.inner.blockhash_life_seconds
-
-    @property
-    def usual_life_seconds(self) -> float:
-        return self.inner.usual_life_seconds
-
-    def explorer_url(self, signature: str) -> str:
-        return self.inner.explorer_url(signature)
-
-    async def latest_blockhash(self) -> Blockhash:
+    async def _unless_down(self, call: Callable[..., Awaitable[Any]], *args: Any, **options: Any) -> Any:  # noqa: ANN401 - of any call
         self._check_down()
-        return await self.inner.latest_blockhash()
+        return await call(*args, **options)
 
     async def block_height(self) -> int:
         """A slow chain reports an old height."""
@@ -151,31 +137,6 @@ class FaultyChain:
             self._shown.add(signature)
             self._update_active()
         return None
-
-    async def find_cosigned(
-        self, cosigned: Cosigned, *, proof_height: int | None = None
-    ) -> SignatureStatus | None:
-        self._check_down()
-        return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
-
-    async def holds(self, token_account: str, amount_micro: int) -> bool:
-        self._check_down()
-        return await self.inner.holds(token_account, amount_micro)
-
-    async def newest_signature(self, token_account: str) -> str | None:
-        self._check_down()
-        return await self.inner.newest_signature(token_account)
-
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
-        self._check_down()
-        return await self.inner.landing_heights(blockhash, last_valid_height)
-
-    async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        self._check_down()
-        return await self.inner.knows_blocks(first_height, last_height)
-
-    async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Execute, lose, or execute with a lost response."""
@@ -202,42 +163,12 @@ class FaultyChain:
             self._count(ChainFault.REPLY_LOST)
             raise ChainUnreachableError("sandbox fault: the chain's response was lost")
 
-    async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        self._check_down()
-        return await self.inner.token_accounts(addresses)
-
     async def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
         self._check_down()
         async for batch in self.inner.deposits(token_account, after=after, posted=posted):
             yield batch
-
-    async def account_size(self, address: str) -> tuple[int, int] | None:
-        self._check_down()
-        return await self.inner.account_size(address)
-
-    async def account_data(self, addresses: Sequence[str]) -> list[AccountData | None]:
-        self._check_down()
-        return await self.inner.account_data(addresses)
-
-    async def blockhash_slot(self, blockhash: str) -> int | None:
-        self._check_down()
-        return await self.inner.blockhash_slot(blockhash)
-
-    async def channel_history(
-        self, channel: str, *, signer: str, to: str, including: str | None = None
-    ) -> ChannelHistory:
-        self._check_down()
-        return await self.inner.channel_history(channel, signer=signer, to=to, including=including)
-
-    async def is_signed_by(self, signature: str, signer: str) -> bool:
-        self._check_down()
-        return await self.inner.is_signed_by(signature, signer)
-
-    async def rent_exemption(self, size: int) -> int:
-        self._check_down()
-        return await self.inner.rent_exemption(size)
 
     def _check_down(self) -> None:
         if self._is_active and ChainFault.DOWN in self._armed:
@@ -303,35 +234,26 @@ class FacilitatorFault(StrEnum):
     """It responds `settlement_pending`, and never broadcasts the payment."""
 
 
-@frozen(kw_only=True)
-class RequestFault:
-    """`times` is None until it is disarmed."""
-
-    effect: HttpEffect | None
-    delay_ms: int | None
-    times: int | None
-
-
 class RequestFaults:
     """At most one per operation, or per fault of the facilitator."""
 
     def __init__(self) -> None:
-        self._armed: dict[str, RequestFault] = {}
+        self._armed: dict[str, SetFault] = {}
 
     def __bool__(self) -> bool:
         """Whether any is armed: the only cost of a request while none is."""
         return bool(self._armed)
 
-    def arm(self, operation: str, fault: RequestFault) -> None:
+    def arm(self, operation: str, fault: SetFault) -> None:
         self._armed[operation] = fault
 
     def disarm(self, operation: str) -> None:
         self._armed.pop(operation, None)
 
-    def armed(self) -> dict[str, RequestFault]:
+    def armed(self) -> dict[str, SetFault]:
         return self._armed.copy()
 
-    def take(self, operation: str) -> RequestFault | None:
+    def take(self, operation: str) -> SetFault | None:
         """Return the fault for a request, and count it."""
         fault = self._armed.get(operation)
         if fault is not None and fault.times is not None:
@@ -350,20 +272,6 @@ HTTP: Final = "http:"
 FACILITATOR: Final = "facilitator:"
 SLOW: Final = f"{FACILITATOR}{FacilitatorFault.SLOW}"
 _NAMES: Final = ", ".join(ChainFault)
-
-
-@frozen(kw_only=True)
-class ArmedFault:
-    """`times` is how often it will still happen; None until it is disarmed.
-
-    Later faults have a greater `seq`.
-    """
-
-    name: str
-    times: int | None
-    seq: int
-    effect: HttpEffect | None = None
-    delay_ms: int | None = None
 
 
 class Faults:
@@ -431,22 +339,19 @@ class Faults:
         if wrong:
             raise invalid(*wrong)
 
-    def set(self, name: str, request: SetFault) -> ArmedFault:
+    def set(self, name: str, request: SetFault) -> Fault:
         """The fault has passed `check`. Only one failpoint can be armed."""
         times = request.times
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))
             times = 1
         elif (requests := self._requests(name)) is not None:
-            fault = RequestFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
-            requests.arm(name.partition(":")[2], fault)
+            requests.arm(name.partition(":")[2], request)
         else:
             self._chain.arm(ChainFault(name), times)
         self._last_seq += 1
         self._seqs[name] = self._last_seq
-        return ArmedFault(
-            name=name, times=times, seq=self._last_seq, effect=request.effect, delay_ms=request.delay_ms
-        )
+        return _armed(name, request, times)
 
     def delete(self, name: str) -> None:
         if (requests := self._requests(name)) is not None:
@@ -457,33 +362,22 @@ class Faults:
             points.disarm()
 
     def clear(self) -> None:
-        for fault in self.armed():
+        for _, fault in self.armed():
             self.delete(fault.name)
 
-    def armed(self) -> list[ArmedFault]:
-        """The last armed first."""
-        counts: dict[str, int | None] = {str(fault): self._chain.times(fault) for fault in ChainFault}
+    def armed(self) -> list[tuple[int, Fault]]:
+        """The last armed first, each with its number, which is greater for later ones."""
         crash = self._crash()
-        if crash is not None:
-            counts[crash] = 1
-        found = [
-            ArmedFault(name=name, times=times, seq=self._seqs.get(name, 0))
-            for name, times in counts.items()
-            if times != 0
+        found = [] if crash is None else [Fault(name=crash, times=1)]
+        found += [
+            Fault(name=fault, times=times) for fault in ChainFault if (times := self._chain.times(fault)) != 0
         ]
         for prefix, requests in ((HTTP, self.http), (FACILITATOR, self.facilitator)):
-            for operation, fault in requests.armed().items():
-                name = f"{prefix}{operation}"
-                found.append(
-                    ArmedFault(
-                        name=name,
-                        times=fault.times,
-                        seq=self._seqs.get(name, 0),
-                        effect=fault.effect,
-                        delay_ms=fault.delay_ms,
-                    )
-                )
-        return sorted(found, key=lambda fault: fault.seq, reverse=True)
+            found += [
+                _armed(f"{prefix}{name}", fault, fault.times) for name, fault in requests.armed().items()
+            ]
+        numbered = [(self._seqs.get(fault.name, 0), fault) for fault in found]
+        return sorted(numbered, key=lambda each: each[0], reverse=True)
 
     def capture(self) -> Restore:
         restore_faults = captured(self, "_chain", "http", "facilitator", "_seqs", "_last_seq")
@@ -505,6 +399,10 @@ class Faults:
     def _crash(self) -> str | None:
         point = points.armed() if self._may_crash else None
         return None if point is None else f"{CRASH_AT}{point}"
+
+
+def _armed(name: str, request: SetFault, times: int | None) -> Fault:
+    return Fault(name=name, times=times, effect=request.effect, delay_ms=request.delay_ms)
 
 
 def _bad_name(message: str) -> Problem:

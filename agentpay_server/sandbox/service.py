@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
@@ -42,7 +43,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine.broadcast import Landed
 from agentpay_server.engine.movement import watched_transaction
-from agentpay_server.feature import Core
+from agentpay_server.feature import Core, Feature, Route
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
@@ -55,7 +56,7 @@ from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sandbox import snapshots
-from agentpay_server.sandbox.faults import ArmedFault, Faults
+from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.snapshots import Snapshots
 
 
@@ -153,8 +154,7 @@ class Sandbox:
         self._require_test_chain()
         principal.require_operator(CREATE_OPERATOR.operation)
         keys = self._core.of(operators.FEATURE).keys
-        operator = await keys.create_operator(request.name, requested_by=principal)
-        return Operator(operator_id=operator.operator_id, key=operator.key)
+        return await keys.create_operator(request.name, requested_by=principal)
 
     async def create_token_account(
         self, principal: Principal, request: CreateTokenAccount
@@ -179,14 +179,8 @@ class Sandbox:
         except ChainUnreachableError:
             raise chain_unavailable() from None
         address = associated_token_address(owner, context.chain.usdc_mint)
-        await context.database.run(
-            audit.record,
-            principal,
-            action=CREATE_TOKEN_ACCOUNT.name,
-            subject=address,
-            now_us=context.clock.now_us(),
-            after={"owner": owner},
-            has_happened=True,
+        await self._record(
+            principal, CREATE_TOKEN_ACCOUNT, address, after={"owner": owner}, has_happened=True
         )
         failpoint(Operation.TOKEN_ACCOUNT, Step.POSTED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
@@ -210,17 +204,13 @@ class Sandbox:
             await self._core.of(operators.FEATURE).sign_ins.postpone(principal, duration_us)
         await self._core.schedule.advance(duration_us)
         if duration_us:
-            await self._context.database.run(
-                audit.record,
+            now = format_timestamp(from_us(self._context.clock.now_us()))
+            await self._record(
                 principal,
-                action=ADVANCE_CLOCK.name,
-                subject="clock",
-                now_us=self._context.clock.now_us(),
-                before={"now": format_timestamp(from_us(before_us))},
-                after={
-                    "now": format_timestamp(from_us(self._context.clock.now_us())),
-                    "seconds": request.seconds,
-                },
+                ADVANCE_CLOCK,
+                "clock",
+                {"now": format_timestamp(from_us(before_us))},
+                {"now": now, "seconds": request.seconds},
                 has_happened=True,
             )
         return await self.clock(principal)
@@ -235,7 +225,7 @@ class Sandbox:
         faults = self._require_test_chain()
         faults.check(name, request)
         await self._record(principal, SET_FAULT, name, _armed(faults, name), _audited(request))
-        return _fault(faults.set(name, request))
+        return faults.set(name, request)
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
         """Disarm a fault, if it is armed.
@@ -255,7 +245,7 @@ class Sandbox:
         faults = self._require_test_chain()
         armed = faults.armed()
         if armed:
-            names = sorted(fault.name for fault in armed)
+            names = sorted(fault.name for _, fault in armed)
             before = {name: _armed(faults, name) for name in names}
             await self._record(principal, CLEAR_FAULTS, ", ".join(names), before)
             faults.clear()
@@ -265,8 +255,10 @@ class Sandbox:
         faults = self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = [fault for fault in faults.armed() if fault.seq < before]
-        return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
+        rows = [row for row in faults.armed() if row[0] < before]
+        return listing.page(
+            rows[: query.limit + 1], query.limit, seq=lambda row: row[0], item=lambda row: row[1]
+        )
 
     async def snapshot(self, principal: Principal) -> Snapshot:
         """Take a snapshot of the server's state, of all tenants.
@@ -314,7 +306,7 @@ class Sandbox:
         principal: Principal,
         endpoint: Endpoint,
         subject: str,
-        before: Mapping[str, object] | None,
+        before: Mapping[str, object] | None = None,
         after: Mapping[str, object] | None = None,
         *,
         has_happened: bool = False,
@@ -360,17 +352,34 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _armed(faults: Faults, name: str) -> dict[str, object] | None:
-    armed = next((fault for fault in faults.armed() if fault.name == name), None)
+    armed = next((fault for _, fault in faults.armed() if fault.name == name), None)
     return None if armed is None else _audited(armed)
 
 
-def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
+def _audited(fault: Fault | SetFault) -> dict[str, object]:
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
-
-
-def _fault(armed: ArmedFault) -> Fault:
-    return Fault(name=armed.name, times=armed.times, effect=armed.effect, delay_ms=armed.delay_ms)
 
 
 def _snapshot(taken: snapshots.StoredSnapshot) -> Snapshot:
     return Snapshot(snapshot_id=taken.snapshot_id, created_at=from_us(taken.taken_us))
+
+
+FEATURE: Final[Feature[Sandbox]] = Feature(
+    name="sandbox",
+    build=Sandbox,
+    routes={
+        "sandbox.accounts.fund": Route(200, lambda s: s.fund, is_owned=True),
+        "sandbox.operators.create": Route(201, lambda s: s.create_operator),
+        "sandbox.token_accounts.create": Route(201, lambda s: s.create_token_account, is_owned=True),
+        "sandbox.clock.get": Route(200, lambda s: s.clock),
+        "sandbox.clock.advance": Route(200, lambda s: s.advance_clock, is_owned=True),
+        "sandbox.faults.set": Route(200, lambda s: s.set_fault, is_owned=True),
+        "sandbox.faults.delete": Route(204, lambda s: s.delete_fault, is_owned=True),
+        "sandbox.faults.list": Route(200, lambda s: s.list_faults),
+        "sandbox.faults.clear": Route(204, lambda s: s.clear_faults, is_owned=True),
+        "sandbox.snapshots.create": Route(201, lambda s: s.snapshot),
+        "sandbox.snapshots.list": Route(200, lambda s: s.list_snapshots),
+        "sandbox.snapshots.restore": Route(200, lambda s: s.restore),
+        "sandbox.reset": Route(204, lambda s: s.reset),
+    },
+)

@@ -116,8 +116,7 @@ class Deliveries:
 
     def _test(self, connection: Connection, principal: Principal, webhook_id: str) -> _Delivered:
         own_webhook(connection, principal, webhook_id)
-        now_us, ids = self._context.clock.now_us(), self._context.identifiers
-        event_id = ids.new(identifiers.EVENT)
+        now_us, event_id = self._context.clock.now_us(), self._context.identifiers.new(identifiers.EVENT)
         envelope = {
             "id": event_id,
             "type": TEST_EVENT,
@@ -139,14 +138,7 @@ class Deliveries:
                 session_id=None,
             ),
         )
-        row = new_delivery(
-            delivery_id=ids.new(identifiers.DELIVERY),
-            operator_id=principal.operator_id,
-            event_id=event_id,
-            event_type=TEST_EVENT,
-            webhook_id=webhook_id,
-            now_us=now_us,
-        )
+        row = self._new(principal.operator_id, event_id, TEST_EVENT, webhook_id, now_us)
         store.DELIVERIES.insert(connection, row)
         audit.record(
             connection,
@@ -174,7 +166,11 @@ class Deliveries:
         )
         now_us, chosen = self._context.clock.now_us(), found[:REPLAYED_AT_ONCE]
         if chosen:
-            store.DELIVERIES.insert(connection, *(self._again(row, now_us) for row in chosen))
+            again = (
+                self._new(row.operator_id, row.event_id, row.event_type, row.webhook_id, now_us)
+                for row in chosen
+            )
+            store.DELIVERIES.insert(connection, *again)
         audit.record(
             connection,
             principal,
@@ -189,13 +185,15 @@ class Deliveries:
         )
         return ReplayedDeliveries(replayed=len(chosen), has_more=len(found) > len(chosen))
 
-    def _again(self, row: DeliveryRecord, now_us: int) -> DeliveryRecord:
+    def _new(
+        self, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
+    ) -> DeliveryRecord:
         return new_delivery(
             delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
-            operator_id=row.operator_id,
-            event_id=row.event_id,
-            event_type=row.event_type,
-            webhook_id=row.webhook_id,
+            operator_id=operator_id,
+            event_id=event_id,
+            event_type=event_type,
+            webhook_id=webhook_id,
             now_us=now_us,
         )
 
@@ -217,14 +215,7 @@ class Deliveries:
             webhooks = [_named_webhook(connection, principal, request.webhook_id)]
         now_us = self._context.clock.now_us()
         rows = [
-            new_delivery(
-                delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
-                operator_id=principal.operator_id,
-                event_id=event.event_id,
-                event_type=event.type,
-                webhook_id=webhook_id,
-                now_us=now_us,
-            )
+            self._new(principal.operator_id, event.event_id, event.type, webhook_id, now_us)
             for webhook_id in webhooks
         ]
         if rows:

@@ -27,7 +27,7 @@ from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.vault import VaultError
 from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
-from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
+from agentpay_server.webhooks.service import sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256
 
@@ -194,19 +194,16 @@ class WebhookSender:
         return found
 
     def _headers(self, delivery: DueDelivery, body: bytes, attempt: int, now_us: int) -> dict[str, str]:
-        secrets = sealed_secrets(
+        sealed = sealed_secrets(
             delivery.webhook_id, delivery.secret, delivery.next_secret, delivery.next_secret_us, now_us
         )
-
-        def opened(secret: SealedSecret) -> WebhookSecrets:
-            return WebhookSecrets(secret.opened(self._context.vault))
-
+        secret, *following = (WebhookSecrets(self._context.vault.open(*each)) for each in sealed)
         return signed_headers(
             body,
             event_id=delivery.event_id,
             attempt=attempt,
-            secret=opened(secrets.current),
-            next_secret=None if secrets.next is None else opened(secrets.next),
+            secret=secret,
+            next_secret=following[0] if following else None,
         )
 
 

@@ -4,8 +4,6 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any, Final, cast
 
-from attrs import field, frozen
-
 from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.addresses import is_https
 from agentpay.contract.deliveries import (
@@ -41,35 +39,6 @@ from agentpay_server.platform.vault import Place, Vault, VaultError
 _DAY_US: Final = 24 * 3600 * SECOND_US
 
 
-@frozen(kw_only=True)
-class SealedSecret:
-    """A sealed secret, and where it is stored."""
-
-    sealed: bytes = field(repr=False)
-    place: Place
-
-    def opened(self, vault: Vault) -> str:
-        """Return the secret.
-
-        Raises:
-            VaultError: it cannot be opened.
-        """
-        return vault.open(self.sealed, self.place)
-
-
-@frozen(kw_only=True)
-class Secrets:
-    """The secrets that sign a delivery now.
-
-    Attributes:
-        current: for the contract's signature header.
-        next: for the second signature header, while a rotation overlaps.
-    """
-
-    current: SealedSecret
-    next: SealedSecret | None
-
-
 def secret_place(webhook_id: str) -> Place:
     """Return the place of a webhook's secret, as its seal names it."""
     return Place(table="webhooks", column="secret", row=webhook_id)
@@ -82,18 +51,17 @@ def next_secret_place(webhook_id: str) -> Place:
 
 def sealed_secrets(
     webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
-) -> Secrets:
-    """Return the sealed secrets that sign at `now_us` (interface W12).
+) -> list[tuple[bytes, Place]]:
+    """Return the sealed secrets that sign at `now_us`, with their places (interface W12).
 
-    The next one becomes current when the overlap ends.
+    The first is for the contract's signature header, the second for that of a rotation while it overlaps. The
+    next one becomes current when the overlap ends.
     """
-    first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
+    first = secret, secret_place(webhook_id)
     if next_secret is None or next_secret_us is None:
-        return Secrets(current=first, next=None)
-    second = SealedSecret(sealed=next_secret, place=next_secret_place(webhook_id))
-    if next_secret_us <= now_us:
-        return Secrets(current=second, next=None)
-    return Secrets(current=first, next=second)
+        return [first]
+    second = next_secret, next_secret_place(webhook_id)
+    return [second] if next_secret_us <= now_us else [first, second]
 
 
 class Webhooks:
@@ -274,14 +242,16 @@ class Webhooks:
         record = own_webhook(connection, principal, webhook_id, lock=True)
         vault, now_us = self._context.vault, self._context.clock.now_us()
         secret = self._new_secret()
-        now = sealed_secrets(webhook_id, record.secret, record.next_secret, record.next_secret_us, now_us)
+        sealed, *following = sealed_secrets(
+            webhook_id, record.secret, record.next_secret, record.next_secret_us, now_us
+        )
         overlap_us = request.overlap_seconds * SECOND_US
-        if overlap_us and now.next is not None:
+        if overlap_us and following:
             raise Problem(
                 ErrorCode.ROTATION_IN_PROGRESS,
                 "The previous rotation still overlaps.",
             )
-        current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
+        current = _moved(vault, *sealed, to=secret_place(webhook_id)) if overlap_us else None
         if current is None:
             store.WEBHOOKS.changed(
                 connection,
@@ -317,12 +287,12 @@ def _audited(webhook: NewWebhook | Webhook) -> dict[str, object]:
     return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 
 
-def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
+def _moved(vault: Vault, sealed: bytes, place: Place, *, to: Place) -> bytes | None:
     """Return a secret resealed for another place; None if it does not open."""
-    if secret.place == place:
-        return secret.sealed
+    if place == to:
+        return sealed
     try:
-        return vault.seal(secret.opened(vault), place)
+        return vault.seal(vault.open(sealed, place), to)
     except VaultError:
         # The old secret cannot sign any more, so no overlap is needed.
         return None

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from worlds import Party, World
 
-from agentpay_server.accounts.deposits import Arrivals, Deposits, DepositSchedule
+from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.accounts.policies import PolicyRecords
 from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Guards, Settlement
@@ -46,10 +46,11 @@ async def closed(world: World, session_id: str, driver: Settlement | None = None
     return await Closing(context, driver or engine(world)).closed(stored, 0)
 
 
-def deposits(world: World, **changed: Any) -> Deposits:
+def deposits(world: World, *, every_seconds: float | None = None, **changed: Any) -> Deposits:
     """Another watcher of deposits, which may have a clock and a database connection of its own."""
     context = evolve(world.runtime.context, **changed)
-    return Deposits(context, world.runtime.services.settlement, Arrivals())
+    settlement = world.runtime.services.settlement
+    return Deposits(context, settlement, Arrivals(), poll_every_seconds=every_seconds)
 
 
 async def is_credited(world: World, signature: str, account: Party) -> bool:
@@ -74,11 +75,6 @@ def policy_records(world: World) -> PolicyRecords:
 def sandbox_of(world: World) -> Any:
     """Return the chain with the faults of the sandbox, over the chain of the world."""
     return FaultyChain(world.chain)
-
-
-def schedule_of_deposits(watcher: Deposits, clock: Any) -> DepositSchedule:
-    """Return what polls for deposits every 5 seconds."""
-    return DepositSchedule(watcher, clock=clock, poll_every_seconds=5)
 
 
 def pause_decisions(patch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:

@@ -401,7 +401,7 @@ async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: p
     machine_clock.pace(monkeypatch, lambda: real_us / SECOND_US)
     world.chain.inner._listener = None
     clock = machine_clock.Running(lambda: real_us)
-    worker = another.schedule_of_deposits(another.deposits(world, clock=clock), clock)
+    worker = another.deposits(world, every_seconds=5, clock=clock)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
     assert await worker.next_due_us() == 5 * SECOND_US
@@ -424,7 +424,7 @@ async def test_advancing_a_manual_clock_does_not_poll_earlier(
     real_us = 0
     machine_clock.pace(monkeypatch, lambda: real_us / SECOND_US)
     clock = world.runtime.context.clock
-    worker = another.schedule_of_deposits(another.deposits(world), clock)
+    worker = another.deposits(world, every_seconds=5)
     assert await worker.next_due_us() == clock.now_us()
     assert await worker.run_due()
     assert await worker.next_due_us() is None

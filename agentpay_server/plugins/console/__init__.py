@@ -28,8 +28,6 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from attrs import frozen
-
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import EVENTS
 from agentpay_server.assembly.server import Server
@@ -65,13 +63,6 @@ _INDEX: Final = "index.html"
 _FOLDER: Final = resources.files("agentpay_server.plugins.console")
 
 
-@frozen
-class _File:
-    body: bytes
-    content_type: bytes
-    etag: bytes
-
-
 def link(base_url: str, code: str) -> str:
     return f"{base_url}{PATH}#code={code}"
 
@@ -104,19 +95,19 @@ class Console:
         if file is None:
             what = f"The console has no such file; it starts at {PATH}."
             raise Problem(ErrorCode.NOT_FOUND, what, says_what_to_do=True)
-        headers = (*HEADERS, (b"etag", file.etag))
-        if header(b"if-none-match") == file.etag:
-            return Answer(304, b"", headers=headers)
-        return Answer(200, file.body, file.content_type, headers)
+        if header(b"if-none-match") == dict(file.headers)[b"etag"]:
+            return Answer(304, b"", headers=file.headers)
+        return file
 
 
 @cache
-def _files() -> dict[str, _File]:
+def _files() -> dict[str, Answer]:
     return {
-        file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
+        file.name: Answer(200, body, _TYPES[suffix], (*HEADERS, (b"etag", etag.encode("ascii"))))
         for file in _FOLDER.iterdir()
         if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
         for body in (_filled(file.read_bytes()) if file.name == _INDEX else file.read_bytes(),)
+        for etag in (f'"{hashlib.sha256(body).hexdigest()[:32]}"',)
     }
 
 

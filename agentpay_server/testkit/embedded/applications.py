@@ -11,7 +11,7 @@ import io
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, InvalidStateError, wait
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from starlette.types import Message
 
@@ -25,17 +25,39 @@ _HOST: Final = "testserver"
 """The host name of frameworks' test clients, which frameworks accept in tests."""
 
 
-class WebhookApplication(Protocol):
-    loop: asyncio.AbstractEventLoop | None
-    """The caller's event loop that it runs on; None if it has its own thread."""
+class WebhookApplication:
+    """An application of either kind, and the work that its posts have started.
 
-    async def post(self, headers: Headers, body: bytes) -> int: ...
+    `loop` is the caller's event loop that it runs on; None if it has its own thread.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    def __init__(self, app: Callable[..., Any], path: str) -> None:
+        self._app = app
+        self._path = path
+        self._work: list[Future[Any]] = []
+
+    async def post(self, headers: Headers, body: bytes) -> int:
+        """Return the status of its response."""
+        raise NotImplementedError
 
     def settle(self, timeout: float) -> None:
         """Wait for all work that posts started; raise its exception, or `TimeoutError`."""
-        ...
+        while self._work:
+            futures = list(self._work)
+            _, late = wait(futures, timeout)
+            if late:
+                raise TimeoutError("the application is still handling a delivery")
+            self._work = self._work[len(futures) :]
+            for future in futures:
+                future.result()
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End its thread, if it has one."""
+
+    def _add(self, future: "Future[Any]") -> None:
+        self._work.append(future)
 
 
 def application(app: Callable[..., Any], path: str) -> WebhookApplication:
@@ -59,38 +81,16 @@ def application(app: Callable[..., Any], path: str) -> WebhookApplication:
     )
 
 
-class _Work:
-    def __init__(self) -> None:
-        self._futures: list[Future[Any]] = []
-
-    def add(self, future: "Future[Any]") -> None:
-        self._futures.append(future)
-
-    def settle(self, timeout: float) -> None:
-        while self._futures:
-            futures = list(self._futures)
-            _, late = wait(futures, timeout)
-            if late:
-                raise TimeoutError("the application is still handling a delivery")
-            self._futures = self._futures[len(futures) :]
-            for future in futures:
-                future.result()
-
-
-class _Asgi:
+class _Asgi(WebhookApplication):
     def __init__(self, app: Callable[..., Any], path: str) -> None:
-        self._app = app
-        self._path = path
-        self._work = _Work()
-        try:
-            self.loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
-        except RuntimeError:
-            self.loop = None
+        super().__init__(app, path)
+        with contextlib.suppress(RuntimeError):
+            self.loop = asyncio.get_running_loop()
         self._owner = OwnerThread("agentpay-receiver") if self.loop is None else None
 
     async def post(self, headers: Headers, body: bytes) -> int:
         answered: Future[int] = Future()
-        self._work.add(self._begin(self._run(headers, body, answered)))
+        self._add(self._begin(self._run(headers, body, answered)))
         return await asyncio.wrap_future(answered)
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> "Future[None]":
@@ -123,7 +123,7 @@ class _Asgi:
                 ended.set()
                 _answer(answered, status)
 
-        HANDLING.set(self._work.add)
+        HANDLING.set(self._add)
         try:
             await self._app(self._scope(headers, body), receive, send)
         finally:
@@ -148,9 +148,6 @@ class _Asgi:
             "server": (_HOST, 80),
         }
 
-    def settle(self, timeout: float) -> None:
-        self._work.settle(timeout)
-
     def close(self) -> None:
         if self._owner is not None:
             self._owner.stop()
@@ -162,18 +159,11 @@ def _answer(answered: "Future[int]", status: int) -> None:
         answered.set_result(status)
 
 
-class _Wsgi:
-    loop: asyncio.AbstractEventLoop | None = None
-
-    def __init__(self, app: Callable[..., Any], path: str) -> None:
-        self._app = app
-        self._path = path
-        self._work = _Work()
-
+class _Wsgi(WebhookApplication):
     async def post(self, headers: Headers, body: bytes) -> int:
         # The application continues even if the sender no longer waits.
         handled: Future[None] = Future()
-        self._work.add(handled)
+        self._add(handled)
         return await asyncio.to_thread(self._run, headers, body, handled)
 
     def _run(self, headers: Headers, body: bytes, handled: "Future[None]") -> int:
@@ -184,7 +174,7 @@ class _Wsgi:
             status = int(line.split(" ", 1)[0])
             return lambda _: None
 
-        token = HANDLING.set(self._work.add)
+        token = HANDLING.set(self._add)
         try:
             chunks = self._app(self._environ(headers, body), start_response)
             try:
@@ -225,8 +215,3 @@ class _Wsgi:
             "wsgi.multiprocess": False,
             "wsgi.run_once": False,
         }
-
-    def settle(self, timeout: float) -> None:
-        self._work.settle(timeout)
-
-    def close(self) -> None: ...

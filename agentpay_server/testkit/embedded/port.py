@@ -15,8 +15,11 @@ SHUTDOWN_SECONDS: Final = 5
 _TURNS_TO_CLOSE: Final = 3
 
 
-class Listener:
-    """Serves until it is closed; ValueError if one of `allowed_hosts` is not a host."""
+class Listener(PortServer):
+    """Serves until it is closed; ValueError if one of `allowed_hosts` is not a host.
+
+    Stops without delay, for fast tests: uvicorn checks for a stop only ten times a second.
+    """
 
     def __init__(
         self,
@@ -27,16 +30,16 @@ class Listener:
         *,
         with_websockets: bool = False,
     ) -> None:
-        hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
-        self._server = _FastServer(
+        super().__init__(
             application,
-            hosts=hosts,
+            hosts=Hosts.of(sock.getsockname()[0], allowed_hosts),
             shutdown_seconds=SHUTDOWN_SECONDS,
             app=app,
             with_websockets=with_websockets,
         )
         self._socket = sock
         self._serving: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     @property
     def base_url(self) -> str:
@@ -44,29 +47,18 @@ class Listener:
 
     async def start(self) -> None:
         """Return once requests are accepted."""
-        self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
-        while not self._server.started:
+        self._serving = asyncio.get_running_loop().create_task(self.serve(sockets=[self._socket]))
+        while not self.started:
             if self._serving.done():
                 self._serving.result()
                 raise RuntimeError("the listener stopped before it accepted requests")
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
-        self._server.stop()
-        if self._serving is not None:
-            await self._serving
-
-
-class _FastServer(PortServer):
-    """Stops without delay, for fast tests: uvicorn checks for a stop only ten times a second."""
-
-    def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base
-        super().__init__(application, **options)
-        self._stopping = asyncio.Event()
-
-    def stop(self) -> None:
         self.should_exit = True
         self._stopping.set()
+        if self._serving is not None:
+            await self._serving
 
     async def main_loop(self) -> None:
         """Update the date header of responses until stopped."""

@@ -305,15 +305,8 @@ def _short(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
-@frozen(kw_only=True)
-class _Line:
-    """One line and its position: after the record `number`, and after lines of a lower rank."""
-
-    number: int
-    rank: int
-    at: datetime
-    kind: str
-    text: str
+_Line = tuple[int, int, datetime, str, str]
+"""Number and rank of a line, which follows that record and lines of a lower rank; time, kind and text."""
 
 
 async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
@@ -333,7 +326,7 @@ async def timeline(server: Server, recorder: Recorder, *, seed: int | None, star
         *(_event_line(event, positions) for event in events),
         *(line for delivery in deliveries for line in _attempt_lines(delivery, positions)),
     ]
-    lines.sort(key=lambda line: (line.number, line.rank))
+    lines.sort(key=lambda line: line[:2])
     shown = [_printed(line) for line in lines[-LINES_MAX:]]
     if left_out := len(lines) - len(shown):
         shown.insert(0, f"… {left_out} earlier lines are left out")
@@ -397,14 +390,13 @@ def _subjects(content: Any) -> Iterator[str]:  # noqa: ANN401 - whatever JSON he
 
 
 def _request_line(request: RecordedRequest) -> _Line | None:
-    place: dict[str, Any] = {"number": request.number, "rank": 0, "at": request.at}
     if request.path == ADVANCE_CLOCK.path and request.status == 200:
         if request.at == request.answered_at:
             return None
-        return _Line(**place, kind="clock", text=f"moved to {format_timestamp(request.answered_at)}")
+        return request.number, 0, request.at, "clock", f"moved to {format_timestamp(request.answered_at)}"
     status = "no answer" if request.status is None else request.status
     asked = _cut(f"{request.method} {request.path}{_json(request.body)}", ASKED_CHARACTERS_MAX)
-    return _Line(**place, kind="request", text=f"{asked} -> {status}{_json(request.answer)}")
+    return request.number, 0, request.at, "request", f"{asked} -> {status}{_json(request.answer)}"
 
 
 def _transaction_line(transaction: ChainTransaction) -> _Line:
@@ -415,18 +407,13 @@ def _transaction_line(transaction: ChainTransaction) -> _Line:
     parts = [moves, f"memo {transaction.memo}" if transaction.memo else ""]
     outcome = f"FAILED: {transaction.error}" if transaction.error else ""
     text = "; ".join(part for part in (outcome, *parts) if part)
-    return _Line(
-        number=transaction.number,
-        rank=0,
-        at=transaction.at,
-        kind="chain",
-        text=f"{_address(transaction.signature)} {text}".rstrip(),
-    )
+    text = f"{_address(transaction.signature)} {text}".rstrip()
+    return transaction.number, 0, transaction.at, "chain", text
 
 
 def _event_line(event: Event, positions: _Positions) -> _Line:
     text = f"{event.type} {event.id}{_json(codec.unstructure(event.data))}"
-    return _Line(number=positions.of_event(event), rank=1, at=event.created_at, kind="event", text=text)
+    return positions.of_event(event), 1, event.created_at, "event", text
 
 
 def _attempt_lines(delivery: Delivery, positions: _Positions) -> Iterator[_Line]:
@@ -434,18 +421,14 @@ def _attempt_lines(delivery: Delivery, positions: _Positions) -> Iterator[_Line]
         outcome = attempt.error if attempt.status_code is None else attempt.status_code
         is_last = count == len(delivery.attempts)
         status = f", {delivery.status}" if is_last else ""
-        yield _Line(
-            number=positions.of_attempt(delivery.event_id, attempt.at),
-            rank=2,
-            at=attempt.at,
-            kind="delivery",
-            text=f"{delivery.event_type} to {delivery.webhook_id}, attempt {count}: {outcome}{status}",
-        )
+        text = f"{delivery.event_type} to {delivery.webhook_id}, attempt {count}: {outcome}{status}"
+        yield positions.of_attempt(delivery.event_id, attempt.at), 2, attempt.at, "delivery", text
 
 
 def _printed(line: _Line) -> str:
-    text = masked(line.text).replace("\n", " ")
-    return _cut(f"{format_timestamp(line.at)} {line.kind:<8} {text}", LINE_CHARACTERS_MAX)
+    _, _, at, kind, text = line
+    shown = masked(text).replace("\n", " ")
+    return _cut(f"{format_timestamp(at)} {kind:<8} {shown}", LINE_CHARACTERS_MAX)
 
 
 def _json(value: object) -> str:

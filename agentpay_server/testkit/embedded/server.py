@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, 
 import anyio.to_thread
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._sync.accounts import Accounts
+from agentpay._sync.approvals import Approvals
 from agentpay._sync.client import AgentPay
+from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.logs import AuditLog, RequestLogs
+from agentpay._sync.payments import Payments
+from agentpay._sync.policies import Policies
+from agentpay._sync.sellers import Sellers
+from agentpay._sync.sessions import Sessions
+from agentpay._sync.transfers import Transfers
+from agentpay._sync.webhooks import Webhooks
 from agentpay.contract.choices import EventType
 from agentpay.contract.policies import Limit
 from agentpay.errors import APITimeoutError, ConflictError, OutcomeUnknownError
@@ -30,7 +40,7 @@ from agentpay_server.testkit.embedded.recorder import (
     Records,
     timeline,
 )
-from agentpay_server.testkit.embedded.world import EmbeddedWorld, Homes, RecordedDeliveries, RecordedEvents
+from agentpay_server.testkit.embedded.world import EmbeddedWorld, RecordedDeliveries, RecordedEvents
 from agentpay_server.webhooks import feature as webhooks
 
 if TYPE_CHECKING:
@@ -54,7 +64,7 @@ _TIMELINE_SECONDS: Final = 5.0
 _PUMP_SECONDS_LEAST: Final = 0.01
 
 
-class AgentPayServer(Homes):
+class AgentPayServer:
     """A payment service in process: real behavior and real Solana transactions, without external systems.
 
     Use it as a context manager, sync or async:
@@ -65,7 +75,41 @@ class AgentPayServer(Homes):
             server.sandbox.fund(account.account_id, "100")
 
     Any number of independent servers can run in one process, usable from any thread.
+
+    Attributes:
+        accounts: accounts of the first operator.
+        policies: spending policies of the first operator's accounts.
+        transfers: transfers from the first operator's accounts.
+        payments: payments behind HTTP 402 from the first operator's accounts.
+        sessions: sessions of the first operator's accounts.
+        webhooks: webhooks of the first operator.
+        approvals: transfers that wait for the first operator's approval.
+        agent_keys: keys that are bound to one account of the first operator.
+        operator_keys: keys of the first operator with full access.
+        sellers: what the first operator allows each seller to be paid.
+        audit_log: the first operator's changes, and who made them.
+        request_logs: the first operator's requests that the server has responded to.
     """
+
+    accounts: Accounts
+    policies: Policies
+    transfers: Transfers
+    payments: Payments
+    sessions: Sessions
+    webhooks: Webhooks
+    approvals: Approvals
+    agent_keys: AgentKeys
+    operator_keys: OperatorKeys
+    sellers: Sellers
+    audit_log: AuditLog
+    request_logs: RequestLogs
+
+    if not TYPE_CHECKING:
+        # Type checkers would accept any name.
+        def __getattr__(self, name: str) -> object:
+            if name not in AgentPayServer.__annotations__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(self._operator, name)
 
     def __init__(
         self,

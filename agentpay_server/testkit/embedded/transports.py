@@ -108,16 +108,6 @@ class Feed:
         await asyncio.wait((self._task,))
 
     async def _run(self, app: Asgi, request: httpx.Request, body: bytes) -> None:
-        is_read = False
-
-        async def receive() -> Message:
-            nonlocal is_read
-            if is_read:
-                # The caller disconnects by `close`.
-                await asyncio.Event().wait()
-            is_read = True
-            return {"type": "http.request", "body": body, "more_body": False}
-
         async def send(message: Message) -> None:
             if message["type"] == "http.response.start":
                 self.status, self.headers = message["status"], message["headers"]
@@ -126,7 +116,7 @@ class Feed:
                 self._chunks.put_nowait(message.get("body", b""))
 
         try:
-            await app(_scope(request), receive, send)
+            await app(_scope(request), _receiving(body), send)
         finally:
             self._begun.set()
             self._chunks.put_nowait(None)
@@ -189,20 +179,26 @@ def _scope(request: httpx.Request) -> Scope:
     }
 
 
+def _receiving(body: bytes) -> Receive:
+    """Return what gives the body once, and then waits: the caller stays until the response has ended."""
+    is_read = False
+
+    async def receive() -> Message:
+        nonlocal is_read
+        if is_read:
+            await asyncio.Event().wait()
+        is_read = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
 async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
     scope = _scope(request)
     status = 0
     headers: list[tuple[bytes, bytes]] = []
     chunks: list[bytes] = []
-    is_read = is_ended = False
-
-    async def receive() -> Message:
-        nonlocal is_read
-        if is_read:
-            # The caller stays until the response has ended.
-            await asyncio.Event().wait()
-        is_read = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    is_ended = False
 
     async def send(message: Message) -> None:
         nonlocal status, is_ended
@@ -213,7 +209,7 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
             chunks.append(message.get("body", b""))
             is_ended = not message.get("more_body", False)
 
-    await app(scope, receive, send)
+    await app(scope, _receiving(body), send)
     if status and not is_ended:
         raise httpx.RemoteProtocolError(
             "Server disconnected before the end of its response.", request=request

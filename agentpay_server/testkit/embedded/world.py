@@ -14,18 +14,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentpay._async.client import AsyncAgentPay
 from agentpay._loading import load
 from agentpay._options import CallOptions
-from agentpay._sync.accounts import Accounts
-from agentpay._sync.approvals import Approvals
 from agentpay._sync.client import AgentPay
 from agentpay._sync.deliveries import Deliveries, Events
-from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.logs import AuditLog, RequestLogs
-from agentpay._sync.payments import Payments
-from agentpay._sync.policies import Policies
-from agentpay._sync.sellers import Sellers
-from agentpay._sync.sessions import Sessions
-from agentpay._sync.transfers import Transfers
-from agentpay._sync.webhooks import Webhooks
 from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import Event
 from agentpay.contract.identity import KeyKind
@@ -72,74 +62,6 @@ class RecordedDeliveries(Records[Delivery], Deliveries):
         Deliveries.__init__(self, home._caller)  # noqa: SLF001 - another one of this class
 
 
-class Homes:
-    """Everything but events and deliveries, which the server records too."""
-
-    @property
-    def _operator(self) -> AgentPay:
-        raise NotImplementedError
-
-    @property
-    def accounts(self) -> Accounts:
-        """Accounts of the first operator."""
-        return self._operator.accounts
-
-    @property
-    def policies(self) -> Policies:
-        """Spending policies of the first operator's accounts."""
-        return self._operator.policies
-
-    @property
-    def transfers(self) -> Transfers:
-        """Transfers from the first operator's accounts."""
-        return self._operator.transfers
-
-    @property
-    def payments(self) -> Payments:
-        """Payments behind HTTP 402 from the first operator's accounts."""
-        return self._operator.payments
-
-    @property
-    def sessions(self) -> Sessions:
-        """Sessions of the first operator's accounts."""
-        return self._operator.sessions
-
-    @property
-    def webhooks(self) -> Webhooks:
-        """Webhooks of the first operator."""
-        return self._operator.webhooks
-
-    @property
-    def approvals(self) -> Approvals:
-        """Transfers that wait for the first operator's approval."""
-        return self._operator.approvals
-
-    @property
-    def agent_keys(self) -> AgentKeys:
-        """Keys that are bound to one account of the first operator."""
-        return self._operator.agent_keys
-
-    @property
-    def operator_keys(self) -> OperatorKeys:
-        """Keys of the first operator with full access."""
-        return self._operator.operator_keys
-
-    @property
-    def sellers(self) -> Sellers:
-        """What the first operator allows each seller to be paid."""
-        return self._operator.sellers
-
-    @property
-    def audit_log(self) -> AuditLog:
-        """The first operator's changes, and who made them."""
-        return self._operator.audit_log
-
-    @property
-    def request_logs(self) -> RequestLogs:
-        """The first operator's requests that the server has responded to."""
-        return self._operator.request_logs
-
-
 class CannotListenError(OSError):
     """The port is in use or not permitted. The message says what to do."""
 
@@ -181,9 +103,9 @@ class EmbeddedWorld:
         self._app = recorder.around(self._application)
         server.snapshots.include(inboxes)
         server.snapshots.include(recorder)
-        self._listener: Listener | None = None
-        self._rpc_listener: Listener | None = None
-        self._guests: list[Listener] = []
+        self._listeners: list[Listener] = []
+        self._is_listening = False
+        self._chain_url: str | None = None
         self._node: Node | None = None
         self._opening = threading.Lock()
         assert server.operator.key is not None  # noqa: S101 - one is lent where none is known
@@ -214,20 +136,17 @@ class EmbeddedWorld:
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
-        if self._listener is not None:
+        if self._is_listening:
             raise RuntimeError(f"the server is already listening, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
-        from agentpay_server.testkit.embedded.port import Listener  # noqa: PLC0415 - a fast test opens no port
-
         sock = loopback_socket(port)
         try:
-            listener = Listener(self._application, app, sock, allowed_hosts)
+            listener = self._opened(self._application, app, sock, allowed_hosts)
         except ValueError:
             sock.close()
             raise
-        self._owner.call(listener.start())
         self._owner.call(self.server.open_port())
-        self._listener = listener
+        self._is_listening = True
         self.base_url = listener.base_url
         if self._port_key is not None:
             self.key = self._port_key.key
@@ -237,7 +156,7 @@ class EmbeddedWorld:
 
     def console_url(self) -> str:
         """Return a new single-use link; RuntimeError if the console is not served."""
-        if self._listener is None or not self.server.context.settings.serves_dashboard:
+        if not self._is_listening or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
         from agentpay_server.plugins import console as dashboard  # noqa: PLC0415 - a plug-in
 
@@ -259,18 +178,17 @@ class EmbeddedWorld:
     def _chain_port(self) -> str:
         node = self.node
         with self._opening:
-            if self._rpc_listener is None:
+            if self._chain_url is None:
                 from agentpay_server.plugins.node import app as chain_rpc  # noqa: PLC0415 - as above
-                from agentpay_server.testkit.embedded.port import Listener, bound_socket  # noqa: PLC0415 - as above
+                from agentpay_server.testkit.embedded.port import bound_socket  # noqa: PLC0415 - as above
 
                 app = chain_rpc.mounted(self.server, node)
                 can_subscribe = find_spec("websockets") is not None
                 sock = bound_socket(_HOST, 0)
-                listener = Listener(self._application, app, sock, with_websockets=can_subscribe)
-                self._owner.call(listener.start())
-                self._rpc_listener = listener
+                listener = self._opened(self._application, app, sock, with_websockets=can_subscribe)
+                self._chain_url = listener.base_url
                 node.chain.rpc_url = listener.base_url + chain_rpc.PATH
-            return self._rpc_listener.base_url
+            return self._chain_url
 
     @property
     def owner(self) -> OwnerThread:
@@ -291,11 +209,22 @@ class EmbeddedWorld:
 
         Raises `CannotListenError`, or ValueError if `port` is out of range.
         """
-        from agentpay_server.testkit.embedded.port import Listener  # noqa: PLC0415 - as above
+        return self._opened(application, application, loopback_socket(port))
 
-        listener = Listener(application, application, loopback_socket(port))
+    def _opened(
+        self,
+        application: "Served",
+        app: ASGIApp,
+        sock: socket.socket,
+        allowed_hosts: Sequence[str] = (),
+        *,
+        with_websockets: bool = False,
+    ) -> "Listener":
+        from agentpay_server.testkit.embedded.port import Listener  # noqa: PLC0415 - a fast test opens no port
+
+        listener = Listener(application, app, sock, allowed_hosts, with_websockets=with_websockets)
         self._owner.call(listener.start())
-        self._guests.append(listener)
+        self._listeners.append(listener)
         return listener
 
     def close(self) -> None:
@@ -304,9 +233,8 @@ class EmbeddedWorld:
     async def _end(self) -> None:
         try:
             self.server.end_streams()
-            for listener in (self._listener, self._rpc_listener, *self._guests):
-                if listener is not None:
-                    await listener.close()
+            for listener in self._listeners:
+                await listener.close()
         finally:
             await self.server.stop()
             self.recorder.release()
