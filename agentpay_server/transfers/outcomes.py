@@ -20,12 +20,12 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, Chain, FailureReason, SignedTransaction
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.database.tables import AccountRecord, EntryRecord, TransferRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.movement import Ending, Movement, Replacement, Resigning
 from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
-from agentpay_server.ledger.apply import Entry, Outcome, Posting
+from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
@@ -251,7 +251,7 @@ def rejection(
     record = transfer.after if isinstance(transfer, Change) else transfer
     # What was refused at once counts toward nothing.
     has_hold = isinstance(transfer, Change) or record.approval_expires_us is not None
-    entry = Entry(
+    entry = EntryRecord(
         type=TransactionType.REJECTION,
         status=TransactionStatus.REJECTED,
         direction=Direction.OUT,
@@ -370,9 +370,9 @@ def movement(transfer: TransferRecord, tx_signature: str | None, *, is_received:
     return postings
 
 
-def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> Entry:
+def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> EntryRecord:
     """Return the payer's history entry of a settled transfer."""
-    return Entry(
+    return EntryRecord(
         type=TransactionType.TRANSFER,
         direction=Direction.OUT,
         amount=transfer.amount,
