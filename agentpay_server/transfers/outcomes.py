@@ -75,12 +75,18 @@ def _landed(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
     events = [settled(transfer, tx.name, ending.now_us)]
     if tx.announced_us is None:
         events.insert(0, initiated(transfer, tx.name))
-    is_received = transfer.recipient_account_id in ending.received_by
+    amount, payee, sent = transfer.amount, transfer.recipient_account_id, sent_entry(transfer, tx.name)
+    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
+    if payee is not None and payee not in ending.received_by:
+        arrived = attrs.evolve(
+            sent, type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
+        )
+        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
     return Outcome(
         operator_id=transfer.operator_id,
         account_id=transfer.account_id,
         subject=ended(transfer, TransferStatus.SETTLED, tx_signature=tx.name, now_us=ending.now_us),
-        postings=tuple(movement(transfer, tx.name, is_received=is_received)),
+        postings=tuple(postings),
         events=tuple(events),
     )
 
@@ -352,22 +358,6 @@ def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
             escalation_threshold=threshold,
         ),
     )
-
-
-def movement(transfer: TransferRecord, tx_signature: str | None, *, is_received: bool) -> list[Posting]:
-    """Return what a settled transfer changes on both sides: balances and history.
-
-    With `is_received`, the recipient's account has it already, as a deposit.
-    """
-    amount, payee = transfer.amount, transfer.recipient_account_id
-    sent = sent_entry(transfer, tx_signature)
-    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
-    if payee is not None and not is_received:
-        arrived = attrs.evolve(
-            sent, type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
-        )
-        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
-    return postings
 
 
 def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> EntryRecord:

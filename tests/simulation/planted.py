@@ -514,11 +514,11 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
     add = outbox_service.Outbox.add
     written: set[Any] = set()
 
-    def once(self, event):
+    def once(self, event, *only):
         name = (event.type, str(event.data))
         if name not in written:
             written.add(name)
-            add(self, event)
+            add(self, event, *only)
 
     patch(outbox_service.Outbox, "add", once)
 
