@@ -50,19 +50,14 @@ class DroppedError(Exception):
 
 
 async def authenticated(headers: Mapping[str, str], core: Core, request_id: str) -> Principal:
-    """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
-    principal = await core.of(operators.FEATURE).keys.authenticate(key_of(headers), request_id)
+    """Raise `unauthorized` for a missing, too long, malformed, unknown or revoked key."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    principal = None
+    if scheme.lower() == "bearer" and len(key) <= _MAX_KEY_CHARACTERS:
+        principal = await core.of(operators.FEATURE).keys.authenticate(key.strip(" "), request_id)
     if principal is None:
         raise unauthorized()
     return principal
-
-
-def key_of(headers: Mapping[str, str]) -> str:
-    """Return the API key of a request; raise `unauthorized` if it is missing or too long."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise unauthorized()
-    return key.strip(" ")
 
 
 class DisconnectedError(Exception):

@@ -279,29 +279,26 @@ def _count(
 def _write_history(
     unit: Unit, outcome: Outcome[Any], postings: list[Posting], posted: dict[str, AccountRecord]
 ) -> None:
-    rows = [
-        _entry(unit, outcome, entry, posting.account_id, posted.get(posting.account_id))
-        for posting in postings
-        for entry in posting.entries
-    ]
+    rows = []
+    for posting in postings:
+        account = posted.get(posting.account_id)
+        operator_id = outcome.operator_id if account is None else account.operator_id
+        # The payer's memo and category are private to its operator (interface T10).
+        is_own = operator_id == outcome.operator_id
+        hidden: dict[str, Any] = {} if is_own else {"memo": None, "category": None}
+        rows += [
+            evolve(
+                entry,
+                transaction_id=entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY),
+                operator_id=operator_id,
+                account_id=posting.account_id,
+                created_us=unit.now_us,
+                **hidden,
+            )
+            for entry in posting.entries
+        ]
     if rows:
         accounts.insert_entries(unit.connection, *rows)
-
-
-def _entry(
-    unit: Unit, outcome: Outcome[Any], entry: EntryRecord, account_id: str, account: AccountRecord | None
-) -> EntryRecord:
-    is_own = account is None or account.operator_id == outcome.operator_id
-    return evolve(
-        entry,
-        transaction_id=entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY),
-        operator_id=outcome.operator_id if account is None else account.operator_id,
-        account_id=account_id,
-        created_us=unit.now_us,
-        # The payer's memo and category are private to its operator (interface T10).
-        memo=entry.memo if is_own else None,
-        category=entry.category if is_own else None,
-    )
 
 
 def _write_events(
