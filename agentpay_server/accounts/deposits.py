@@ -27,13 +27,13 @@ from attrs import define, evolve, field
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.chain.protocol import ChainUnreachableError, Debit, Deposit, DepositBatch
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.engine.unknown_debits import UnknownDebit
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as chain_transactions
-from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply, judge_low_balance
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply, judge_low_balance
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.platform.clock import SECOND_US
@@ -497,7 +497,7 @@ class Deposits:
 
 def arrived(account_id: str, *, signature: str, amount_micro: int, counterparty: str | None) -> Posting:
     """Return the posting of money that the service did not send; no counterparty means that it was minted."""
-    entry = Entry(
+    entry = EntryRecord(
         type=TransactionType.DEPOSIT,
         direction=Direction.IN,
         amount=amount_micro,

@@ -262,16 +262,16 @@ class Accounts:
         """
         try:
             cost = await self._provisioning.cost()
+            while True:
+                funds = await self._funding.read()
+                try:
+                    return await run_again_if_late(
+                        self._context.database, self._claim, principal.operator_id, funds, cost
+                    )
+                except FundsChangedError:
+                    continue
         except ChainUnreachableError:
             raise chain_unavailable() from None
-        while True:
-            funds = await self._funding.read()
-            try:
-                return await run_again_if_late(
-                    self._context.database, self._claim, principal.operator_id, funds, cost
-                )
-            except FundsChangedError:
-                continue
 
     def _claim(self, connection: Connection, operator_id: str, funds: Funds, cost: Cost) -> int:
         key_index = store.next_key_index(connection)

@@ -87,22 +87,19 @@ class Rows(Generic[R]):
         """Return the rows that a statement finds."""
         return [self.record(row) for row in connection.execute(statement, values)]
 
-    def insert(self, connection: Connection, *records: R) -> None:
+    def insert(self, connection: Connection, *records: R) -> Result:
         """Store new rows, at the latest when the unit of work ends; the database assigns `seq`.
 
         Raises:
             ConstraintError: a row with the same unique values exists. It may be raised as late as by the end
                 of the unit of work; see `insert_now`.
         """
-        self._inserted(connection, records)
+        rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
+        return connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
 
     def insert_now(self, connection: Connection, *records: R) -> None:
         """Store new rows, as `insert` does, but raise a conflict here."""
-        _ = self._inserted(connection, records).rowcount
-
-    def _inserted(self, connection: Connection, records: Sequence[R]) -> Result:
-        rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
-        return connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
+        _ = self.insert(connection, *records).rowcount
 
     def get(self, connection: Connection, key: Key, *conditions: Condition, lock: bool = False) -> R | None:
         """Return a row, or None if it does not exist or does not satisfy the conditions.

@@ -412,7 +412,10 @@ class Authorizer:
         database, account_id = self._context.database, order.parties.source.account_id
         is_last_try = asyncio.get_running_loop().time() >= deadline
         read = await self.preflight(order.parties)
-        funds = None if read is None else await self._funding.read()
+        try:
+            funds = None if read is None else await self._funding.read()
+        except ChainUnreachableError:
+            raise chain_unavailable() from None
         failpoint(order.operation, Step.BEGUN)
         unit = OfAccounts(self._decided, frozenset((account_id,)))
         while True:

@@ -20,6 +20,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import partial
 from typing import Final, Protocol
 
 from attrs import frozen
@@ -35,6 +36,7 @@ from agentpay_server.chain.protocol import (
     SignedTransaction,
     UnprovenError,
 )
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.scheduler import Backoff
@@ -77,10 +79,16 @@ class Find(Protocol):
         ...
 
 
-def absence(debits: str | None, last_valid_height: int, proof_height: int | None) -> Absence | None:
-    """Return what proves that no block up to a height holds a transaction; None if nothing must be proved."""
-    if proof_height is None:
-        return None
+async def by_signature(
+    chain: Chain, tx: SignedTransaction | StoredTransaction, *, proof_height: int | None
+) -> SignatureStatus | None:
+    """Look up a transaction that this service sends."""
+    sought = None if proof_height is None else absence(tx.debits, tx.last_valid_block_height, proof_height)
+    return await chain.signature_status(tx.signature, absence=sought)
+
+
+def absence(debits: str | None, last_valid_height: int, proof_height: int) -> Absence:
+    """Return what proves that no block up to a height holds a transaction."""
     first_height = first_landing_height(last_valid_height)
     return Absence(token_account=debits, first_height=first_height, last_height=proof_height)
 
@@ -221,19 +229,10 @@ class Broadcaster:
             ChainUnreachableError: the chain did not respond.
         """
         try:
-            return await self._seen(signed, find or self._by_signature(signed))
+            return await self._seen(signed, find or partial(by_signature, self._chain, signed))
         except DoubtfulNodeError:
             # The node proves nothing, and resending the bytes is harmless.
             return None, True
-
-    def _by_signature(self, signed: SignedTransaction) -> Find:
-        async def find(*, proof_height: int | None) -> SignatureStatus | None:
-            if proof_height is None:
-                return await self._chain.signature_status(signed.signature)
-            sought = absence(signed.debits, signed.last_valid_block_height, proof_height)
-            return await self._chain.signature_status(signed.signature, absence=sought)
-
-        return find
 
     async def _seen(self, signed: SignedTransaction, find: Find) -> tuple[Outcome | None, bool]:
         chain = self._chain

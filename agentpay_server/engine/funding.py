@@ -49,7 +49,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import WINDOW_US
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.scheduler import Every
 from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
@@ -354,14 +354,8 @@ class TreasuryFunding:
         """Return what the treasury can pay for.
 
         Raises:
-            Problem: `chain_unavailable`.
+            ChainUnreachableError: the balance cannot be read.
         """
-        try:
-            return await self._read_shared()
-        except ChainUnreachableError:
-            raise chain_unavailable() from None
-
-    async def _read_shared(self) -> Funds:
         if not self._is_remembering:
             return await self._read()
         if self._remembered is not None and asyncio.get_running_loop().time() < self._until:
@@ -420,14 +414,6 @@ class TreasuryFunding:
             if funds.is_remembered or is_part:
                 raise FundsChangedError
             raise self._short(funds, cost)
-
-    async def is_enough_for(self, cost: Cost) -> bool:
-        """Return whether the treasury can pay for an operator's work, which promises nothing.
-
-        Raises:
-            ChainUnreachableError: the balance cannot be read.
-        """
-        return (await self._read_shared()).lamports >= cost.lamports
 
     def _short(self, funds: Funds, cost: Cost) -> Problem:
         return Problem(

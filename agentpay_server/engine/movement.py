@@ -22,7 +22,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord
 from agentpay_server.engine import funding
-from agentpay_server.engine.broadcast import Landed, absence
+from agentpay_server.engine.broadcast import Landed, by_signature
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as store
@@ -124,15 +124,6 @@ class LookUp(Protocol):
             ChainUnreachableError: the result is unknown.
         """
         ...
-
-
-async def by_signature(
-    chain: Chain, tx: StoredTransaction, *, proof_height: int | None
-) -> SignatureStatus | None:
-    """Look up a transaction that this service sends."""
-    return await chain.signature_status(
-        tx.signature, absence=absence(tx.debits, tx.last_valid_block_height, proof_height)
-    )
 
 
 def _payer(tx: StoredTransaction, _: object) -> tuple[str, ...]:

@@ -354,13 +354,10 @@ class Settlement:
         if isinstance(end, ChainFailure):
             # It may have failed because an earlier transaction has landed.
             await self._guards.before_loss(tx.subject_id)
-        noted = self._context.wakeup.noted
-        unit = self._of_accounts(self.outcomes.end, tx, subject)
-        written = await self._database.run(unit, tx, subject, end)
-        await self._after_commit(tx, written, noted)
-        if isinstance(written.following, Ended):
+        following = await self._written(self._of_accounts(self.outcomes.end, tx, subject), tx, subject, end)
+        if isinstance(following, Ended):
             failpoint(tx.operation, Step.POSTED)
-        return written.following
+        return following
 
     def _of_accounts(
         self, unit: Callable[Concatenate[Connection, P], R], tx: StoredTransaction, subject: object
@@ -385,11 +382,9 @@ class Settlement:
         await self._check_balance(tx)
         # What a seller broadcasts is never replaced: it holds bytes that may land beside new ones.
         if movement.resign is None or tx.kind in COSIGNED:
-            noted = self._context.wakeup.noted
-            written = await self._database.run(self.outcomes.expire, tx, subject)
-            await self._after_commit(tx, written, noted)
+            following = await self._written(self.outcomes.expire, tx, subject)
             failpoint(tx.operation, Step.POSTED)
-            return written.following
+            return following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         await self._guards.before_signature(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
@@ -397,10 +392,7 @@ class Settlement:
             # This node lags: the height that proved the expiry was already higher.
             raise ChainUnreachableError("the chain offered a blockhash that has expired")
         prepared = await movement.prepare(self._context, subject)
-        noted = self._context.wakeup.noted
-        written = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
-        await self._after_commit(tx, written, noted)
-        return written.following
+        return await self._written(self.outcomes.replace, tx, subject, blockhash, prepared)
 
     async def _check_balance(self, tx: StoredTransaction) -> None:
         """Raise if the chain holds less than is posted: a transaction has landed that is not posted yet.
@@ -434,8 +426,16 @@ class Settlement:
             )
         raise ChainUnreachableError("an account holds less on chain than is posted")
 
-    async def _after_commit(self, tx: StoredTransaction, written: Written[S], noted: int) -> None:
-        """Run the actions that follow a commit, such as logging; `noted` is `Wakeup.noted` before it."""
+    async def _written(
+        self,
+        unit: Callable[Concatenate[Connection, StoredTransaction, P], Written[S]],
+        tx: StoredTransaction,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Ended[S] | StoredTransaction:
+        """Run a unit of work, then the actions that follow its commit, such as logging."""
+        noted = self._context.wakeup.noted
+        written = await self._database.run(unit, tx, *args, **kwargs)
         if self._movements[tx.kind].changes_due_times:
             self._context.wakeup.set()
         else:
@@ -444,6 +444,7 @@ class Settlement:
             self._movements[written.ending.tx.kind].report(written.ending)
         for hook in written.after_commit:
             await hook()
+        return written.following
 
 
 def _subject(tx: StoredTransaction) -> tuple[Kind, str]:

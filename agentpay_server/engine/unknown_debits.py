@@ -14,9 +14,9 @@ from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.chain.protocol import Debit
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import AccountRecord
+from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.ledger import accounts, audit, transactions
-from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.logs import log
@@ -116,7 +116,7 @@ def post(
     )
     known = None if recipient is None else accounts.account_at(connection, recipient)
     counterparty = recipient if known is None else known.account_id
-    entry = Entry(
+    entry = EntryRecord(
         transaction_id=entry_id,
         type=TransactionType.TRANSFER,
         direction=Direction.OUT,

@@ -11,11 +11,11 @@ pause or revoke them. Slow bodies are bounded for each key. A connection that wa
 new connections (`port.py`), so they cannot exclude others either.
 """
 
-import contextlib
 import math
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Final
 from urllib.parse import unquote
 
@@ -194,53 +194,51 @@ class Places:
         self._work: Counter[str] = Counter()
         self._work_of_agents: Counter[str] = Counter()
 
-    @contextlib.contextmanager
-    def for_body(self, principal: Principal, share: int | None) -> Iterator[None]:
+    def for_body(self, principal: Principal, share: int | None) -> AbstractContextManager[None]:
         """Count a body that is awaited.
 
         Raises:
             Problem: `rate_limited` if the key awaits half as many bodies as its operator has places.
         """
-        limit = None if share is None else max(share // 2, 1)
+        if share is None:
+            return nullcontext()
         problem = "This key has {} requests whose body is incomplete, which is the limit."
-        with _counted(self._bodies, principal.key_id, limit, problem):
-            yield
+        return _counted((self._bodies, principal.key_id, max(share // 2, 1), problem))
 
-    @contextlib.contextmanager
-    def for_work(self, principal: Principal, share: int | None) -> Iterator[None]:
+    def for_work(self, principal: Principal, share: int | None) -> AbstractContextManager[None]:
         """Count a request that is worked on.
 
         Raises:
             Problem: `rate_limited` if no place is left for keys of this kind.
         """
+        if share is None:
+            return nullcontext()
         problem = "This operator has {} requests in progress, which is the limit."
-        with contextlib.ExitStack() as counted:
-            if principal.is_agent:
-                of_agents = None if share is None else max(share * 3 // 4, 1)
-                problem_of_agents = "This operator's agent keys have {} requests in progress, the limit."
-                counted.enter_context(
-                    _counted(self._work_of_agents, principal.operator_id, of_agents, problem_of_agents)
-                )
-            counted.enter_context(_counted(self._work, principal.operator_id, share, problem))
-            yield
-
-
-@contextlib.contextmanager
-def _counted(counts: Counter[str], name: str, limit: int | None, problem: str) -> Iterator[None]:
-    if limit is None:
-        yield
-        return
-    if counts[name] >= limit:
-        raise Problem(
-            ErrorCode.RATE_LIMITED,
-            f"{problem.format(limit)} Retry when one of them has ended.",
-            says_what_to_do=True,
-            retry_after_seconds=RETRY_AFTER_SECONDS,
+        of_all = self._work, principal.operator_id, share, problem
+        if not principal.is_agent:
+            return _counted(of_all)
+        problem = "This operator's agent keys have {} requests in progress, the limit."
+        return _counted(
+            (self._work_of_agents, principal.operator_id, max(share * 3 // 4, 1), problem), of_all
         )
-    counts[name] += 1
+
+
+@contextmanager
+def _counted(*wanted: tuple[Counter[str], str, int, str]) -> Iterator[None]:
+    for counts, name, limit, problem in wanted:
+        if counts[name] >= limit:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"{problem.format(limit)} Retry when one of them has ended.",
+                says_what_to_do=True,
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+    for counts, name, *_ in wanted:
+        counts[name] += 1
     try:
         yield
     finally:
-        counts[name] -= 1
-        if not counts[name]:
-            del counts[name]
+        for counts, name, *_ in wanted:
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]

@@ -9,7 +9,7 @@ path: paths may contain a caller's data.
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final
 
@@ -35,9 +35,8 @@ from agentpay_server.http.requests import (
     WHOLE,
     DisconnectedError,
     DroppedError,
-    Paths,
-    Pause,
     authenticated,
+    matched,
     no_such_path,
     read_body,
     require_json,
@@ -49,7 +48,6 @@ from agentpay_server.http.responses import (
     Headers,
     drop,
     exported,
-    identified,
     internal_error,
     rendered,
     respond,
@@ -81,18 +79,44 @@ _WITHOUT_KEY: Final = frozenset(
 _POLLED: Final = LIST_EVENTS.path
 _UNKEPT: Final = GET_SUMMARY.path
 """Open consoles read it every few seconds, which would push all others out of the log of requests."""
+_NOBODY: Final = Principal(operator_id="", key_id="")
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:
-    __slots__ = ("error", "request_id", "route", "status", "transfer_id")
+    """What is known so far about a request, of which `send` sends the response."""
 
-    def __init__(self, request_id: str, route: str = NO_ROUTE) -> None:
+    __slots__ = (
+        "_send",
+        "error",
+        "headers",
+        "method",
+        "principal",
+        "request_id",
+        "route",
+        "start",
+        "status",
+        "transfer_id",
+    )
+
+    def __init__(self, request_id: str, method: str, send: Send, route: str = NO_ROUTE) -> None:
         self.request_id = request_id
+        self.method = method
         self.route = route
+        self.start = asyncio.get_running_loop().time()
+        self.headers: Mapping[str, str] = {}
+        self.principal = _NOBODY
         self.status: int | None = None
         self.error: str | None = None
         self.transfer_id: str | None = None
+        self._send = send
+
+    async def send(self, message: Message) -> None:
+        """Add `X-Request-Id` (interface R16)."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"].append((b"x-request-id", self.request_id.encode("ascii")))
+        await self._send(message)
 
 
 class Application:
@@ -114,46 +138,29 @@ class Application:
         limit = None if per_minute is None else RateLimit(server.context.clock, per_minute)
         if limit is not None:
             server.snapshots.include(limit)
-        places = Places()
-        self._paths = Paths(
-            {path: _Path(path, methods, limit, places, server) for path, methods in METHODS_OF.items()}
-        )
+        self._limit = limit
+        self._places = Places()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
-        start = asyncio.get_running_loop().time()
         for pages in () if REFUSED in scope else self._pages:
             route = pages.route(scope["path"])
             if route is not None:
-                trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
-                await _answer_keyless(pages, scope, _noted(send, trace), trace)
-                self._record(trace, scope, start, logging.DEBUG)
+                trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), scope["method"], send, route)
+                await _answer_keyless(pages, scope, trace)
+                self._record(trace, logging.DEBUG)
                 return
-        request_id = self._identifiers.new(REQUEST_PREFIX)
-        trace = scope["agentpay.trace"] = _Trace(request_id)
-        send = _noted(send, trace)
-        token = REQUEST_ID.set(request_id)
+        trace = _Trace(self._identifiers.new(REQUEST_PREFIX), scope["method"], send)
+        token = REQUEST_ID.set(trace.request_id)
         try:
-            _require_admitted(scope)
-            if scope["path"] in DOCUMENTS:
-                trace.route = scope["path"]
-                require_get(scope["path"], scope["method"])
-                body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
-                await respond(send, 200, body)
-                return
-            headers = _headers(scope)
-            scope["agentpay.headers"] = headers
-            scope["agentpay.principal"] = await self._principal(scope, headers, request_id)
-            scope["agentpay.pause"] = Pause()
-            _require_plain_path(scope)
-            await self._paths(scope, receive, send)
+            await self._handle(trace, scope, receive)
         except Problem as problem:
-            await _refuse(send, trace, problem, request_id)
+            await _refuse(trace, problem)
         except DatabaseUnavailableError as error:
             log(logger, logging.ERROR, "database.unavailable", exception=error)
-            await _refuse(send, trace, service_unavailable(), request_id)
+            await _refuse(trace, service_unavailable())
         except DisconnectedError:
             # A server closes the connection if the application sends nothing.
             return
@@ -167,42 +174,36 @@ class Application:
             await drop(scope, receive)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "request.failed", exception=error)
-            await respond(send, 500, internal_error(request_id))
+            await respond(trace.send, 500, internal_error(trace.request_id))
         finally:
-            self._record(trace, scope, start, _level_of(trace))
+            # The polling of `listen`.
+            is_polled = trace.route == _POLLED and trace.status == 200
+            self._record(trace, logging.DEBUG if is_polled else logging.INFO)
             REQUEST_ID.reset(token)
-
-    async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
-        if scope["path"] in _WITHOUT_KEY:
-            return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
-        return await authenticated(headers, self._server.services, request_id)
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         """Refuse malformed or incomplete HTTP; counted and logged like other responses."""
-        start = asyncio.get_running_loop().time()
-        trace = _Trace(self._identifiers.new(REQUEST_PREFIX))
+        trace = _Trace(self._identifiers.new(REQUEST_PREFIX), NO_ROUTE, _unheard)
         token = REQUEST_ID.set(trace.request_id)
         try:
-            status, headers, body = rendered(problem, str(trace.request_id))
+            status, headers, body = rendered(problem, trace.request_id)
             trace.status, trace.error = status, problem.code.value
-            self._record(trace, {"method": NO_ROUTE}, start, logging.INFO)
+            self._record(trace, logging.INFO)
         finally:
             REQUEST_ID.reset(token)
         headers += [
             (b"content-type", JSON_TYPE),
             (b"content-length", str(len(body)).encode("ascii")),
-            (b"x-request-id", str(trace.request_id).encode("ascii")),
+            (b"x-request-id", trace.request_id.encode("ascii")),
         ]
         return status, headers, body
 
-    def _record(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
-        method = scope["method"] if scope["method"] in _METHODS else "other"
+    def _record(self, trace: _Trace, level: int) -> None:
+        method = trace.method if trace.method in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
-        principal: Principal | None = scope.get("agentpay.principal")
-        duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
-        if principal is not None and not principal.is_known:
-            principal = None
-        if principal is not None and trace.route != _UNKEPT:
+        principal = trace.principal
+        duration_ms = round((asyncio.get_running_loop().time() - trace.start) * 1000, 3)
+        if principal.is_known and trace.route != _UNKEPT:
             self._served.record(
                 principal,
                 request_id=trace.request_id,
@@ -222,99 +223,95 @@ class Application:
                 status=trace.status,
                 error=trace.error,
                 transfer_id=trace.transfer_id,
-                key_id=None if principal is None else principal.key_id,
+                key_id=principal.key_id if principal.is_known else None,
                 duration_ms=duration_ms,
             )
 
+    # --- The endpoints
 
-def _level_of(trace: _Trace) -> int:
-    """Return DEBUG for the polling of `listen`."""
-    return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
-
-
-@cache
-def document_text(*, extensions: bool) -> str:
-    return openapi.printed(BOUND_ENDPOINTS, extensions=extensions)
-
-
-class _Path:
-    def __init__(
-        self,
-        path: str,
-        endpoints: Mapping[str, Endpoint],
-        limit: RateLimit | None,
-        places: Places,
-        server: Server,
-    ) -> None:
-        self._path = path
-        self._endpoints = endpoints
-        self._server = server
-        self._limit = limit
-        self._places = places
-        self._faults = None if server.faults is None else server.faults.http
-        self._snapshots = server.snapshots
-        self._body_timeout_seconds = server.context.settings.body_timeout_seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace: _Trace = scope["agentpay.trace"]
-        trace.route = self._path
-        endpoint = self._endpoints.get(scope["method"])
+    async def _handle(self, trace: _Trace, scope: Scope, receive: Receive) -> None:
+        if REFUSED in scope:
+            raise scope[REFUSED]
+        if scope["path"] in DOCUMENTS:
+            trace.route = scope["path"]
+            require_get(scope["path"], scope["method"])
+            body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
+            await respond(trace.send, 200, body)
+            return
+        trace.headers = _headers(scope)
+        if scope["path"] in _WITHOUT_KEY:
+            address = (scope.get("client") or ("unknown",))[0]
+            trace.principal = Principal.without_key(address, trace.request_id)
+        else:
+            trace.principal = await authenticated(trace.headers, self._server.services, trace.request_id)
+        scope["agentpay.principal"] = trace.principal
+        _require_plain_path(scope)
+        trace.route, parameters = matched(scope["path"])
+        endpoints = METHODS_OF[trace.route]
+        endpoint = endpoints.get(scope["method"])
         if endpoint is None:
-            allow = tuple(sorted(self._endpoints))
+            allow = tuple(sorted(endpoints))
             raise Problem(
                 ErrorCode.METHOD_NOT_ALLOWED,
                 f"This path does not support {scope['method']}. Supported: {', '.join(allow)}.",
                 says_what_to_do=True,
                 allow=allow,
             )
-        _require_scope(endpoint, scope["agentpay.principal"], scope.get("path_params", {}))
-        fault = self._faults.take(endpoint.operation) if self._faults else None
+        _require_scope(endpoint, trace.principal, parameters)
+        faults = self._server.faults
+        fault = faults.http.take(endpoint.operation) if faults is not None and faults.http else None
+        answer = partial(self._answer, trace, endpoint, list(parameters.values()), scope, receive)
         if fault is None:
-            await self._answer(endpoint, scope, receive, send)
+            await answer(is_whole=WHOLE in scope and scope[WHOLE]())
         else:
-            await self._fail(fault, endpoint, scope, receive, send)
+            await self._fail(fault, trace, answer)
 
-    async def _fail(
-        self, fault: SetFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        restores = self._snapshots.restores
+    async def _fail(self, fault: SetFault, trace: _Trace, answer: Callable[..., Awaitable[None]]) -> None:
+        restores = self._server.snapshots.restores
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
         if fault.effect is HttpEffect.INTERNAL_ERROR:
-            await respond(send, 500, internal_error(scope["agentpay.trace"].request_id))
+            await respond(trace.send, 500, internal_error(trace.request_id))
         elif fault.effect is HttpEffect.REPLY_LOST:
             with contextlib.suppress(Problem):
-                await self._answer(endpoint, scope, receive, _unheard)
+                await answer(send=_unheard)
             raise DroppedError
         else:
             assert fault.delay_ms is not None  # noqa: S101 - a delay has one
             await asyncio.sleep(fault.delay_ms / 1000)
-            if self._snapshots.restores != restores:
+            if self._server.snapshots.restores != restores:
                 raise DroppedError
-            await self._answer(endpoint, scope, receive, send)
+            await answer()
 
-    async def _answer(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        trace: _Trace = scope["agentpay.trace"]
-        principal: Principal = scope["agentpay.principal"]
-        headers: Mapping[str, str] = scope["agentpay.headers"]
-        restores = self._snapshots.restores
+    async def _answer(
+        self,
+        trace: _Trace,
+        endpoint: Endpoint,
+        parameters: Sequence[str],
+        scope: Scope,
+        receive: Receive,
+        *,
+        is_whole: bool = False,
+        send: Send | None = None,
+    ) -> None:
+        """With `is_whole`, the body is there, so nothing else runs until it is read."""
+        principal, snapshots, send = trace.principal, self._server.snapshots, send or trace.send
+        restores = snapshots.restores
         if principal.is_known:
             self._count(principal)
         share: int | None = scope.get(SHARE)
         with self._places.for_body(principal, share):
-            raw = await read_body(
-                headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
-            )
-        if self._snapshots.restores != restores:
+            timeout_seconds = None if is_whole else self.settings.body_timeout_seconds
+            raw = await read_body(trace.headers, receive, timeout_seconds=timeout_seconds)
+        if snapshots.restores != restores:
             # The key was looked up in a state that a restore has replaced.
             raise DroppedError
-        pause: Pause = scope["agentpay.pause"]
-        if principal.is_known and pause.has_been:
+        if principal.is_known and not is_whole:
             # The key may have been revoked while the body arrived.
-            await authenticated(headers, self._server.services, trace.request_id)
+            await authenticated(trace.headers, self._server.services, trace.request_id)
         with self._places.for_work(principal, share):
             try:
-                reply = await self._reply(endpoint, scope, raw)
+                reply = await self._reply(trace, endpoint, parameters, scope["query_string"], raw)
             except Problem:
                 # Addresses are shared: what others there get wrong does not refuse a valid code.
                 if not principal.is_known:
@@ -329,9 +326,11 @@ class _Path:
         if self._limit is not None:
             self._limit.take(principal.key_id)
 
-    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
-        headers: Mapping[str, str] = scope["agentpay.headers"]
-        arguments = [scope["agentpay.principal"], *scope.get("path_params", {}).values()]
+    async def _reply(
+        self, trace: _Trace, endpoint: Endpoint, parameters: Sequence[str], query_string: bytes, raw: bytes
+    ) -> Reply:
+        headers = trace.headers
+        arguments: list[Any] = [trace.principal, *parameters]
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
@@ -339,7 +338,7 @@ class _Path:
             arguments.append(structured_body(raw, endpoint.request))
         query = None
         if endpoint.query is not None:
-            query = structured_query(scope["query_string"], endpoint.query)
+            query = structured_query(query_string, endpoint.query)
             arguments.append(query)
         arguments += [headers.get(each.name.lower()) for each in endpoint.request_headers]
         services = self._server.services
@@ -352,31 +351,29 @@ class _Path:
 
             async def read(of: Any) -> PageBody[Any]:  # noqa: ANN401 - a query
                 # The key may have been revoked since the last page.
-                await authenticated(headers, self._server.services, scope["agentpay.trace"].request_id)
+                await authenticated(headers, self._server.services, trace.request_id)
                 page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
             stream = await exported(endpoint, kind, query, read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
         reply = await route.answer(services.context.tasks, service, arguments)
-        trace: _Trace = scope["agentpay.trace"]
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         return reply
 
 
-async def _answer_keyless(pages: Pages, scope: Scope, send: Send, trace: _Trace) -> None:
+@cache
+def document_text(*, extensions: bool) -> str:
+    return openapi.printed(BOUND_ENDPOINTS, extensions=extensions)
+
+
+async def _answer_keyless(pages: Pages, scope: Scope, trace: _Trace) -> None:
     try:
         answer = await pages.answer(scope["path"], scope["method"], partial(_raw_header, scope))
     except Problem as problem:
-        await _refuse(send, trace, problem, trace.request_id, pages.headers)
+        await _refuse(trace, problem, pages.headers)
         return
-    await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
-
-
-def _require_admitted(scope: Scope) -> None:
-    refused: Problem | None = scope.get(REFUSED)
-    if refused is not None:
-        raise refused
+    await respond(trace.send, answer.status, answer.body, answer.headers, answer.content_type)
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
@@ -419,27 +416,14 @@ def _raw_header(scope: Scope, wanted: bytes) -> bytes | None:
     return next((value for name, value in scope["headers"] if name == wanted), None)
 
 
-def _noted(send: Send, trace: _Trace) -> Send:
-    send = identified(send, trace.request_id)
-
-    async def noted(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            trace.status = message["status"]
-        await send(message)
-
-    return noted
-
-
 async def _unheard(_message: Message) -> None:
     """Discard a message of a lost response."""
 
 
-async def _refuse(
-    send: Send, trace: _Trace, problem: Problem, request_id: str, headers: Sequence[Header] = ()
-) -> None:
+async def _refuse(trace: _Trace, problem: Problem, headers: Sequence[Header] = ()) -> None:
     trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
-    status, extra, body = rendered(problem, request_id)
-    await respond(send, status, body, [*headers, *extra])
+    status, extra, body = rendered(problem, trace.request_id)
+    await respond(trace.send, status, body, [*headers, *extra])
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -40,7 +40,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.http.admission import HEAD_MAX_BYTES, admit, malformed
 from agentpay_server.http.hosts import Hosts
-from agentpay_server.http.requests import DROP, REFUSED, SHARE
+from agentpay_server.http.requests import DROP, REFUSED, SHARE, WHOLE
 from agentpay_server.http.responses import Headers
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.logs import Metrics, log
@@ -383,6 +383,7 @@ class Guarded(H11Protocol):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[DROP] = self.transport.abort
         scope[SHARE] = self._port.share
+        scope[WHOLE] = lambda: not self.cycle.more_body
         if admit(scope, self._port.hosts):
             await self._port.app(scope, receive, send)
         else:

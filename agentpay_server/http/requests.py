@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
@@ -37,7 +37,9 @@ SHARE: Final = "agentpay.share"
 """ASGI scope key, set by a port: how many requests of one operator may be worked on."""
 
 WHOLE: Final = "agentpay.whole"
-"""ASGI scope key by which an in-process caller declares that the body is complete."""
+"""ASGI scope key, set by a port and by callers in process: a function that says whether the body is complete.
+
+If it is, nothing else runs while it is read: what was read before is as good as read now."""
 
 _MAX_KEY_CHARACTERS: Final = 128
 _LENGTH_MAX_DIGITS: Final = 18
@@ -48,75 +50,43 @@ class DroppedError(Exception):
 
 
 async def authenticated(headers: Mapping[str, str], core: Core, request_id: str) -> Principal:
-    """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
-    principal = await core.of(operators.FEATURE).keys.authenticate(key_of(headers), request_id)
+    """Raise `unauthorized` for a missing, too long, malformed, unknown or revoked key."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    principal = None
+    if scheme.lower() == "bearer" and len(key) <= _MAX_KEY_CHARACTERS:
+        principal = await core.of(operators.FEATURE).keys.authenticate(key.strip(" "), request_id)
     if principal is None:
         raise unauthorized()
     return principal
-
-
-def key_of(headers: Mapping[str, str]) -> str:
-    """Return the API key of a request; raise `unauthorized` if it is missing or too long."""
-    scheme, _, key = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise unauthorized()
-    return key.strip(" ")
-
-
-class Pause:
-    """Whether the event loop has run anything else since this was created.
-
-    If not, what was read before is as good as read now.
-    """
-
-    def __init__(self) -> None:
-        self.has_been: bool = False
-        asyncio.get_running_loop().call_soon(self._note)
-
-    def _note(self) -> None:
-        self.has_been = True
 
 
 class DisconnectedError(Exception):
     """The caller disconnected before the request was complete."""
 
 
-async def read_body(
-    headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
-) -> bytes:
-    """Return the complete body; `DisconnectedError` if it is incomplete.
-
-    With `is_whole` it is there, so that no timeout is needed.
-    """
+async def read_body(headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float | None) -> bytes:
+    """Return the complete body; `DisconnectedError` if it is incomplete."""
     length = headers.get("content-length", "").lstrip("0")
     # The number of digits first: `int` raises on thousands of them.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _too_large()
-    if is_whole:
-        return await _whole_body(receive)
+    chunks, size, is_more = [], 0, True
     try:
         async with asyncio.timeout(timeout_seconds):
-            return await _whole_body(receive)
+            while is_more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise DisconnectedError
+                chunk, is_more = message.get("body", b""), message.get("more_body", False)
+                size += len(chunk)
+                if size > BODY_MAX_BYTES:
+                    raise _too_large()
+                chunks.append(chunk)
     except TimeoutError:
         raise Problem(
             ErrorCode.REQUEST_TIMEOUT,
             f"The body did not arrive within {timeout_seconds:g} s.",
         ) from None
-
-
-async def _whole_body(receive: Receive) -> bytes:
-    chunks, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise DisconnectedError
-        chunk = message.get("body", b"")
-        size += len(chunk)
-        if size > BODY_MAX_BYTES:
-            raise _too_large()
-        chunks.append(chunk)
-        if not message.get("more_body", False):
-            break
     return b"".join(chunks)
 
 
@@ -227,26 +197,6 @@ def no_such_path() -> Problem:
     )
 
 
-class Paths:
-    def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
-        self._paths = paths
-        # Most paths have no parameters, and need no matching.
-        self._fixed = {path: found for path, found in paths.items() if "{" not in path}
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        found = self._fixed.get(path)
-        if found is None:
-            for pattern, template in _patterns().get(_family(path), ()):
-                if match := pattern.fullmatch(path):
-                    scope["path_params"] = match.groupdict()
-                    found = self._paths[template]
-                    break
-            else:
-                raise no_such_path()
-        await found(scope, receive, send)
-
-
 def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endpoint]]:
     by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
     for endpoint in endpoints:
@@ -255,6 +205,19 @@ def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endp
 
 
 METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
+
+# Most paths have no parameters, and need no matching.
+_FIXED: Final = frozenset(path for path in METHODS_OF if "{" not in path)
+
+
+def matched(path: str) -> tuple[str, Mapping[str, str]]:
+    """Return the template that a path matches, and its parameters; raise `not_found` if there is none."""
+    if path in _FIXED:
+        return path, {}
+    for pattern, template in _patterns().get(_family(path), ()):
+        if match := pattern.fullmatch(path):
+            return template, match.groupdict()
+    raise no_such_path()
 
 
 @cache

@@ -1,23 +1,8 @@
 """SQL statements for accounts, their counters and entries, and the history that callers read (H1 to H3)."""
 
-from collections.abc import Mapping
-from functools import cache
-from typing import Any, Final
+from typing import Final
 
-from sqlalchemy import (
-    BigInteger,
-    Case,
-    Column,
-    ColumnElement,
-    bindparam,
-    case,
-    func,
-    literal_column,
-    or_,
-    select,
-    update,
-)
-from sqlalchemy.sql.dml import ReturningUpdate
+from sqlalchemy import bindparam, literal_column, or_, select, update
 
 from agentpay.contract.console import ListHistory
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
@@ -32,7 +17,7 @@ from agentpay.contract.transactions import (
 )
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database import pages
-from agentpay_server.database.connection import ADDS, Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import AccountRecord, CounterRecord, EntryRecord, accounts, entries
@@ -66,45 +51,6 @@ _AFTER: Final = (
     .order_by(accounts.c.seq)
     .limit(bindparam("count"))
 )
-
-
-def _at_least_now(column: Column[Any]) -> Case[Any]:
-    """Times of spends never decrease within an account."""
-    now_us = bindparam("now_us", type_=BigInteger)
-    return case((column > now_us, column), else_=now_us)
-
-
-_POSTED: Final[dict[str, ColumnElement[Any]]] = {
-    **{
-        name: accounts.c[name] + bindparam(f"plus_{name}", type_=BigInteger)
-        for name in (
-            "balance",
-            "in_flight",
-            "in_flight_total",
-            "spent_total",
-            "burned_total",
-            "operator_burned_total",
-        )
-    },
-    "last_spend_us": _at_least_now(accounts.c.last_spend_us),
-    "last_burned_us": _at_least_now(accounts.c.last_burned_us),
-    "suspended_us": func.coalesce(accounts.c.suspended_us, bindparam("now_us", type_=BigInteger)),
-}
-
-
-@cache
-def _posted(names: tuple[str, ...]) -> ReturningUpdate[Any]:
-    return (
-        update(accounts)
-        .where(accounts.c.account_id == bindparam("of_account"))
-        .values({name: _POSTED[name] for name in names})
-        .returning(*accounts.c)
-        .execution_options(**ADDS)
-    )
-
-
-_POST_ALL: Final = _posted(tuple(_POSTED))
-"""The widest of them, whose names every engine must know."""
 
 
 def next_key_index(connection: Connection) -> int:
@@ -153,30 +99,6 @@ def parties(
         next((row for row in rows if row.account_id == source), None),
         next((row for row in rows if target in (row.account_id, row.usdc_token_account)), None),
     )
-
-
-def post(
-    connection: Connection, account_id: str, *, add: Mapping[str, int], now_us: int, suspends: bool = False
-) -> AccountRecord:
-    """Add amounts to columns of an account, and return it as it is now.
-
-    A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
-    With `suspends`, nothing is signed for the account until an operator allows it.
-    """
-    names = tuple(name for name, amount in add.items() if amount)
-    times = {
-        "last_spend_us": "spent_total" in names,
-        "last_burned_us": "burned_total" in names or "operator_burned_total" in names,
-        "suspended_us": suspends,
-    }
-    dated = tuple(name for name, is_set in times.items() if is_set)
-    values: dict[str, object] = {"of_account": account_id, **{f"plus_{name}": add[name] for name in names}}
-    if dated:
-        values["now_us"] = now_us
-    row = connection.execute(_posted((*names, *dated)), values).one_or_none()
-    if row is None:
-        raise LookupError(f"{account_id} is gone")
-    return ACCOUNTS.record(row)
 
 
 def allow_signing(connection: Connection, account_id: str) -> bool:

@@ -6,19 +6,20 @@ everything else. So two units never wait for each other. Each account is one sta
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
+from functools import cache, partial
 from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar, cast
 
-import attrs
 from attrs import evolve, field, frozen
+from sqlalchemy import BigInteger, Case, Column, ColumnElement, bindparam, case, func, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract import identifiers
-from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay_server.chain.protocol import ChainUnreachableError
-from agentpay_server.database.connection import Connection
+from agentpay_server.database.connection import ADDS, Connection
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import AccountRecord, EntryRecord
+from agentpay_server.database.tables import accounts as table
 from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.audit import Record
 from agentpay_server.ledger.context import Context
@@ -59,30 +60,6 @@ class Unit:
 
 
 @frozen(kw_only=True)
-class Entry:
-    """An entry of an account's history.
-
-    Attributes:
-        transaction_id: its identifier, if something refers to it; None for a new one.
-        memo: private to the operator of the outcome; other operators' accounts get an entry without it.
-        category: private in the same way.
-    """
-
-    type: TransactionType
-    direction: Direction
-    amount: int
-    transaction_id: str | None = None
-    status: TransactionStatus = TransactionStatus.SETTLED
-    counterparty: str | None = None
-    memo: str | None = None
-    category: str | None = None
-    tx_signature: str | None = None
-    transfer_id: str | None = None
-    session_id: str | None = None
-    rejection_reason: str | None = None
-
-
-@frozen(kw_only=True)
 class Posting:
     """What changes for one account. Amounts are in micro-USDC, and never negative.
 
@@ -96,7 +73,8 @@ class Posting:
             (`engine/funding.py`).
         operator_burned: the same, if an operator key requested or approved the transaction's work.
         suspends: whether nothing may be signed for the account until an operator allows it.
-        entries: its history.
+        entries: its history. When they are written, they get the account, the operator, the time, and an
+            identifier if they have none. Memo and category are private to the operator of the outcome.
     """
 
     account_id: str
@@ -108,7 +86,7 @@ class Posting:
     burned: int = 0
     operator_burned: int = 0
     suspends: bool = False
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[EntryRecord, ...] = ()
 
     @property
     def added(self) -> dict[str, int]:
@@ -213,11 +191,58 @@ def apply(unit: Unit, outcome: Outcome[S], tx: StoredTransaction | None = None) 
     return cast("S", stored)
 
 
-def post(connection: Connection, posting: Posting, now_us: int) -> AccountRecord:
-    """Write the amounts of one posting, and return the account as it is now."""
-    return accounts.post(
-        connection, posting.account_id, add=posting.added, now_us=now_us, suspends=posting.suspends
+def _at_least_now(column: Column[Any]) -> Case[Any]:
+    """Times of spends never decrease within an account."""
+    now_us = bindparam("now_us", type_=BigInteger)
+    return case((column > now_us, column), else_=now_us)
+
+
+_POSTED: Final[dict[str, ColumnElement[Any]]] = {
+    **{
+        name: table.c[name] + bindparam(f"plus_{name}", type_=BigInteger)
+        for name in Posting(account_id="").added
+    },
+    "last_spend_us": _at_least_now(table.c.last_spend_us),
+    "last_burned_us": _at_least_now(table.c.last_burned_us),
+    "suspended_us": func.coalesce(table.c.suspended_us, bindparam("now_us", type_=BigInteger)),
+}
+
+
+@cache
+def _posted(names: tuple[str, ...]) -> ReturningUpdate[Any]:
+    return (
+        update(table)
+        .where(table.c.account_id == bindparam("of_account"))
+        .values({name: _POSTED[name] for name in names})
+        .returning(*table.c)
+        .execution_options(**ADDS)
     )
+
+
+_POST_ALL: Final = _posted(tuple(_POSTED))
+"""The widest of them, whose names every engine must know."""
+
+
+def post(connection: Connection, posting: Posting, now_us: int) -> AccountRecord:
+    """Write the amounts of one posting, and return the account as it is now.
+
+    A spend is dated, and lamports without a payment are: at `now_us`, or at the last one if that is later.
+    """
+    added = {name: amount for name, amount in posting.added.items() if amount}
+    times = {
+        "last_spend_us": posting.spent,
+        "last_burned_us": posting.burned or posting.operator_burned,
+        "suspended_us": posting.suspends,
+    }
+    dated = [name for name, is_set in times.items() if is_set]
+    values: dict[str, object] = {f"plus_{name}": amount for name, amount in added.items()}
+    values["of_account"] = posting.account_id
+    if dated:
+        values["now_us"] = now_us
+    row = connection.execute(_posted((*added, *dated)), values).one_or_none()
+    if row is None:
+        raise LookupError(f"{posting.account_id} is gone")
+    return accounts.ACCOUNTS.record(row)
 
 
 def _merged(postings: tuple[Posting, ...]) -> list[Posting]:
@@ -254,35 +279,26 @@ def _count(
 def _write_history(
     unit: Unit, outcome: Outcome[Any], postings: list[Posting], posted: dict[str, AccountRecord]
 ) -> None:
-    rows = [
-        _entry(unit, outcome, entry, posting.account_id, posted.get(posting.account_id))
-        for posting in postings
-        for entry in posting.entries
-    ]
+    rows = []
+    for posting in postings:
+        account = posted.get(posting.account_id)
+        operator_id = outcome.operator_id if account is None else account.operator_id
+        # The payer's memo and category are private to its operator (interface T10).
+        is_own = operator_id == outcome.operator_id
+        hidden: dict[str, Any] = {} if is_own else {"memo": None, "category": None}
+        rows += [
+            evolve(
+                entry,
+                transaction_id=entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY),
+                operator_id=operator_id,
+                account_id=posting.account_id,
+                created_us=unit.now_us,
+                **hidden,
+            )
+            for entry in posting.entries
+        ]
     if rows:
         accounts.insert_entries(unit.connection, *rows)
-
-
-def _entry(
-    unit: Unit, outcome: Outcome[Any], entry: Entry, account_id: str, account: AccountRecord | None
-) -> EntryRecord:
-    is_own = account is None or account.operator_id == outcome.operator_id
-    values = attrs.asdict(entry, recurse=False)
-    return EntryRecord(
-        operator_id=outcome.operator_id if account is None else account.operator_id,
-        account_id=account_id,
-        created_us=unit.now_us,
-        **{
-            **values,
-            "transaction_id": entry.transaction_id or unit.context.identifiers.new(identifiers.ENTRY),
-            "type": entry.type.value,
-            "status": entry.status.value,
-            "direction": entry.direction.value,
-            # The payer's memo and category are private to its operator (interface T10).
-            "memo": entry.memo if is_own else None,
-            "category": entry.category if is_own else None,
-        },
-    )
 
 
 def _write_events(

@@ -75,18 +75,6 @@ _INSERT_IF_ALIVE: Final = insert(audit).from_select(
 )
 
 
-def insert_entry(connection: Connection, *, only_if_alive: bool = False, **values: object) -> bool:
-    """Store one entry, and return whether it was stored; `values` are all columns but `seq`.
-
-    With `only_if_alive`, only if its key is alive at `created_us`. In one statement with the entry, so that
-    the check costs no round trip.
-    """
-    if only_if_alive:
-        return connection.execute(_INSERT_IF_ALIVE, values).rowcount == 1
-    connection.execute(_INSERT, values)
-    return True
-
-
 def suspending(connection: Connection, operator_id: str, about: str, suspended_us: int) -> AuditRecord | None:
     """Return the first entry since a moment of what suspends the account that `about` matches."""
     values = {"operator_id": operator_id, "about": about, "suspended_us": suspended_us}
@@ -202,19 +190,20 @@ def record(
         Problem: `unauthorized`: the actor's key has expired or was revoked since the request began. The unit
             of work must not be committed.
     """
-    is_stored = insert_entry(
-        connection,
-        only_if_alive=actor.key_id is not None and not has_happened,
-        operator_id=actor.operator_id,
-        key_id=actor.key_id,
-        action=action,
-        subject=subject,
-        before=_text(before),
-        after=_text(after),
-        request_id=actor.request_id,
-        created_us=now_us,
-    )
-    if not is_stored:
+    values = {
+        "operator_id": actor.operator_id,
+        "key_id": actor.key_id,
+        "action": action,
+        "subject": subject,
+        "before": _text(before),
+        "after": _text(after),
+        "request_id": actor.request_id,
+        "created_us": now_us,
+    }
+    if actor.key_id is None or has_happened:
+        connection.execute(_INSERT, values)
+    # In one statement with the entry, so that the check costs no round trip.
+    elif connection.execute(_INSERT_IF_ALIVE, values).rowcount != 1:
         raise unauthorized()
 
 

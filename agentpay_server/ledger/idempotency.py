@@ -155,26 +155,17 @@ def put(
             given={"held_by": other.subject_id},
             claimed_by_operator=False,
         )
-    if own is None:
-        new = KeyClaimRecord(
-            operator_id=requested.operator_id,
-            account_id=requested.account_id,
-            idempotency_key=requested.idempotency_key,
-            kind=kind,
-            subject_id=subject_id,
-            claimed_by_operator=seen.claims,
-        )
-        CLAIMS.insert(connection, new)
+    claim: dict[str, Any] = {"kind": kind, "subject_id": subject_id, "claimed_by_operator": seen.claims}
+    if own is not None:
+        CLAIMS.changed(connection, own, _IS_OF, given={"held_by": own.subject_id}, **claim)
         return
-    CLAIMS.changed(
-        connection,
-        own,
-        _IS_OF,
-        given={"held_by": own.subject_id},
-        kind=kind.value,
-        subject_id=subject_id,
-        claimed_by_operator=seen.claims,
+    new = KeyClaimRecord(
+        operator_id=requested.operator_id,
+        account_id=requested.account_id,
+        idempotency_key=requested.idempotency_key,
+        **claim,
     )
+    CLAIMS.insert(connection, new)
 
 
 _COLUMNS: Final = len(key_claims.columns) + 1

@@ -169,10 +169,37 @@ class Outbox:
         self._events: list[EventRecord] = []
         self._deliveries: list[DeliveryRecord] = []
 
-    def add(self, event: NewEvent) -> None:
-        """For every webhook that is subscribed to its type and account."""
-        subscriptions = [s for s in self._subscriptions if s.wants(event.type, self._account_id)]
-        self._add(event, subscriptions)
+    def add(self, event: NewEvent, only: Subscription | None = None) -> None:
+        """For every webhook that is subscribed to its type and account, or for `only` one of these."""
+        event_id, event_type = self._ids.new(identifiers.EVENT), event.type
+        # The envelope of `contract.events.Event`, serialized without creating an instance.
+        data = codec.unstructure(event.data)
+        envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
+        self._events.append(
+            EventRecord(
+                seq=0,
+                event_id=event_id,
+                operator_id=self._operator_id,
+                account_id=self._account_id,
+                type=event_type,
+                body=codec.print_json(envelope).decode("ascii"),
+                created_us=self._now_us,
+                transfer_id=data.get("transfer_id"),
+                session_id=data.get("session_id"),
+            )
+        )
+        for subscription in self._subscriptions if only is None else (only,):
+            if subscription.wants(event_type, self._account_id):
+                self._deliveries.append(
+                    new_delivery(
+                        delivery_id=self._ids.new(identifiers.DELIVERY),
+                        operator_id=self._operator_id,
+                        event_id=event_id,
+                        event_type=event_type,
+                        webhook_id=subscription.webhook_id,
+                        now_us=self._now_us,
+                    )
+                )
 
     def wants_drop(self, *, before_micro: int, after_micro: int) -> bool:
         """Return whether the change crosses the low-balance threshold of any webhook."""
@@ -199,7 +226,7 @@ class Outbox:
                     usdc_token_account=account.usdc_token_account,
                 ),
             )
-            self._add(low, [subscription])
+            self.add(low, subscription)
 
     def write(self) -> None:
         if self._events:
@@ -207,36 +234,6 @@ class Outbox:
         if self._deliveries:
             self._context.wakeup.note()
             deliveries.DELIVERIES.insert(self.connection, *self._deliveries)
-
-    def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:
-        event_id, event_type = self._ids.new(identifiers.EVENT), event.type
-        # The envelope of `contract.events.Event`, serialized without creating an instance.
-        data = codec.unstructure(event.data)
-        envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
-        self._events.append(
-            EventRecord(
-                seq=0,
-                event_id=event_id,
-                operator_id=self._operator_id,
-                account_id=self._account_id,
-                type=event_type,
-                body=codec.print_json(envelope).decode("ascii"),
-                created_us=self._now_us,
-                transfer_id=data.get("transfer_id"),
-                session_id=data.get("session_id"),
-            )
-        )
-        for subscription in subscriptions:
-            self._deliveries.append(
-                new_delivery(
-                    delivery_id=self._ids.new(identifiers.DELIVERY),
-                    operator_id=self._operator_id,
-                    event_id=event_id,
-                    event_type=event_type,
-                    webhook_id=subscription.webhook_id,
-                    now_us=self._now_us,
-                )
-            )
 
 
 def new_delivery(

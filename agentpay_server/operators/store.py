@@ -66,7 +66,7 @@ _LIVE_BY_DIGEST: Final = select(api_keys).where(api_keys.c.digest == bindparam("
 _FORGET_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.expires_us <= _NOW)
 _VOID_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.operator_id == bindparam("of_operator"))
 _IS_CODE_VALID: Final = sign_in_codes.c.expires_us > _NOW
-# Waits for all who have locked it by `audit.insert_entry`.
+# Waits for all who have locked it by `audit.record`.
 _LOCK_KEY: Final = select(api_keys.c.seq).where(api_keys.c.key_id == bindparam("key_id")).with_for_update()
 
 AGENT_KEYS: Final = KEYS.pages("operator_id", _IS_AGENTS, is_alive(_NOW))

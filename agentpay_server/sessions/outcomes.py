@@ -21,12 +21,12 @@ from agentpay.contract.sessions import ClosingReason, Session, SessionProtocol, 
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import SessionRecord
+from agentpay_server.database.tables import EntryRecord, SessionRecord
 from agentpay_server.engine import funding
 from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit
-from agentpay_server.ledger.apply import Entry, Outcome, Posting
+from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
@@ -99,7 +99,7 @@ class Escrow:
         """Return that its hold, which had ended, reserves it again."""
         return HoldChange(self.owner_id, amount=self.amount_micro, is_open=True)
 
-    def paid_out(self, tx: StoredTransaction, spent: Entry, *, deposited: int) -> tuple[Posting, ...]:
+    def paid_out(self, tx: StoredTransaction, spent: EntryRecord, *, deposited: int) -> tuple[Posting, ...]:
         """Return the postings of its payout.
 
         Args:
@@ -141,8 +141,8 @@ class Escrow:
         amount: int,
         tx: StoredTransaction,
         category: str | None = None,
-    ) -> Entry:
-        return Entry(
+    ) -> EntryRecord:
+        return EntryRecord(
             type=kind,
             direction=direction,
             amount=amount,
@@ -227,7 +227,7 @@ def settled(
         stuck_reason=None,
     )
     entry = partial(
-        Entry, tx_signature=tx.signature, category=session.category, session_id=session.session_id
+        EntryRecord, tx_signature=tx.signature, category=session.category, session_id=session.session_id
     )
     spent = entry(
         type=TransactionType.SESSION_SETTLEMENT,

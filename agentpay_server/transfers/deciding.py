@@ -268,13 +268,13 @@ def signed(gate: Gate, transfer_id: str, terms: TransferTerms) -> StoredTransact
 # --- Terms
 
 
-def terms_of(request: CreateTransfer) -> TransferTerms:
+def terms_of(request: CreateTransfer | CheckTransfer) -> TransferTerms:
     """Return the request's terms."""
     return TransferTerms(
         account_id=request.from_,
         to=request.to,
         amount_micro=to_micro(request.amount),
-        memo=request.memo,
+        memo=request.memo or None,
         category=request.category,
     )
 
@@ -317,13 +317,7 @@ class Checks:
                 `chain_unavailable`.
         """
         principal.require_account(request.from_, CHECK_TRANSFER.operation)
-        terms = TransferTerms(
-            account_id=request.from_,
-            to=request.to,
-            amount_micro=to_micro(request.amount),
-            memo=request.memo or None,
-            category=request.category,
-        )
+        terms = terms_of(request)
         while True:
             parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
             preflight = await self._authorizer.preflight(parties)

@@ -20,12 +20,12 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, Chain, FailureReason, SignedTransaction
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import AccountRecord, TransferRecord
+from agentpay_server.database.tables import AccountRecord, EntryRecord, TransferRecord
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.movement import Ending, Movement, Replacement, Resigning
 from agentpay_server.engine.policy import Refusal, stored_policy
 from agentpay_server.ledger import audit
-from agentpay_server.ledger.apply import Entry, Outcome, Posting
+from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
@@ -75,12 +75,18 @@ def _landed(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
     events = [settled(transfer, tx.name, ending.now_us)]
     if tx.announced_us is None:
         events.insert(0, initiated(transfer, tx.name))
-    is_received = transfer.recipient_account_id in ending.received_by
+    amount, payee, sent = transfer.amount, transfer.recipient_account_id, sent_entry(transfer, tx.name)
+    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
+    if payee is not None and payee not in ending.received_by:
+        arrived = attrs.evolve(
+            sent, type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
+        )
+        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
     return Outcome(
         operator_id=transfer.operator_id,
         account_id=transfer.account_id,
         subject=ended(transfer, TransferStatus.SETTLED, tx_signature=tx.name, now_us=ending.now_us),
-        postings=tuple(movement(transfer, tx.name, is_received=is_received)),
+        postings=tuple(postings),
         events=tuple(events),
     )
 
@@ -251,7 +257,7 @@ def rejection(
     record = transfer.after if isinstance(transfer, Change) else transfer
     # What was refused at once counts toward nothing.
     has_hold = isinstance(transfer, Change) or record.approval_expires_us is not None
-    entry = Entry(
+    entry = EntryRecord(
         type=TransactionType.REJECTION,
         status=TransactionStatus.REJECTED,
         direction=Direction.OUT,
@@ -354,25 +360,9 @@ def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
     )
 
 
-def movement(transfer: TransferRecord, tx_signature: str | None, *, is_received: bool) -> list[Posting]:
-    """Return what a settled transfer changes on both sides: balances and history.
-
-    With `is_received`, the recipient's account has it already, as a deposit.
-    """
-    amount, payee = transfer.amount, transfer.recipient_account_id
-    sent = sent_entry(transfer, tx_signature)
-    postings = [Posting(account_id=transfer.account_id, release=amount, debit=amount, entries=(sent,))]
-    if payee is not None and not is_received:
-        arrived = attrs.evolve(
-            sent, type=TransactionType.DEPOSIT, direction=Direction.IN, counterparty=transfer.account_id
-        )
-        postings.append(Posting(account_id=payee, credit=amount, entries=(arrived,)))
-    return postings
-
-
-def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> Entry:
+def sent_entry(transfer: TransferRecord, tx_signature: str | None) -> EntryRecord:
     """Return the payer's history entry of a settled transfer."""
-    return Entry(
+    return EntryRecord(
         type=TransactionType.TRANSFER,
         direction=Direction.OUT,
         amount=transfer.amount,

@@ -6,10 +6,8 @@ balance. This module checks the idempotency key, has the transfer authorized and
 """
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-
-import attrs
-from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
@@ -20,11 +18,11 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import PurchaseKind, TransferRecord
-from agentpay_server.engine.authorization import Authorizer, Decided, Order, Parties, own_parties
+from agentpay_server.engine.authorization import Authorizer, Decided, Order, own_parties
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
+from agentpay_server.ledger.idempotency import RequestedKey, Verdict, judge
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.failpoints import Operation
@@ -33,20 +31,6 @@ from agentpay_server.transfers import store
 from agentpay_server.transfers.deciding import NewSpend, key_holder_of, new_transfer, terms_of
 from agentpay_server.transfers.outcomes import final_response, report, to_response
 from agentpay_server.transfers.rules import TransferTerms
-
-
-@frozen(kw_only=True)
-class _TransferView:
-    """The stored data for a request: the accounts, its key's claims, and the transfer that holds the key.
-
-    Attributes:
-        judged: how to treat it. With `REPLAY` and `RESUME` there is a transfer.
-    """
-
-    parties: Parties
-    held: Held
-    transfer: TransferRecord | None
-    judged: Verdict
 
 
 class Transfers:
@@ -75,8 +59,6 @@ class Transfers:
                 out.
         """
         principal.require_account(request.from_, CREATE_TRANSFER.operation)
-        if request.memo == "":
-            request = attrs.evolve(request, memo=None)
         # Requests with different keys do not share a task: agent-scoped and operator keys see different
         # idempotency keys (interface I9), and a key may be revoked while the task runs.
         key = RequestedKey.of(principal, request.from_, request.idempotency_key)
@@ -95,22 +77,29 @@ class Transfers:
     async def _create(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> Transfer:
         deadline = self._execution.deadline()
         while True:
-            view = await self._view(principal, key, terms)
-            held_by = view.transfer
-            if held_by is not None and view.judged is Verdict.REPLAY:
-                return final_response(held_by, self._chain, is_replay=True)
-            if held_by is not None and view.judged is Verdict.RESUME:
-                return final_response(await self._execution.resumed(held_by, deadline), self._chain)
+            # Separate reads, because a transaction around them would double the round trips. The decision
+            # checks under a lock what may change between them.
+            parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
+            held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
+            holder, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
+            if transfer_id is not None:
+                holder = await self._database.read(store.TRANSFERS.existing, transfer_id)
+            of_key = None if holder is None else key_holder_of(holder)
+            judged = judge(held, PurchaseKind.TRANSFER, of_key, terms)
+            if holder is not None and judged is Verdict.REPLAY:
+                return final_response(holder, self._chain, is_replay=True)
+            if holder is not None and judged is Verdict.RESUME:
+                return final_response(await self._execution.resumed(holder, deadline), self._chain)
             new = NewSpend(
                 transfer_id=self._context.identifiers.new(identifiers.TRANSFER),
                 principal=principal,
                 terms=terms,
                 key=key,
-                held=view.held,
+                held=held,
             )
             order = Order(
                 operation=Operation.TRANSFER,
-                parties=view.parties,
+                parties=parties,
                 decide=partial(new_transfer, new=new),
                 by_operator=not principal.is_agent,
                 key=key,
@@ -118,18 +107,6 @@ class Transfers:
             decided = await self._execution.decided(order, deadline)
             if decided is not None:
                 return final_response(await self._execution.driven(decided, deadline), self._chain)
-
-    async def _view(self, principal: Principal, key: RequestedKey, terms: TransferTerms) -> _TransferView:
-        # Separate reads, because a transaction around both would double the round trips. The decision checks
-        # under a lock what may change between them.
-        parties = await self._database.read(own_parties, principal, terms.account_id, terms.to)
-        held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
-        transfer, transfer_id = None, held.subject_of(PurchaseKind.TRANSFER)
-        if transfer_id is not None:
-            transfer = await self._database.read(store.TRANSFERS.existing, transfer_id)
-        holder = None if transfer is None else key_holder_of(transfer)
-        judged = judge(held, PurchaseKind.TRANSFER, holder, terms)
-        return _TransferView(parties=parties, held=held, transfer=transfer, judged=judged)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
@@ -172,10 +149,7 @@ class Execution:
         self._database = context.database
         self._settlement = settlement
         self._authorizer = authorizer
-
-    def deadline(self) -> float:
-        """Return the deadline for finality of a request that starts now, in the event loop's time."""
-        return self._authorizer.deadline()
+        self.deadline: Callable[[], float] = authorizer.deadline
 
     async def decided(self, order: Order[TransferRecord], deadline: float) -> Decided[TransferRecord] | None:
         """Decide about a transfer, and log a decision that is final; see `Authorizer.authorize`."""

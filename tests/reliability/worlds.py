@@ -37,6 +37,7 @@ from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection
 from agentpay_server.http.app import Application
+from agentpay_server.http.requests import WHOLE
 from agentpay_server.platform.clock import manual_clock
 from agentpay_server.platform.settings import Settings
 
@@ -170,13 +171,23 @@ class Party:
     index: int = 0
 
 
+def in_process(runtime: Server) -> httpx.ASGITransport:
+    """Return a transport that calls the application with whole bodies, and says so."""
+    app = Application(runtime)
+
+    async def called(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, WHOLE: lambda: True}, receive, send)
+
+    return httpx.ASGITransport(called)
+
+
 class World:
     """A server, the chain under it, and what a test asks of both."""
 
     def __init__(self, runtime: Server, chain: FaultyChain) -> None:
         self.runtime = runtime
         self.chain = chain
-        self._application = httpx.ASGITransport(Application(runtime))
+        self._application = in_process(runtime)
         self.http = httpx.AsyncClient(
             transport=self._application,
             base_url=BASE_URL,
@@ -230,7 +241,7 @@ class World:
         return AsyncAgentPay(
             api_key=self.runtime.operator.key,
             base_url=BASE_URL,
-            transport=httpx.ASGITransport(Application(self.runtime)),
+            transport=in_process(self.runtime),
             **options,
         )
 

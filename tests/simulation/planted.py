@@ -28,7 +28,7 @@ from agentpay_server.database.tables import Kind, PurchaseKind, sessions
 from agentpay_server.engine import movement
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Gate
-from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
+from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed, by_signature
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.settlement import RecoverySchedule, Settlement
 from agentpay_server.http import app as http_app
@@ -134,7 +134,7 @@ def what_was_sent_has_settled(patch: Patch) -> None:
 @planted
 def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
     async def look(self, signed, find=None):
-        status = await (find or self._by_signature(signed))(proof_height=None)
+        status = await (find or partial(by_signature, self._chain, signed))(proof_height=None)
         if status is None:
             if await self._chain.block_height() <= signed.last_valid_block_height:
                 return None, True
@@ -514,11 +514,11 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
     add = outbox_service.Outbox.add
     written: set[Any] = set()
 
-    def once(self, event):
+    def once(self, event, *only):
         name = (event.type, str(event.data))
         if name not in written:
             written.add(name)
-            add(self, event)
+            add(self, event, *only)
 
     patch(outbox_service.Outbox, "add", once)
 

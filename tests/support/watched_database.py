@@ -116,11 +116,11 @@ def refuse(patch: pytest.MonkeyPatch, name: str, error: Exception) -> None:
 
 def refuse_inserts(patch: pytest.MonkeyPatch, table: str, error: Exception) -> None:
     """Let no row be inserted into a table, on any store."""
-    inserted = Rows._inserted
+    inserted = Rows.insert
 
-    def inserting(rows: Any, connection: Any, records: Any) -> Any:
+    def inserting(rows: Any, connection: Any, *records: Any) -> Any:
         if rows.table.name == table:
             raise error
-        return inserted(rows, connection, records)
+        return inserted(rows, connection, *records)
 
-    patch.setattr(Rows, "_inserted", inserting)
+    patch.setattr(Rows, "insert", inserting)

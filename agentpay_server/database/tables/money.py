@@ -269,10 +269,10 @@ class EntryRecord:
     """An entry of an account's history."""
 
     seq: Seq = 0
-    transaction_id: str
-    account_id: str
+    transaction_id: str = ""
+    account_id: str = ""
     type: str
-    status: str
+    status: str = "settled"
     direction: str
     amount: int
     counterparty: str | None = None
@@ -282,9 +282,9 @@ class EntryRecord:
     transfer_id: str | None = None
     session_id: str | None = None
     rejection_reason: str | None = None
-    created_us: int
+    created_us: int = 0
     # The operator of the account.
-    operator_id: Annotated[str, {"server_default": ""}]
+    operator_id: Annotated[str, {"server_default": ""}] = ""
 
 
 chain_transactions: Final = table_of(ChainTransactionRecord)

@@ -31,11 +31,11 @@ from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus
 from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, ChannelHistory, Payout
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import ChannelRecord, SessionRecord, TransferRecord
+from agentpay_server.database.tables import ChannelRecord, EntryRecord, SessionRecord, TransferRecord
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts, audit
 from agentpay_server.ledger.accounts import ACCOUNTS
-from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.spending import HoldChange
@@ -351,7 +351,7 @@ def paid_out(found: Owned, tx: StoredTransaction, now_us: int, *, paid: int, dep
 
 def settled(
     transfer: TransferRecord, *, paid_micro: int, tx_signature: str, now_us: int
-) -> tuple[Change[TransferRecord], Entry, NewEvent]:
+) -> tuple[Change[TransferRecord], EntryRecord, NewEvent]:
     """Return what the payout changes of a payment: its row, its history, and its event."""
     check_transition(transfer.status, TransferStatus.SETTLED)
     change = outcomes.ended(

@@ -175,7 +175,7 @@ def _scope(request: httpx.Request) -> Scope:
         "headers": [(name.lower(), value) for name, value in request.headers.raw],
         "client": ("127.0.0.1", 0),
         "server": (url.host, url.port),
-        WHOLE: True,
+        WHOLE: lambda: True,
     }
 
 

@@ -16,7 +16,7 @@ from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_databa
 
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.sqlite import SqliteConnection
-from agentpay_server.ledger import accounts
+from agentpay_server.ledger.apply import Posting, post
 
 pytestmark = pytest.mark.unmeasured
 
@@ -365,6 +365,6 @@ def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
     try:
         if not -(2**63) <= number < 2**63:
             with pytest.raises(OverflowError):
-                accounts.post(SqliteConnection(driver), "v1", add={"balance": number}, now_us=0)
+                post(SqliteConnection(driver), Posting(account_id="v1", credit=number), 0)
     finally:
         driver.close()

@@ -17,6 +17,7 @@ from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.runner import DatabaseClosedError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import EventRecord, PurchaseKind, WebhookRecord, counters
 from agentpay_server.ledger import accounts, deliveries, idempotency, outbox
+from agentpay_server.ledger.apply import Posting, post
 from agentpay_server.ledger.deliveries import LEASE_US
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.outbox import new_delivery
@@ -523,7 +524,7 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
         source = accounts.ACCOUNTS.get(connection, "acct_1", lock=True)
         if source.spent_total == limit:
             return False
-        accounts.post(connection, "acct_1", add={"in_flight": 1, "spent_total": 1}, now_us=1)
+        post(connection, Posting(account_id="acct_1", hold=1, spent=1), 1)
         return True
 
     spent = await asyncio.gather(*(store.run(spend) for _ in range(20) for store in (database, other)))

@@ -16,6 +16,7 @@ from agentpay_server.database.rows import StaleRowError, lock_of
 from agentpay_server.database.runner import DatabaseUnavailableError, OfAccounts
 from agentpay_server.database.tables import KeyRecord, counters
 from agentpay_server.ledger import accounts, audit, transactions
+from agentpay_server.ledger.apply import Posting, post
 from agentpay_server.ledger.idempotency import CLAIMS
 from agentpay_server.operators import store as operators
 from agentpay_server.platform.principals import Principal
@@ -135,7 +136,7 @@ def spend(connection, account_id, *, limit=100, fails_at=None):
         return None
     connection.execute(INSERT, {"name": f"{account_id}-{source.spent_total}", "value": transaction})
     reach("held")
-    row = accounts.post(connection, account_id, add={"in_flight": 1, "spent_total": 1}, now_us=1)
+    row = post(connection, Posting(account_id=account_id, hold=1, spent=1), 1)
     reach("posted")
     transfer = evolve(new_transfer(f"{account_id}_{source.spent_total}"), account_id=account_id)
     key = f"{account_id} {source.spent_total}"
@@ -213,7 +214,7 @@ async def test_a_unit_that_fails_before_it_writes_disturbs_no_other(database, se
 
 async def test_a_constraint_that_two_units_violate_refuses_one_of_them(database):
     def claim(connection, account_id):
-        accounts.post(connection, account_id, add={"balance": 1}, now_us=1)
+        post(connection, Posting(account_id=account_id, credit=1), 1)
         CLAIMS.insert(connection, evolve(new_claim(account_id), account_id=account_id))
 
     results = await asyncio.gather(
@@ -227,7 +228,7 @@ async def test_a_constraint_that_two_units_violate_refuses_one_of_them(database)
 
 async def test_a_value_that_cannot_be_sent_fails_its_unit_only(database):
     def put(connection, account_id, value):
-        accounts.post(connection, account_id, add={"balance": value}, now_us=1)
+        post(connection, Posting(account_id=account_id, credit=value), 1)
 
     values = [1, "x", 2**70, *range(3, COUNT)]
     results = await asyncio.gather(
@@ -311,7 +312,7 @@ async def test_a_batch_holds_no_account_of_a_unit_whose_transaction_another_serv
     def end(connection, tx):
         if transactions.land(connection, tx, 1, is_irreversible=True) is None:
             return None
-        return accounts.post(connection, tx.account_id, add={"balance": 1}, now_us=1).balance
+        return post(connection, Posting(account_id=tx.account_id, credit=1), 1).balance
 
     # As a unit of its own does: the transaction first, then the account.
     await holder.execute(f"BEGIN; {END_FIRST}")
@@ -374,7 +375,7 @@ async def test_units_of_one_account_are_serialized(database, other):
 
 async def test_units_that_only_add_to_an_account_share_it(database, other):
     def credit(connection, name):
-        return accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1).balance
+        return post(connection, Posting(account_id="acct_1", credit=1), 1).balance
 
     def of_subject(name):
         return OfAccounts(credit, frozenset(("acct_1",)), frozenset((name,)), adds=True)
@@ -399,7 +400,7 @@ async def test_units_of_one_subject_run_one_after_the_other(database):
         transactions.append(connection.execute(TRANSACTION).scalar_one())
         balance = accounts.ACCOUNTS.existing(connection, "acct_1").balance
         if found is not None:
-            accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+            post(connection, Posting(account_id="acct_1", credit=1), 1)
         return found is not None, balance
 
     unit = OfAccounts(end, frozenset(("acct_1",)), frozenset(("txn_1",)), adds=True)
@@ -421,7 +422,7 @@ async def test_a_unit_that_locks_what_is_not_its_own_has_a_transaction_of_its_ow
         return connection.execute(TRANSACTION).scalar_one()
 
     def change_account(connection):
-        accounts.post(connection, "acct_2", add={"balance": 1}, now_us=1)
+        post(connection, Posting(account_id="acct_2", credit=1), 1)
         return connection.execute(TRANSACTION).scalar_one()
 
     def count(connection):
@@ -442,7 +443,7 @@ async def test_a_unit_that_leaves_after_it_has_written_undoes_the_batch(database
     await database.run(lambda c: transfers.TRANSFERS.insert(c, new_transfer("1")))
 
     def unit(connection):
-        accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+        post(connection, Posting(account_id="acct_1", credit=1), 1)
         transfers.TRANSFERS.existing(connection, "txn_1", lock=True)
 
     results = await asyncio.gather(database.run(of_account("acct_1", unit)), spends(database, IDS[1:]))
@@ -452,7 +453,7 @@ async def test_a_unit_that_leaves_after_it_has_written_undoes_the_batch(database
 
 async def test_a_stale_row_fails_its_unit_only(database):
     def unit(connection):
-        accounts.post(connection, "acct_1", add={"balance": 1}, now_us=1)
+        post(connection, Posting(account_id="acct_1", credit=1), 1)
         transfers.TRANSFERS.changed(connection, "txn_none", status="settled")
 
     results = await asyncio.gather(
@@ -593,7 +594,7 @@ async def test_a_batch_is_not_committed_when_the_hold_is_lost(database, other, h
     pid = database._holder.driver.get_server_pid()
 
     def unit(connection, account_id):
-        accounts.post(connection, account_id, add={"balance": 1}, now_us=1)
+        post(connection, Posting(account_id=account_id, credit=1), 1)
         connection.execute(select(func.pg_advisory_xact_lock_shared(90)))
 
     await holder.execute("SELECT pg_advisory_lock(90)")

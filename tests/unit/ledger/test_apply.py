@@ -12,10 +12,10 @@ from sqlalchemy import select
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server.database.rows import StaleRowError
 from agentpay_server.database.sqlite import MemoryDatabase
-from agentpay_server.database.tables import AccountRecord, metadata
+from agentpay_server.database.tables import AccountRecord, EntryRecord, metadata
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.accounts import ENTRY_PAGES as PAGES
-from agentpay_server.ledger.apply import Entry, Outcome, Posting, Unit, apply
+from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
 from agentpay_server.plugins.postgres.database import PostgresDatabase
 
@@ -137,7 +137,7 @@ async def test_an_account_stays_stopped_since_the_first_time(database: Any) -> N
 
 
 async def test_another_operator_does_not_see_memo_and_category(database: Any) -> None:
-    entry = Entry(
+    entry = EntryRecord(
         type=TransactionType.DEPOSIT, direction=Direction.IN, amount=1, memo="private", category="compute"
     )
     await applied(
