@@ -64,7 +64,7 @@ class Server:
                 self.snapshots.include(lasting)
         if isinstance(chain, EmbeddedChain):
             # Not bound to one core, because later ones must be notified too.
-            chain.listen(self)
+            chain.listen(self.arrived)
             chain.history.listen(self._executed)
 
     @property
