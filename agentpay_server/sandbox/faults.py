@@ -21,6 +21,7 @@ from agentpay_server.chain.protocol import (
     Absence,
     AccountData,
     Blockhash,
+    Chain,
     ChainUnreachableError,
     ChannelHistory,
     Cosigned,
@@ -28,7 +29,6 @@ from agentpay_server.chain.protocol import (
     Posted,
     SignatureStatus,
     TokenAccount,
-    WatchedChain,
     nothing_posted,
 )
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, HttpEffect, SetFault
@@ -68,7 +68,7 @@ class _Hidden:
 class FaultyChain:
     """`expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can."""
 
-    def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
+    def __init__(self, inner: Chain, expire: Callable[[], None] | None = None) -> None:
         self.inner = inner
         self._expire = expire
         self._armed: dict[ChainFault, int | None] = {}

@@ -151,7 +151,7 @@ class RpcChain:
         The status is read after every height that `block_height` returned before this call, from a node whose
         position is at least that height.
         """
-        if not _is_signature(signature):
+        if not _is_valid(signature, Signature):
             return None
         asked_at = asyncio.get_running_loop().time()
         slot, status = await self._statuses.answer(signature)
@@ -312,7 +312,7 @@ class RpcChain:
     def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
-        """See `DepositSource`. The cursor is a signature."""
+        """See `Chain`. The cursor is a signature."""
         return self._history.deposits(token_account, after=after, posted=posted)
 
     async def close(self) -> None:
@@ -367,7 +367,7 @@ class RpcChain:
         return replies.signature_text(await self._call("sendTransaction", _base64(raw), options))
 
     async def _accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
-        wanted = sorted({address for address in addresses if _is_address(address)})
+        wanted = sorted({address for address in addresses if _is_valid(address, Pubkey)})
         reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
         try:
             # The timeout includes the wait for a turn.
@@ -405,17 +405,9 @@ def _base64(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-def _is_signature(text: str) -> bool:
+def _is_valid(text: str, kind: type[Signature] | type[Pubkey]) -> bool:
     try:
-        Signature.from_string(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_address(text: str) -> bool:
-    try:
-        Pubkey.from_string(text)
+        kind.from_string(text)
     except ValueError:
         return False
     return True

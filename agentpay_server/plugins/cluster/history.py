@@ -307,7 +307,7 @@ class AccountHistory:
     async def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
-        """See `DepositSource`. The cursor is a signature."""
+        """See `Chain`. The cursor is a signature."""
         history = await self._irreversible(token_account, after)
         known = await posted() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
