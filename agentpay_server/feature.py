@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from agentpay_server.assembly import identity
 from agentpay_server.assembly.config import ServerConfig
-from agentpay_server.chain.protocol import WatchedChain
+from agentpay_server.chain.protocol import Chain
 from agentpay_server.engine.authorization import Authorizer
 from agentpay_server.engine.funding import Treasury, TreasuryFunding
 from agentpay_server.engine.movement import Movement
@@ -149,7 +149,7 @@ class Core:
         self,
         config: ServerConfig,
         context: Context,
-        chain: WatchedChain,
+        chain: Chain,
         features: Sequence[Feature[Any]],
         lasting: dict[type[Any], Any],
         *,

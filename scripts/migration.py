@@ -1,9 +1,9 @@
-"""Write the migration from the newest version to the current tables.
+"""Write the migration from the tables of a database to the declared ones.
 
-    python scripts/migration.py "Sessions and their escrows"
+    python scripts/migration.py data/agentpay.sqlite3 "Sessions and their escrows"
 
-The result is a draft: review it before you commit it, and set `HEAD` in
-`agentpay_server/plugins/migrations/__init__.py`.
+A server from before the change creates the database. The result is a draft: review it before you commit it,
+and set `HEAD` in `agentpay_server/plugins/migrations/__init__.py`.
 """
 
 import sys
@@ -18,14 +18,12 @@ from agentpay_server.plugins import migrations
 MIGRATIONS = Path(migrations.__file__).parent
 
 
-def main(message: str) -> None:
+def main(database: str, message: str) -> None:
     """Write the migration."""
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
-    with create_engine("sqlite://").connect() as connection:
+    with create_engine(f"sqlite:///{database}").connect() as connection:
         config.attributes.update(connection=connection, version_table="alembic_version")
-        if any((MIGRATIONS / "versions").glob("[0-9]*.py")):
-            command.upgrade(config, "head")
         command.revision(config, message, autogenerate=True, rev_id=f"{int(migrations.HEAD) + 1:04}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import converters, field, frozen
 
-from agentpay_server.chain.protocol import WatchedChain
+from agentpay_server.chain.protocol import Chain
 from agentpay_server.platform.clock import Clock, SystemClock
 from agentpay_server.platform.randomness import Randomness, SystemRandomness, randomness
 from agentpay_server.platform.settings import (
@@ -39,7 +39,7 @@ class Edge:
         return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
-def _same(chain: WatchedChain) -> WatchedChain:
+def _same(chain: Chain) -> Chain:
     return chain
 
 
@@ -130,7 +130,7 @@ class ServerConfig:
     temporary_key: bool = False
     may_crash: bool = False
     mounts: "Mapping[str, httpx.AsyncBaseTransport]" = field(factory=dict)
-    wrap_chain: Callable[[Any], WatchedChain] = _same
+    wrap_chain: Callable[[Any], Chain] = _same
     edge: Edge = field(factory=Edge)
 
     def __attrs_post_init__(self) -> None:

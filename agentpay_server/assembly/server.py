@@ -11,7 +11,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.opening import Storage, open_chain, open_custody, open_storage
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.virtual_machine import Executed
-from agentpay_server.chain.protocol import Deposit, OpenedChain, WatchedChain
+from agentpay_server.chain.protocol import Chain, Deposit, OpenedChain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.feature import Core
@@ -64,7 +64,7 @@ class Server:
                 self.snapshots.include(lasting)
         if isinstance(chain, EmbeddedChain):
             # Not bound to one core, because later ones must be notified too.
-            chain.listen(self)
+            chain.listen(self.arrived)
             chain.history.listen(self._executed)
 
     @property
@@ -213,7 +213,7 @@ async def _put_together(
     return Server(config, context, storage, chain, faults)
 
 
-def _with_faults(chain: OpenedChain, config: ServerConfig) -> tuple[WatchedChain, Faults | None]:
+def _with_faults(chain: OpenedChain, config: ServerConfig) -> tuple[Chain, Faults | None]:
     """Return the chain that services use, and the sandbox's faults of it: None where money is real."""
     wrapped = config.wrap_chain(chain)
     if not chain.is_test_chain:

@@ -249,6 +249,71 @@ def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
     return max(last_valid_height - BLOCKHASH_LIFE_BLOCKS, 0), last_valid_height
 
 
+@frozen(kw_only=True)
+class Deposit:
+    """A transaction that increased the USDC of a token account.
+
+    Attributes:
+        token_account: the account that received.
+        amount_micro: the increase in micro-USDC, at least 1.
+        senders: the token accounts that were debited.
+        others: the other token accounts that existed before; they may have been debited and refilled.
+    """
+
+    signature: str
+    token_account: str
+    amount_micro: int
+    senders: tuple[str, ...]
+    others: tuple[str, ...] = ()
+
+    @property
+    def sender(self) -> str | None:
+        """The token account that was debited, if there is exactly one."""
+        return self.senders[0] if len(self.senders) == 1 else None
+
+
+@frozen(kw_only=True)
+class Debit:
+    """A transaction that reduced the USDC of a token account.
+
+    Attributes:
+        signature: its identity on chain.
+        signatures: all its signatures, the service's included if the service signed it.
+        amount_micro: the reduction in micro-USDC, at least 1.
+        recipient: the token account that received, if there is exactly one.
+    """
+
+    signature: str
+    signatures: tuple[str, ...]
+    token_account: str
+    amount_micro: int
+    recipient: str | None
+
+
+@frozen(kw_only=True)
+class DepositBatch:
+    """The next part of an account's history.
+
+    Attributes:
+        deposits: oldest first; may be empty.
+        cursor: the end of this part.
+        debits: oldest first. Always empty on a chain within the process, whose balances are never outdated.
+    """
+
+    deposits: tuple[Deposit, ...]
+    cursor: str
+    debits: tuple[Debit, ...] = ()
+
+
+Posted = Callable[[], Awaitable[Collection[str]]]
+"""Returns signatures that are posted for a token account, possibly not all."""
+
+
+async def nothing_posted() -> Collection[str]:
+    """Return no signatures."""
+    return ()
+
+
 class Chain(Protocol):
     """A Solana cluster. Every coroutine may raise `ChainUnreachableError`."""
 
@@ -432,75 +497,6 @@ class Chain(Protocol):
         """Return the lamports that exempt an account of `size` bytes from rent."""
         ...
 
-
-@frozen(kw_only=True)
-class Deposit:
-    """A transaction that increased the USDC of a token account.
-
-    Attributes:
-        token_account: the account that received.
-        amount_micro: the increase in micro-USDC, at least 1.
-        senders: the token accounts that were debited.
-        others: the other token accounts that existed before; they may have been debited and refilled.
-    """
-
-    signature: str
-    token_account: str
-    amount_micro: int
-    senders: tuple[str, ...]
-    others: tuple[str, ...] = ()
-
-    @property
-    def sender(self) -> str | None:
-        """The token account that was debited, if there is exactly one."""
-        return self.senders[0] if len(self.senders) == 1 else None
-
-
-@frozen(kw_only=True)
-class Debit:
-    """A transaction that reduced the USDC of a token account.
-
-    Attributes:
-        signature: its identity on chain.
-        signatures: all its signatures, the service's included if the service signed it.
-        amount_micro: the reduction in micro-USDC, at least 1.
-        recipient: the token account that received, if there is exactly one.
-    """
-
-    signature: str
-    signatures: tuple[str, ...]
-    token_account: str
-    amount_micro: int
-    recipient: str | None
-
-
-@frozen(kw_only=True)
-class DepositBatch:
-    """The next part of an account's history.
-
-    Attributes:
-        deposits: oldest first; may be empty.
-        cursor: the end of this part.
-        debits: oldest first. Always empty on a chain within the process, whose balances are never outdated.
-    """
-
-    deposits: tuple[Deposit, ...]
-    cursor: str
-    debits: tuple[Debit, ...] = ()
-
-
-Posted = Callable[[], Awaitable[Collection[str]]]
-"""Returns signatures that are posted for a token account, possibly not all."""
-
-
-async def nothing_posted() -> Collection[str]:
-    """Return no signatures."""
-    return ()
-
-
-class DepositSource(Protocol):
-    """A chain that can read the history of token accounts."""
-
     def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
@@ -519,11 +515,7 @@ class DepositSource(Protocol):
         ...
 
 
-class WatchedChain(Chain, DepositSource, Protocol):
-    """A chain that also reports deposits."""
-
-
-class OpenedChain(WatchedChain, Protocol):
+class OpenedChain(Chain, Protocol):
     """A chain that a server has opened."""
 
     async def close(self) -> None:

@@ -3,7 +3,7 @@
 from attrs import field, frozen
 
 from agentpay_server.chain.custody import Signer
-from agentpay_server.chain.protocol import WatchedChain
+from agentpay_server.chain.protocol import Chain
 from agentpay_server.database.clock_check import ClockCheck
 from agentpay_server.database.runner import Database
 from agentpay_server.platform.clock import Clock
@@ -27,7 +27,7 @@ class Context:
     """
 
     database: Database
-    chain: WatchedChain
+    chain: Chain
     signer: Signer
     clock: Clock
     clock_check: ClockCheck

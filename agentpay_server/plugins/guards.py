@@ -21,7 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final
 
-from attrs import define, evolve
+from attrs import evolve
 
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnreachableError, SignatureStatus
 from agentpay_server.database.connection import Connection
@@ -49,14 +49,6 @@ _LONGEST_PAUSE_SECONDS: Final = 3_600.0
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-@define
-class _Search:
-    """When to retry a history query that the node could not serve."""
-
-    at: float
-    backoff: Backoff
-
-
 class LateLandings:
     """Watches expired and rejected transactions."""
 
@@ -67,7 +59,8 @@ class LateLandings:
         self._settlement = settlement
         self._movements = settlement.outcomes.movements
         self._ages = Ages()
-        self._searches: dict[str, _Search] = {}
+        # When to retry a history query that the node could not serve.
+        self._searches: dict[str, tuple[float, Backoff]] = {}
 
     async def poll(self) -> None:
         """Check all watched transactions once."""
@@ -142,18 +135,17 @@ class LateLandings:
 
     def _is_time(self, expired: StoredTransaction) -> bool:
         search = self._searches.get(expired.signature)
-        return search is None or asyncio.get_running_loop().time() >= search.at
+        return search is None or asyncio.get_running_loop().time() >= search[0]
 
     def _postpone(self, expired: StoredTransaction) -> None:
         """Delay the next history query: this node lacks the history, and each attempt takes many calls."""
-        now = asyncio.get_running_loop().time()
-        search = self._searches.get(expired.signature)
-        if search is None:
-            backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
-            search = self._searches[expired.signature] = _Search(now, backoff)
+        if expired.signature in self._searches:
+            _, backoff = self._searches[expired.signature]
+            backoff.lengthen()
         else:
-            search.backoff.lengthen()
-        search.at = now + search.backoff.seconds
+            backoff = Backoff(_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS)
+        again_at = asyncio.get_running_loop().time() + backoff.seconds
+        self._searches[expired.signature] = again_at, backoff
 
     async def _rule_out(self, expired: StoredTransaction) -> None:
         now_us = self._context.clock.now_us()

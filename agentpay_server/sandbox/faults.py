@@ -25,7 +25,6 @@ from agentpay_server.chain.protocol import (
     DepositBatch,
     Posted,
     SignatureStatus,
-    WatchedChain,
     nothing_posted,
 )
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS, Fault, HttpEffect, SetFault
@@ -72,7 +71,7 @@ _FACTS: Final = {name for name, member in vars(Chain).items() if isinstance(memb
 class FaultyChain:
     """`expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can."""
 
-    def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
+    def __init__(self, inner: Chain, expire: Callable[[], None] | None = None) -> None:
         self.inner = inner
         self._expire = expire
         self._armed: dict[ChainFault, int | None] = {}
@@ -102,9 +101,9 @@ class FaultyChain:
         return captured(self, "_armed", "_hidden", "_shown", "_dropped", "_is_active")
 
     @property
-    def chain(self) -> WatchedChain:
+    def chain(self) -> Chain:
         """Itself: `__getattr__` gives it the members that no method here changes."""
-        return cast("WatchedChain", self)
+        return cast("Chain", self)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of the chain
         member = getattr(self.inner, name)

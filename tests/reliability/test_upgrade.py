@@ -59,7 +59,7 @@ def old(tmp_path: Path) -> Path:
 def new(tmp_path: Path) -> Path:
     """The packages of a next version, which has one migration more."""
     code = packages(tmp_path / "new")
-    migrations = code / "agentpay_server" / "database" / "migrations"
+    migrations = code / "agentpay_server" / "plugins" / "migrations"
     head = max(path.name[:4] for path in (migrations / "versions").glob("[0-9]*.py"))
     number = f"{int(head) + 1:04}"
     migration = MIGRATION.format(new=number, old=head)

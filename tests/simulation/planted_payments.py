@@ -11,7 +11,7 @@ from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import SECOND_US
-from agentpay_server.plugins.cluster.evidence import CosignedSearch
+from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.pay402 import service
 from agentpay_server.plugins.pay402.building import build_payment
 from agentpay_server.plugins.pay402.challenges import offers as rules
@@ -85,7 +85,7 @@ def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
     async def newest(self, cosigned, lines, *, must_read):
         return lines[-1].signature if lines else None
 
-    patch(CosignedSearch, "name", newest)
+    patch(Evidence, "name_of", newest)
 
 
 @planted

@@ -180,19 +180,6 @@ def check_shares(shares: Sequence[Share], *, channel: Pubkey | None = None) -> N
 # --- Addresses
 
 
-def channel_address(
-    *, payer: Pubkey, payee: Pubkey, mint: Pubkey, signer: Pubkey, salt: int, open_slot: int
-) -> tuple[Pubkey, int]:
-    """Return the address of a channel, whether or not it exists, and its bump. `signer` signs vouchers."""
-    seeds = [
-        _CHANNEL_SEED,
-        *(bytes(key) for key in (payer, payee, mint, signer)),
-        struct.pack("<Q", salt),
-        struct.pack("<Q", open_slot),
-    ]
-    return Pubkey.find_program_address(seeds, PROGRAM)
-
-
 def escrow_address(channel: Pubkey, mint: Pubkey) -> Pubkey:
     """Return the address of a channel's escrow: its associated token account."""
     return get_associated_token_address(channel, mint)
@@ -229,15 +216,10 @@ class OnchainTerms:
 
     @cached_property
     def address_and_bump(self) -> tuple[Pubkey, int]:
-        """The channel's address, and the bump that its account stores."""
-        return channel_address(
-            payer=self.payer,
-            payee=self.payee,
-            mint=self.mint,
-            signer=self.signer,
-            salt=self.salt,
-            open_slot=self.open_slot,
-        )
+        """The channel's address, whether or not it exists, and the bump that its account stores."""
+        keys = map(bytes, (self.payer, self.payee, self.mint, self.signer))
+        numbers = struct.pack("<Q", self.salt), struct.pack("<Q", self.open_slot)
+        return Pubkey.find_program_address([_CHANNEL_SEED, *keys, *numbers], PROGRAM)
 
     @property
     def address(self) -> Pubkey:
@@ -428,38 +410,6 @@ def seal(channel: Pubkey) -> Instruction:
     return Instruction(PROGRAM, bytes((Discriminator.SEAL,)), [_writable(channel)])
 
 
-def distribute(
-    *,
-    channel: Pubkey,
-    payer: Pubkey,
-    rent_payer: Pubkey,
-    payee: Pubkey,
-    mint: Pubkey,
-    shares: Sequence[Share],
-    treasury: Pubkey,
-) -> Instruction:
-    """Pay out what is settled and not yet paid; of a sealed channel, everything. Anyone may.
-
-    `treasury` is one of `TREASURIES`, the one of the cluster.
-    """
-    return Instruction(
-        PROGRAM,
-        bytes((Discriminator.DISTRIBUTE,)) + distribution_preimage(shares),
-        [
-            _writable(channel),
-            _writable(payer),
-            _writable(rent_payer),
-            _writable(escrow_address(channel, mint)),
-            *(_writable(get_associated_token_address(owner, mint)) for owner in (payer, payee, treasury)),
-            _readonly(mint),
-            _readonly(TOKEN_PROGRAM),
-            _readonly(EVENT_AUTHORITY),
-            _readonly(PROGRAM),
-            *(_writable(get_associated_token_address(share.recipient, mint)) for share in shares),
-        ],
-    )
-
-
 def close_instructions(
     opening: OnchainTerms, *, treasury: Pubkey, voucher: Voucher | None, signature: Signature | None
 ) -> list[Instruction]:
@@ -478,15 +428,25 @@ def close_instructions(
 
 
 def distribute_opened(opening: OnchainTerms, *, treasury: Pubkey) -> Instruction:
-    """Return `distribute` for the channel of an opening."""
-    return distribute(
-        channel=opening.address,
-        payer=opening.payer,
-        rent_payer=opening.rent_payer,
-        payee=opening.payee,
-        mint=opening.mint,
-        shares=opening.shares,
-        treasury=treasury,
+    """Pay out what is settled and not yet paid; of a sealed channel, everything. Anyone may.
+
+    `treasury` is one of `TREASURIES`, the one of the cluster.
+    """
+    owners = (opening.payer, opening.payee, treasury, *(share.recipient for share in opening.shares))
+    payer, payee, dust, *recipients = (
+        _writable(get_associated_token_address(owner, opening.mint)) for owner in owners
+    )
+    return Instruction(
+        PROGRAM,
+        bytes((Discriminator.DISTRIBUTE,)) + distribution_preimage(opening.shares),
+        [
+            *map(_writable, (opening.address, opening.payer, opening.rent_payer, opening.escrow)),
+            payer,
+            payee,
+            dust,
+            *map(_readonly, (opening.mint, TOKEN_PROGRAM, EVENT_AUTHORITY, PROGRAM)),
+            *recipients,
+        ],
     )
 
 

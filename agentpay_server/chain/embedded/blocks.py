@@ -201,18 +201,16 @@ class SeenMessages:
         """Return a message's record; None if it is new."""
         return self._seen.get(message_hash)
 
-    def landed(self, message_hash: Hash, height: int) -> None:
+    def landed(self, message_hash: Hash, height: int) -> SeenMessage:
         """Record that a message was executed, successfully or not."""
-        self._seen[message_hash] = SeenMessage(message_hash, height)
-        self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
+        return self._add(SeenMessage(message_hash, height))
 
-    def refused(self, message_hash: Hash, height: int, signature: str) -> None:
+    def refused(self, message_hash: Hash, height: int, signature: str) -> SeenMessage:
         """Record that a message can never land, and the signature under which it was refused."""
         # Removed first, so that the order stays that of heights.
         known = self._seen.pop(message_hash, None)
         signatures = _NO_SIGNATURES if known is None else known.refused
-        self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
-        self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
+        return self._add(SeenMessage(message_hash, height, signatures | {signature}))
 
     def load(self, seen: Iterable[SeenMessage]) -> None:
         """Replace all messages by those of a ledger, oldest first."""
@@ -226,11 +224,10 @@ class SeenMessages:
         """Return a function that restores the current content."""
         return captured(self, "_seen")
 
-    def _forget_before(self, height: int) -> None:
-        expired = []
-        for message_hash, seen in self._seen.items():
-            if seen.height >= height:
-                break
-            expired.append(message_hash)
-        for message_hash in expired:
-            del self._seen[message_hash]
+    def _add(self, seen: SeenMessage) -> SeenMessage:
+        """Add a message, and forget those whose blockhashes have expired."""
+        self._seen[seen.message_hash] = seen
+        oldest = seen.height - BLOCKHASH_LIFE_BLOCKS
+        while (first := next(iter(self._seen.values()))).height < oldest:
+            del self._seen[first.message_hash]
+        return seen

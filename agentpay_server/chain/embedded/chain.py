@@ -183,7 +183,7 @@ class EmbeddedChain(LedgeredMachine):
     async def deposits(
         self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
-        """See `DepositSource`. The cursor is a slot."""
+        """See `Chain`. The cursor is a slot."""
         await self._settled()
         slot = 0 if after is None else int(after)
         self._ledger.acknowledge(token_account, slot)

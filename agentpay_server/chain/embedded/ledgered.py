@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Final
 
+from attrs import evolve
 from solders.hash import Hash
 from solders.transaction import VersionedTransaction
 
@@ -34,16 +35,15 @@ from agentpay_server.chain.embedded.persistence import (
     ChainState,
     Credit,
     DepositListener,
-    Draft,
     ForeignLedgerError,
     Ledger,
     MemoryLedger,
+    PersistedPage,
     deposits_of,
 )
 from agentpay_server.chain.embedded.virtual_machine import (
     Executed,
     accounts_of,
-    channel_accounts,
     execute,
     first_accounts,
     restore_accounts,
@@ -116,7 +116,7 @@ class LedgeredMachine:
         self._turns = asyncio.Lock()
         self._sent: list[VersionedTransaction] = []
         self._written: ChainState | None = None
-        self._draft = Draft()
+        self._draft = self._new_page()
         self._listener: DepositListener | None = None
         self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
 
@@ -178,7 +178,7 @@ class LedgeredMachine:
             self._check_thread()
             restore_accounts(self._svm, accounts)
             restore_state()
-            self._sent, self._draft, self._is_stale = [], Draft(), False
+            self._sent, self._draft, self._is_stale = [], self._new_page(), False
 
         return restore
 
@@ -220,11 +220,11 @@ class LedgeredMachine:
                 raise ChainUnreachableError("the ledger of the chain does not respond") from error
 
     async def _write_page(self) -> None:
-        page = self._draft.page(before=self._written, after=self._state())
+        page = evolve(self._draft, before=self._written, after=self._state())
         chain_failpoint(ChainPoint.EXECUTED)
         await self._ledger.write(page)
         chain_failpoint(ChainPoint.WRITTEN)
-        self._written, self._draft = page.after, Draft()
+        self._written, self._draft = page.after, self._new_page()
         for executed in page.executed.values():
             self.history.add(executed)
         for credit in page.credits:
@@ -241,17 +241,17 @@ class LedgeredMachine:
                 virtual_machine.release(self._svm)
             self._svm = virtual_machine.acquire(self._channel_program)
         self._is_begun = True
-        self._statuses, self._names, self._draft = {}, {}, Draft()
+        self._statuses, self._names, self._draft = {}, {}, self._new_page()
         self.history.forget_recall()
         if found is None:
             self._written, self._slot = None, FIRST_SLOT
-            self._draft.first_accounts |= first_accounts(
+            accounts: Mapping[str, bytes] = first_accounts(
                 self._svm,
                 treasury=self._treasury,
                 usdc_mint=self.usdc_mint,
                 mint_authority=self._mint_authority,
             )
-            set_accounts(self._svm, self._draft.first_accounts)
+            self._draft.first_accounts.update(accounts)
         else:
             self._written, accounts = found
             if self._written.genesis != self._genesis:
@@ -259,12 +259,10 @@ class LedgeredMachine:
                     "the ledger belongs to a chain with other keys; start the server with its original keys"
                 )
             self._slot = self._written.slot
-            since_us = self._written.height_since_us or self._now_us()
-            self._blocks.resume(BlockPosition(self._written.height, since_us))
+            self._blocks.resume(BlockPosition(self._written.height, self._written.height_since_us))
             oldest = self._written.height - BLOCKHASH_LIFE_BLOCKS
             self._seen.load(await self._ledger.seen(from_height=oldest))
-            set_accounts(self._svm, accounts)
-            self._add_channel_accounts(accounts)
+        set_accounts(self._svm, accounts)
         self._reported = self._blocks.position()
         if not len(self.history):
             self.history.first_height = self._reported.height
@@ -274,12 +272,8 @@ class LedgeredMachine:
         # The page with the unknown outcome may have been written, with deposits.
         self._notify(None)
 
-    def _add_channel_accounts(self, accounts: Mapping[str, bytes]) -> None:
-        """Add what a chain lacks that began before payment channels."""
-        needed = channel_accounts(self._svm, self.usdc_mint)
-        missing = {address: account for address, account in needed.items() if address not in accounts}
-        self._draft.first_accounts |= missing
-        set_accounts(self._svm, missing)
+    def _new_page(self) -> PersistedPage:
+        return PersistedPage(before=self._written, after=self._state())
 
     def _state(self) -> ChainState:
         return ChainState(
@@ -292,7 +286,7 @@ class LedgeredMachine:
     def _has_unwritten(self) -> bool:
         written, reported = self._written, self._reported
         return (
-            bool(self._draft.statuses)
+            bool(self._draft.signatures)
             or written is None
             or (written.height, written.height_since_us) != (reported.height, reported.since_us)
         )
@@ -325,28 +319,24 @@ class LedgeredMachine:
         if signature in self._statuses or not is_signed_by_payer(transaction):
             # A copied signature would make the message that it belongs to look refused.
             return
-        self._seen.refused(message_hash, self._blocks.height(), signature)
-        self._note(signature, self._seen.get(message_hash), _REFUSED)
+        self._note(signature, self._seen.refused(message_hash, self._blocks.height(), signature), _REFUSED)
         # A replacement then gets another blockhash, and is another message, even while the clock is paused.
         self._blocks.begin()
 
     def _record(self, executed: Executed, message_hash: Hash) -> None:
         self._slot += 1
-        self._draft.credits += self._credits_of(executed)
+        self._draft.credits.extend(self._credits_of(executed))
         self._draft.executed[self._slot] = executed
-        self._seen.landed(message_hash, executed.height)
-        self._note(executed.signature, self._seen.get(message_hash), executed.status)
+        self._note(executed.signature, self._seen.landed(message_hash, executed.height), executed.status)
         if self._observer is not None:
             self._observer(executed.transaction, executed.status)
         self._blocks.land()
 
-    def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
+    def _note(self, signature: str, seen: SeenMessage, status: SignatureStatus) -> None:
         """Store a transaction's status in memory and on the next page."""
         self._reported = self._blocks.position()
-        self._statuses[signature] = self._draft.statuses[signature] = status
-        if seen is not None:
-            self._names[seen.message_hash] = signature
-            self._draft.seen[signature] = seen
+        self._statuses[signature], self._names[seen.message_hash] = status, signature
+        self._draft.signatures[signature] = status, seen
         if len(self._statuses) > _REMEMBERED_STATUSES:
             del self._statuses[next(iter(self._statuses))]
         if len(self._names) > _REMEMBERED_STATUSES:
@@ -361,7 +351,7 @@ class LedgeredMachine:
 
     def _notify(self, deposit: Deposit | None) -> None:
         if self._listener is not None:
-            self._listener.arrived(deposit)
+            self._listener(deposit)
 
     def _set_clock(self) -> None:
         set_clock(self._svm, slot_at(self._blocks.height()), self._now_us())

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 from solders.account import Account
 from solders.hash import Hash
 from solders.pubkey import Pubkey
@@ -43,7 +43,7 @@ class ChainState:
     Attributes:
         genesis: identifies the chain; derived from its treasury and mint authority.
         slot: grows by one with each transaction.
-        height_since_us: when that block began, in microseconds since the epoch; 0 if unknown.
+        height_since_us: when that block began, in microseconds since the epoch.
     """
 
     genesis: str
@@ -67,18 +67,17 @@ class PersistedPage:
     Attributes:
         before: the chain's position at the previous page; None for the first page.
         after: the chain's position after this page.
-        first_accounts: accounts that no transaction created, as those of a new chain, by address, in Solana's
-            serialization; None for none.
+        first_accounts: the accounts of a new chain by address, in Solana's serialization; None for none.
+        signatures: the outcome of each signature, and its message.
         executed: the transactions, by slot, with the accounts that they changed.
     """
 
     before: ChainState | None
     after: ChainState
-    first_accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
-    statuses: Mapping[str, SignatureStatus] = field(factory=dict)
-    seen: Mapping[str, SeenMessage] = field(factory=dict)
-    credits: Sequence[Credit] = ()
-    executed: Mapping[int, Executed] = field(factory=dict)
+    first_accounts: dict[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
+    signatures: dict[str, tuple[SignatureStatus, SeenMessage]] = field(factory=dict)
+    credits: list[Credit] = field(factory=list)
+    executed: dict[int, Executed] = field(factory=dict)
 
     def accounts(self) -> dict[str, bytes | None]:
         """Return the changed accounts, by address, in Solana's serialization; None for a deleted one."""
@@ -86,29 +85,6 @@ class PersistedPage:
         for executed in self.executed.values():
             changed |= serialized(executed.after)
         return changed
-
-
-@define
-class Draft:
-    """The contents of the next page; the attributes are those of `PersistedPage`."""
-
-    first_accounts: dict[str, bytes | None] = field(factory=dict)
-    statuses: dict[str, SignatureStatus] = field(factory=dict)
-    seen: dict[str, SeenMessage] = field(factory=dict)
-    credits: list[Credit] = field(factory=list)
-    executed: dict[int, Executed] = field(factory=dict)
-
-    def page(self, *, before: ChainState | None, after: ChainState) -> PersistedPage:
-        """Return the page."""
-        return PersistedPage(
-            before=before,
-            after=after,
-            first_accounts=self.first_accounts,
-            statuses=self.statuses,
-            seen=self.seen,
-            credits=self.credits,
-            executed=self.executed,
-        )
 
 
 class Ledger(Protocol):
@@ -162,12 +138,8 @@ class Ledger(Protocol):
 _REMEMBERED_CREDITS: Final = 16_384
 
 
-class DepositListener(Protocol):
-    """Receives notifications of deposits. Must not wait."""
-
-    def arrived(self, deposit: Deposit | None) -> None:
-        """Process a deposit. None means that some deposits may have been missed."""
-        ...
+DepositListener = Callable[[Deposit | None], None]
+"""Is notified of deposits, and must not wait. None means that some deposits may have been missed."""
 
 
 def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
@@ -232,21 +204,13 @@ class RecentCredits:
         return restore
 
 
-@frozen
-class _Signed:
-    """The outcome of a signature, and its message if the machine has seen that."""
-
-    status: SignatureStatus
-    seen: SeenMessage | None
-
-
 class MemoryLedger:
     """Keeps the pages of one chain. Its coroutines never suspend."""
 
     def __init__(self) -> None:
         self._state: ChainState | None = None
         self._accounts: dict[Pubkey, Account | None] = {}
-        self._signatures: dict[str, _Signed] = {}
+        self._signatures: dict[str, tuple[SignatureStatus, SeenMessage]] = {}
         self._names: dict[Hash, str] = {}
         self._credits = RecentCredits()
         self._newest: deque[Executed] = deque(maxlen=HISTORY_LENGTH)
@@ -258,13 +222,12 @@ class MemoryLedger:
         return self._state, {address: data for address, data in accounts.items() if data is not None}
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        found = (signed.seen for signed in self._signatures.values())
-        recent = [seen for seen in found if seen is not None and seen.height >= from_height]
+        recent = [seen for _, seen in self._signatures.values() if seen.height >= from_height]
         return sorted(recent, key=lambda seen: seen.height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        signed = self._signatures.get(signature)
-        return None if signed is None else signed.status
+        status, _ = self._signatures.get(signature, (None, None))
+        return status
 
     async def name_of(self, message_hash: Hash) -> str | None:
         return self._names.get(message_hash)
@@ -285,11 +248,8 @@ class MemoryLedger:
         for executed in page.executed.values():
             self._accounts.update(executed.after)
             self._newest.append(executed)
-        for signature, status in page.statuses.items():
-            seen = page.seen.get(signature)
-            self._signatures[signature] = _Signed(status, seen)
-            if seen is not None:
-                self._names[seen.message_hash] = signature
+        self._signatures.update(page.signatures)
+        self._names.update((seen.message_hash, name) for name, (_, seen) in page.signatures.items())
         for credit in page.credits:
             self._credits.add(credit)
 

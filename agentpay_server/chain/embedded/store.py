@@ -139,9 +139,8 @@ def _read(connection: Connection) -> tuple[ChainState, Mapping[str, bytes]] | No
     if row is None:
         return None
     genesis, slot, height, height_since_us = row
-    accounts = {address: bytes(account) for address, account in connection.execute(_ACCOUNTS)}
-    state = ChainState(genesis=genesis, slot=slot, height=height, height_since_us=height_since_us or 0)
-    return state, accounts
+    state = ChainState(genesis=genesis, slot=slot, height=height, height_since_us=height_since_us)
+    return state, {address: bytes(account) for address, account in connection.execute(_ACCOUNTS)}
 
 
 def _seen(connection: Connection, from_height: int) -> list[SeenMessage]:
@@ -187,7 +186,7 @@ def _credits(connection: Connection, token_account: str, after_slot: int, count:
             ),
         )
         for slot, signature, amount, known in connection.execute(_CREDITS, values)
-        for senders, _, others in [(known or "").partition(",")]
+        for senders, _, others in [known.partition(",")]
     ]
 
 
@@ -230,14 +229,9 @@ def _write(connection: Connection, page: PersistedPage) -> None:
     ]
     if present:
         connection.execute(_INSERT_ACCOUNT, present)
-    if page.statuses:
-        connection.execute(
-            _INSERT_SIGNATURE,
-            [
-                _signature_row(signature, status, page.seen.get(signature))
-                for signature, status in page.statuses.items()
-            ],
-        )
+    if page.signatures:
+        rows = [_signature_row(signature, *known) for signature, known in page.signatures.items()]
+        connection.execute(_INSERT_SIGNATURE, rows)
     if page.credits:
         connection.execute(
             _INSERT_CREDIT,
@@ -265,7 +259,7 @@ def _write(connection: Connection, page: PersistedPage) -> None:
             connection.execute(_FORGET_EXECUTED, {"up_to_slot": max(page.executed) - HISTORY_LENGTH})
 
 
-def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage | None) -> dict[str, object]:
+def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage) -> dict[str, object]:
     reason, detail = None, None
     if status.is_refused:
         reason = _REFUSED_REASON
@@ -275,6 +269,6 @@ def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage | 
         "signature": signature,
         "failure_reason": reason,
         "failure_detail": detail,
-        "message_hash": None if seen is None else bytes(seen.message_hash),
-        "height": None if seen is None else seen.height,
+        "message_hash": bytes(seen.message_hash),
+        "height": seen.height,
     }

@@ -5,7 +5,7 @@ The chain decides what executes, which blockhashes are valid, and what is rememb
 
 import struct
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.resources import files
@@ -87,7 +87,7 @@ def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> No
 
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
-) -> dict[str, bytes | None]:
+) -> dict[str, bytes]:
     """Return a new chain's accounts by address, serialized.
 
     They are a treasury with SOL, the USDC mint, and the token accounts of payment channels' treasuries.
@@ -95,34 +95,25 @@ def first_accounts(
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(state.Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
-    return {
+    accounts: dict[str, bytes] = {
         treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
         usdc_mint: bytes(Account(rent, mint, TOKEN_PROGRAM)),
-        **channel_accounts(machine, usdc_mint),
     }
-
-
-def channel_accounts(machine: LiteSVM, usdc_mint: str) -> dict[str, bytes | None]:
-    """Return the accounts that the program of payment channels needs, by address, serialized.
-
-    No channel can pay out without its treasury's token account. Callers disagree about which treasury a test
-    chain has, so each has one.
-    """
-    mint = Pubkey.from_string(usdc_mint)
+    # No channel can pay out without its treasury's token account. Callers disagree about which treasury a
+    # test chain has, so each has one.
     rent = machine.minimum_balance_for_rent_exemption(TOKEN_ACCOUNT_BYTES)
-    accounts: dict[str, bytes | None] = {}
     for owner in channels.TREASURIES.values():
         is_usable = state.TokenAccountState.Initialized
-        data = bytes(state.TokenAccount(mint, owner, 0, None, is_usable, None, 0, None))
+        usdc = Pubkey.from_string(usdc_mint)
+        data = bytes(state.TokenAccount(usdc, owner, 0, None, is_usable, None, 0, None))
         accounts[associated_token_address(str(owner), usdc_mint)] = bytes(Account(rent, data, TOKEN_PROGRAM))
     return accounts
 
 
-def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
-    """Set accounts; None deletes one."""
+def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes]) -> None:
+    """Set accounts."""
     for address, account in accounts.items():
-        if account is not None:
-            machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
+        machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
 
 
 def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
@@ -185,23 +176,12 @@ def has_lookups(transaction: VersionedTransaction) -> bool:
     return isinstance(message, MessageV0) and bool(message.address_table_lookups)
 
 
-def read_only_accounts(transaction: VersionedTransaction, writable: Iterable[Pubkey]) -> list[Pubkey]:
-    """Return the accounts that a transaction can only read: all but the writable ones."""
-    known = frozenset(writable)
-    return [key for key in transaction.message.account_keys if key not in known]
-
-
 def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
-    """Serialize accounts for `set_accounts`."""
+    """Serialize accounts by their address; None for a missing one."""
     return {
         str(address): bytes(account) if account is not None and account.lamports else None
         for address, account in accounts.items()
     }
-
-
-def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
-    """Return the accounts that a transaction may have changed, serialized for `set_accounts`."""
-    return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
 
 
 def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
@@ -371,7 +351,6 @@ def execute(
 ) -> Executed | None:
     """Execute a transaction, and return its effects; None if the machine refuses to execute it."""
     writable = writable_accounts(transaction)
-    read_only = read_only_accounts(transaction, writable)
     before = {address: machine.get_account(address) for address in writable}
     result = machine.send_transaction(transaction)
     meta = result.meta() if isinstance(result, FailedTransactionMetadata) else result
@@ -387,5 +366,9 @@ def execute(
         result=result,
         before=before,
         after={address: machine.get_account(address) for address in writable},
-        read_only_lamports={address: machine.get_balance(address) or 0 for address in read_only},
+        read_only_lamports={
+            address: machine.get_balance(address) or 0
+            for address in transaction.message.account_keys
+            if address not in before
+        },
     )

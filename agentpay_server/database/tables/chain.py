@@ -12,8 +12,8 @@ chain_state: Final = Table(
     Column("genesis", Text, primary_key=True),
     Column("slot", BigInteger, nullable=False),
     Column("height", BigInteger, nullable=False),
-    # When the block at that height began; NULL in rows of older versions.
-    Column("height_since_us", BigInteger),
+    # When the block at that height began.
+    Column("height_since_us", BigInteger, nullable=False),
 )
 
 chain_accounts: Final = Table(
@@ -32,10 +32,9 @@ chain_signatures: Final = Table(
     # Why it failed; NULL if it succeeded; `refused` if it never executed and never will.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
-    # The hash of the signed message, and its block height: no message executes twice. NULL in rows of older
-    # versions, whose blockhashes have expired.
-    Column("message_hash", LargeBinary),
-    Column("height", BigInteger),
+    # The hash of the signed message, and its block height: no message executes twice.
+    Column("message_hash", LargeBinary, nullable=False),
+    Column("height", BigInteger, nullable=False),
     # Finds the messages whose blockhashes may be valid.
     Index("ix_chain_signatures_height", "height"),
     Index("ix_chain_signatures_message", "message_hash"),
@@ -61,6 +60,6 @@ chain_credits: Final = Table(
     Column("signature", Text, nullable=False),
     Column("amount", BigInteger, nullable=False),
     # The token accounts that were debited, separated by spaces; after a comma, the others that existed.
-    Column("sender", Text),
+    Column("sender", Text, nullable=False),
     sqlite_with_rowid=False,
 )

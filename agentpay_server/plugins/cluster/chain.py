@@ -51,7 +51,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.plugins.cluster import chain_head, replies
 from agentpay_server.plugins.cluster.chain_head import ChainHead
 from agentpay_server.plugins.cluster.client import EndpointRefusesError, RpcCaller, RpcClient, RpcRefusalError
-from agentpay_server.plugins.cluster.evidence import CosignedSearch, Evidence
+from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.cluster.fees import Budgets
 from agentpay_server.plugins.cluster.history import AccountHistory
 from agentpay_server.plugins.cluster.polling import MAX_SIGNATURES, LandingTime, Notices, Poller, Recent
@@ -59,7 +59,6 @@ from agentpay_server.plugins.cluster.replies import (
     ChainAccount,
     Landing,
     ReportedStatus,
-    Simulation,
     malformed,
 )
 from agentpay_server.plugins.cluster.settings import RpcSettings
@@ -92,8 +91,7 @@ class RpcChain:
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
         self._history = AccountHistory(self._call, self._head, usdc_mint=cluster.usdc_mint)
-        self._evidence = Evidence(self._call, self._head, self._history)
-        self._cosigned = CosignedSearch(self._call)
+        self._evidence = Evidence(self._head, self._history)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
     @property
@@ -153,7 +151,7 @@ class RpcChain:
         The status is read after every height that `block_height` returned before this call, from a node whose
         position is at least that height.
         """
-        if not _is_signature(signature):
+        if not _is_valid(signature, Signature):
             return None
         asked_at = asyncio.get_running_loop().time()
         slot, status = await self._statuses.answer(signature)
@@ -186,7 +184,7 @@ class RpcChain:
             lines = await self._history.proved(
                 cosigned.token_account, after, proof_height, first_height=cosigned.first_height
             )
-        name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
+        name = await self._evidence.name_of(cosigned, lines, must_read=is_for_proof)
         status = None if name is None else await self.signature_status(name)
         if status is None:
             if name is not None and is_for_proof:
@@ -196,18 +194,8 @@ class RpcChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        tip = await self._head.tip()
-        # With the finality of settlements, so that everything posted is on chain.
-        options = {"encoding": "base64", "commitment": self._settings.finality.value}
-        reply = await self._call("getMultipleAccounts", [token_account], options)
-        if replies.read_position(reply) < tip.slot:
-            raise ChainUnreachableError("a node that lags behind shows an old balance")
-        (account,) = replies.read_accounts(reply, 1)
-        held = None
-        if account is not None:
-            held = read_token_account(
-                token_account, program=account.program, data=account.data, usdc_mint=self.usdc_mint
-            )
+        (account,) = await self.account_data([token_account])
+        held = None if account is None else account.usdc
         return (0 if held is None else held.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:
@@ -265,8 +253,8 @@ class RpcChain:
             raise malformed("the signature of another transaction")
         self._landings.note_sent(signature, asyncio.get_running_loop().time(), self.landing_seconds)
 
-    async def simulate(self, raw: bytes) -> Simulation:
-        """Simulate a transaction without sending it."""
+    async def simulate(self, raw: bytes) -> int | None:
+        """Return how many compute units a transaction would use; None if it would fail."""
         options = {"encoding": "base64", "sigVerify": False, "replaceRecentBlockhash": True, **_CONFIRMED}
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
@@ -304,8 +292,8 @@ class RpcChain:
 
     async def blockhash_slot(self, blockhash: str) -> int | None:
         reply = await self._call("isBlockhashValid", blockhash, _CONFIRMED)
-        validity = replies.read_validity(reply)
-        return validity.slot if validity.is_valid else None
+        slot, is_valid = replies.read_validity(reply)
+        return slot if is_valid else None
 
     async def channel_history(
         self, channel: str, *, signer: str, to: str, including: str | None = None
@@ -324,7 +312,7 @@ class RpcChain:
     def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
-        """See `DepositSource`. The cursor is a signature."""
+        """See `Chain`. The cursor is a signature."""
         return self._history.deposits(token_account, after=after, posted=posted)
 
     async def close(self) -> None:
@@ -379,7 +367,7 @@ class RpcChain:
         return replies.signature_text(await self._call("sendTransaction", _base64(raw), options))
 
     async def _accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
-        wanted = sorted({address for address in addresses if _is_address(address)})
+        wanted = sorted({address for address in addresses if _is_valid(address, Pubkey)})
         reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
         try:
             # The timeout includes the wait for a turn.
@@ -417,17 +405,9 @@ def _base64(raw: bytes) -> str:
     return base64.b64encode(raw).decode("ascii")
 
 
-def _is_signature(text: str) -> bool:
+def _is_valid(text: str, kind: type[Signature] | type[Pubkey]) -> bool:
     try:
-        Signature.from_string(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_address(text: str) -> bool:
-    try:
-        Pubkey.from_string(text)
+        kind.from_string(text)
     except ValueError:
         return False
     return True

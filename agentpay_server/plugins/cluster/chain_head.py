@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable
 from statistics import median_low
 from typing import Any, Final
 
-from attrs import frozen
-
 from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
@@ -60,10 +58,10 @@ async def landing_heights(
     if tip.block_height <= last_valid_height + BLOCKHASH_LIFE_BLOCKS:
         raise ChainUnreachableError("a node reported a wrong last valid height for a blockhash")
     reply = await call("isBlockhashValid", blockhash, {"commitment": "finalized"})
-    validity = read_validity(reply)
-    if validity.is_valid or validity.slot < tip.slot:
+    slot, is_valid = read_validity(reply)
+    if is_valid or slot < tip.slot:
         raise ChainUnreachableError("a blockhash may still be valid")
-    return max(first - _MAX_ERROR_BLOCKS, 0), await read_height(call, validity.slot)
+    return max(first - _MAX_ERROR_BLOCKS, 0), await read_height(call, slot)
 
 
 async def _block(call: Call, slot: int) -> object:
@@ -146,14 +144,6 @@ _LIFE_MARGIN: Final = 1.2
 """Tolerance of the pace. On a healthy cluster it causes no delay, because finality takes as long."""
 
 
-@frozen
-class _Claim:
-    """A number that a node reported, and when."""
-
-    at: float
-    value: int
-
-
 class SlotRate:
     """Claims about a number that rises at a steady pace, such as a block height.
 
@@ -163,9 +153,10 @@ class SlotRate:
     """
 
     def __init__(self) -> None:
-        self._claims: deque[_Claim] = deque()
+        # When a node reported which number.
+        self._claims: deque[tuple[float, int]] = deque()
         self._intervals: deque[tuple[float, int]] = deque(maxlen=_INTERVALS)
-        self._interval_start: _Claim | None = None
+        self._interval_start: tuple[float, int] | None = None
 
     @property
     def per_second(self) -> float | None:
@@ -178,26 +169,25 @@ class SlotRate:
 
     def note(self, value: int, now: float) -> None:
         """Record a claim, plausible or not: one that all nodes keep reporting is eventually accepted."""
-        claim = _Claim(now, value)
-        start = self._interval_start
-        if start is None:
-            self._interval_start = claim
-        elif _is_interval(now - start.at, value - start.value):
-            self._intervals.append((now - start.at, value - start.value))
-            self._interval_start = claim
-        if not self._claims or now - self._claims[-1].at >= _SPACING_SECONDS:
-            self._claims.append(claim)
-        while self._claims[0].at < now - _WINDOW_SECONDS:
+        at, start = self._interval_start or (now, value)
+        if self._interval_start is None:
+            self._interval_start = (now, value)
+        elif _is_interval(now - at, value - start):
+            self._intervals.append((now - at, value - start))
+            self._interval_start = (now, value)
+        if not self._claims or now - self._claims[-1][0] >= _SPACING_SECONDS:
+            self._claims.append((now, value))
+        while self._claims[0][0] < now - _WINDOW_SECONDS:
             self._claims.popleft()
 
     def expected(self, now: float) -> int | None:
         """Return the number expected from earlier claims; None if there are too few."""
         pace = self.per_second
-        claims = [claim for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
-        if pace is None or not claims or claims[-1].at - claims[0].at < _LEAST_SPAN_SECONDS:
+        claims = [(at, value) for at, value in self._claims if at >= now - _WINDOW_SECONDS]
+        if pace is None or not claims or claims[-1][0] - claims[0][0] < _LEAST_SPAN_SECONDS:
             return None
         # The lower of two medians, to assume less progress if in doubt.
-        return median_low(claim.value + int(pace * (now - claim.at)) for claim in claims)
+        return median_low(value + int(pace * (now - at)) for at, value in claims)
 
     def highest(self, now: float) -> int | None:
         """Return the highest plausible claim at a time; None if there is too little information."""
@@ -221,12 +211,12 @@ class SlotRate:
         """
         expected = self.expected(now)
         if expected is None:
-            return min([value, *(claim.value for claim in self._claims)])
+            return min([value, *(claimed for _, claimed in self._claims)])
         return value if self.is_plausible(value, now) else min(value, expected)
 
     def newest_believable(self, now: float) -> int | None:
         """Return the highest plausible claim of the last half minute, or None."""
-        values = [claim.value for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
+        values = [value for at, value in self._claims if at >= now - _WINDOW_SECONDS]
         return max((value for value in values if self.is_plausible(value, now)), default=None)
 
     def _tolerance(self) -> int:
@@ -276,14 +266,6 @@ _FINALIZED: Final = {"commitment": "finalized"}
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-@frozen(kw_only=True)
-class Reading:
-    """The position that a node reported, and the plausible one."""
-
-    reported: Epoch
-    accepted: Epoch
-
-
 class ChainHead:
     """Reads the cluster's position, once for all callers at about the same time.
 
@@ -320,7 +302,7 @@ class ChainHead:
 
     async def tip(self) -> Epoch:
         """Return the newest plausible finalized block, which may be slightly old."""
-        return (await self._reading.get()).accepted
+        return (await self._reading.get())[1]
 
     async def blockhash(self) -> Blockhash:
         """Return a confirmed blockhash for a new transaction, no older than some blocks.
@@ -365,15 +347,15 @@ class ChainHead:
             return
         # That position may be older than the report of the slot.
         self._reading.forget()
-        reading = await self._reading.get()
-        if slot <= reading.accepted.slot:
+        reported, accepted = await self._reading.get()
+        if slot <= accepted.slot:
             return
         # Until the pace is known, the accepted position is the lowest of half a minute. A cluster may be
         # faster: then the newest position counts, if the node returns the finalized block too.
         is_pace_known = self._slots.expected(asyncio.get_running_loop().time()) is not None
-        if is_pace_known or slot > reading.reported.slot:
+        if is_pace_known or slot > reported.slot:
             raise UnprovenError("a transaction is reported as irreversible before its slot is")
-        if await read_height(self._call, slot) > reading.reported.block_height:
+        if await read_height(self._call, slot) > reported.block_height:
             raise UnprovenError("a transaction is reported as irreversible above the block height")
 
     def close(self) -> None:
@@ -382,7 +364,8 @@ class ChainHead:
         for recent in recents:
             recent.close()
 
-    async def _read(self) -> Reading:
+    async def _read(self) -> tuple[Epoch, Epoch]:
+        """Return the position that a node reports, and the plausible one."""
         tries_left = _TRIES
         while True:
             reported = replies.read_epoch(await self._call("getEpochInfo", _FINALIZED))
@@ -397,7 +380,7 @@ class ChainHead:
             block_height=self._heights.accepted(reported.block_height, now),
             slot=self._slots.accepted(reported.slot, now),
         )
-        return Reading(reported=reported, accepted=accepted)
+        return reported, accepted
 
     def _is_plausible(self, reported: Epoch, now: float) -> bool:
         for line, value in ((self._heights, reported.block_height), (self._slots, reported.slot)):
@@ -412,15 +395,13 @@ class ChainHead:
         The height is read first, so a consistent node's is at least 150 blocks below the last valid height.
         """
         for _ in range(_TRIES):
-            reading = await self._reading.get()
+            reported, _ = await self._reading.get()
             reply = await self._call("getLatestBlockhash", _CONFIRMED)
             value, last_valid_height = replies.read_blockhash(reply)
-            is_new = self._is_new(last_valid_height, reading.reported.block_height)
-            if is_new and self._do_slots_fit(
-                reading.reported, replies.read_position(reply), last_valid_height
-            ):
+            is_new = self._is_new(last_valid_height, reported.block_height)
+            if is_new and self._do_slots_fit(reported, replies.read_position(reply), last_valid_height):
                 return Blockhash(value=value, last_valid_block_height=last_valid_height)
-            self._doubt("getLatestBlockhash", last_valid_height, reading.reported.block_height)
+            self._doubt("getLatestBlockhash", last_valid_height, reported.block_height)
             # Either number may be wrong.
             self._reading.forget()
         raise ChainUnreachableError("the last valid height of the blockhash does not fit the block height")

@@ -13,32 +13,19 @@ import secrets
 import socket
 import ssl
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cache
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 import httpx
 from aiohappyeyeballs import start_connection
-from attrs import frozen
 
 from agentpay._environment import proxy_variable, unreadable_certificates
 from agentpay.contract.bodies import Body, BodyError
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError
-
-# --- HTTP/1.1 requests to one endpoint over kept connections: httpcore's connections, without its pool.
-#
-# httpcore writes and reads messages, encrypts, and connects through proxies. A transfer on a cluster makes
-# two or three requests, and httpcore's pool and network streams spend most of each: the pool examines every
-# connection for every request, so that the endpoint keeps the connections itself, over streams of asyncio.
-# Nothing is sent twice, and redirects are not followed.
-#
-# Proxies of the environment are used, as other tools do: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and
-# `NO_PROXY`, with the scheme http.
-
-T = TypeVar("T")
 
 _IDLE_SECONDS: Final = 20.0
 """How long an unused connection is kept; nodes and their load balancers keep them for longer."""
@@ -48,30 +35,53 @@ _NEXT_ADDRESS_SECONDS: Final = 0.25
 
 _PORTS: Final = {"http": 80, "https": 443}
 
+_QUIET_SECONDS: Final = 1.0
+_LONGEST_QUIET_SECONDS: Final = 10.0
+_BUSY_STATUSES: Final = frozenset({429, 503})
+_REFUSING_STATUSES: Final = frozenset({401, 403, 404, 405})
+_MAX_DETAIL: Final = 300
+_OK: Final = 200
 
-class HttpError(Exception):
-    """There was no response. The message contains no part of the URL."""
-
-
-@frozen
-class Response:
-    """A response: its status, the value of its header `Retry-After`, and its decompressed body."""
-
-    status: int
-    retry_after: str
-    body: bytes
+BODY_MAX_BYTES: Final = 16 * 1024 * 1024
+"""The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
 
 
-class HttpEndpoint:
-    """Posts JSON to a URL. Bound to the event loop on which it is first used.
+class EndpointRefusesError(ChainUnreachableError):
+    """The endpoint refuses every request because its key or path is wrong. Waiting does not help."""
 
-    Args:
-        url: with the scheme http or https.
-        max_connections: maximum number of connections; further requests wait for one.
-        max_bytes: maximum size of a response's body, before and after decompression.
+
+class RpcRefusalError(ChainUnreachableError):
+    """The node returned a JSON-RPC error, with its `code`, message and additional data.
+
+    Callers that do not handle it see an unavailable chain.
     """
 
-    def __init__(self, url: str, *, max_connections: int, max_bytes: int) -> None:
+    def __init__(self, method: str, code: int, detail: str, data: object) -> None:
+        super().__init__(f"{method}: the node answered with error {code}: {detail[:_MAX_DETAIL]}")
+        self.code = code
+        self.detail = detail
+        self.data = data
+
+
+class RpcCaller(Protocol):
+    """Makes JSON-RPC calls: `RpcClient`, or a replacement without a network."""
+
+    async def call(self, method: str, /, *params: object) -> object:
+        """Return the result of a call, as `RpcClient.call` does."""
+        ...
+
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class RpcClient:
+    """Calls an endpoint, with the scheme http or https. Bound to the event loop on which it is first used.
+
+    `timeout_seconds` includes the wait for one of `max_connections`.
+    """
+
+    def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         target = httpx.URL(url)
         self._url = httpcore.URL(
             scheme=target.raw_scheme, host=target.raw_host, port=target.port, target=target.raw_path
@@ -83,10 +93,13 @@ class HttpEndpoint:
             keepalive_expiry=_IDLE_SECONDS,
             network_backend=_Network(),
         )
-        self._max_bytes = max_bytes
+        self._timeout_seconds = timeout_seconds
         self._turns = asyncio.Semaphore(max_connections)
         self._idle: deque[httpcore.AsyncConnectionInterface] = deque()
         self._is_closed = False
+        self._quiet_until = 0.0
+        # Not from 1: of a proxy that mixes up connections, the response to another client must not fit.
+        self._numbers = itertools.count(secrets.randbits(48))
         self._headers = [
             (b"Host", target.netloc),
             (b"Content-Type", b"application/json"),
@@ -97,26 +110,65 @@ class HttpEndpoint:
             pair = f"{target.username}:{target.password}"
             self._headers.append((b"Authorization", b"Basic " + base64.b64encode(pair.encode())))
 
-    async def post(self, content: bytes, read: Callable[[Response], T]) -> T:
-        """Send a request, and return what `read` makes of the response.
-
-        The connection is used again only if `read` returns: after a response to another request, what follows
-        on the connection would be the response to another one as well.
+    async def call(self, method: str, *params: object) -> object:
+        """Return the result of a call: JSON, unchecked.
 
         Raises:
-            HttpError: the connection failed.
-            httpcore.NetworkError: it ended before the response did.
-            httpcore.ProtocolError: the response was not HTTP/1.1.
-            BodyError: its body is too large, or its encoding was not requested.
+            RpcRefusalError: the node returned an error.
+            ChainUnreachableError: there was no response in time, or it was not JSON-RPC.
         """
+        if asyncio.get_running_loop().time() < self._quiet_until:
+            raise ChainUnreachableError(f"{method}: not sent, because the node asked for fewer requests")
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                reply = await self._reply(method, params)
+            return _result(method, reply)
+        except ChainUnreachableError:
+            raise
+        except TimeoutError:
+            why = f"no answer within {self._timeout_seconds} s"
+        except BodyError as error:
+            why = f"the answer {error}"
+        except httpcore.ConnectError as error:
+            why = f"ConnectError: {error}"
+        except httpcore.ProxyError as error:
+            why = f"the proxy refuses a connection with HTTP status {str(error)[:3]}"
+        except Exception as error:  # noqa: BLE001 - whatever is raised below is one thing here
+            why = type(error).__name__
+        # Outside the handlers, because the context of the caught exception may contain the host.
+        raise ChainUnreachableError(f"{method}: {why}")
+
+    async def close(self) -> None:
+        """Close the idle connections; others close when their call ends."""
+        self._is_closed = True
+        while self._idle:
+            await self._idle.pop().aclose()
+        await asyncio.sleep(0)  # They close in the next turn of the event loop.
+
+    async def _reply(self, method: str, params: tuple[object, ...]) -> dict[str, Any]:
+        """Return the response to a request, with either a result or an error.
+
+        The connection is used again only if the response is one to this request: otherwise what follows on it
+        would be the response to another one as well.
+        """
+        number = next(self._numbers)
+        call = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
+        content = json.dumps(call, separators=(",", ":")).encode()
         headers = [*self._headers, (b"Content-Length", b"%d" % len(content))]
         request = httpcore.Request("POST", self._url, headers=headers, content=content)
         async with self._turns:
             if self._is_closed:
-                raise HttpError("ConnectError: the client is closed")
+                raise httpcore.ConnectError("the client is closed")
             connection = await self._kept() or self._connections.create_connection(self._url.origin)
             try:
-                result = read(await self._exchange(connection, request))
+                response = await connection.handle_async_request(request)
+                body = Body(_header(response, b"content-encoding"), limit=BODY_MAX_BYTES)
+                async for chunk in response.aiter_stream():
+                    body.feed(chunk)
+                await response.aclose()
+                answered = body.finish()
+                self._check_status(method, response)
+                reply = _checked(method, number, json.loads(answered))
             except BaseException:
                 await connection.aclose()
                 raise
@@ -124,28 +176,7 @@ class HttpEndpoint:
                 await connection.aclose()
             elif connection.is_idle():
                 self._idle.append(connection)
-            return result
-
-    async def close(self) -> None:
-        """Close the idle connections; others close when their request ends."""
-        self._is_closed = True
-        while self._idle:
-            await self._idle.pop().aclose()
-
-    async def _exchange(
-        self, connection: httpcore.AsyncConnectionInterface, request: httpcore.Request
-    ) -> Response:
-        try:
-            response = await connection.handle_async_request(request)
-        except httpcore.ConnectError as error:
-            raise HttpError(f"ConnectError: {error}") from None
-        except httpcore.ProxyError as error:
-            raise HttpError(f"the proxy refuses a connection with HTTP status {str(error)[:3]}") from None
-        body = Body(_header(response, b"content-encoding"), limit=self._max_bytes)
-        async for chunk in response.aiter_stream():
-            body.feed(chunk)
-        await response.aclose()
-        return Response(response.status, _header(response, b"retry-after"), body.finish())
+            return reply
 
     async def _kept(self) -> httpcore.AsyncConnectionInterface | None:
         """Return the connection that was used last; close those that are expired or that the node closed."""
@@ -157,6 +188,62 @@ class HttpEndpoint:
                 return connection
             await connection.aclose()
         return None
+
+    def _check_status(self, method: str, response: httpcore.Response) -> None:
+        if response.status == _OK:
+            return
+        if response.status in _BUSY_STATUSES:
+            quiet_seconds = _retry_after_seconds(_header(response, b"retry-after"))
+            self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
+        kind = EndpointRefusesError if response.status in _REFUSING_STATUSES else ChainUnreachableError
+        raise kind(f"{method}: the node answered with HTTP status {response.status}")
+
+
+def _checked(method: str, number: int, reply: object) -> dict[str, Any]:
+    """Return a response to request `number`, with either a result or an error.
+
+    Raises:
+        ChainUnreachableError: it is not a response to this request.
+    """
+    if not isinstance(reply, dict) or ("result" in reply) == (reply.get("error") is not None):
+        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
+    # A node that cannot read a request does not know its number.
+    if reply.get("id") != number and not (reply.get("error") is not None and reply.get("id") is None):
+        raise ChainUnreachableError(f"{method}: the answer is that to another request")
+    return reply
+
+
+def _result(method: str, reply: dict[str, Any]) -> object:
+    """Return the result in a response.
+
+    Raises:
+        RpcRefusalError: it is an error.
+        ChainUnreachableError: its error is malformed.
+    """
+    error = reply.get("error")
+    if error is None:
+        return reply["result"]
+    if not (isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str):
+        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
+    raise RpcRefusalError(method, error["code"], error["message"], error.get("data"))
+
+
+def _retry_after_seconds(header: str) -> float:
+    # The header's other form, a date, is ignored, because clocks differ.
+    if not (header.isascii() and header.isdigit() and len(header) < 9):
+        return _QUIET_SECONDS
+    return min(float(header), _LONGEST_QUIET_SECONDS)
+
+
+# --- HTTP/1.1 over kept connections: httpcore's connections, without its pool.
+#
+# httpcore writes and reads messages, encrypts, and connects through proxies. A transfer on a cluster makes
+# two or three requests, and httpcore's pool and network streams spend most of each: the pool examines every
+# connection for every request, so that the client keeps the connections itself, over streams of asyncio.
+# Nothing is sent twice, and redirects are not followed.
+#
+# Proxies of the environment are used, as other tools do: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and
+# `NO_PROXY`, with the scheme http.
 
 
 class _Network(httpcore.AsyncNetworkBackend):
@@ -290,140 +377,3 @@ def _ssl_context() -> ssl.SSLContext:
         return httpx.create_ssl_context()
     except OSError as error:  # as `ssl.SSLError` is
         raise ClusterRefusedError(unreadable_certificates(error)) from None
-
-
-_QUIET_SECONDS: Final = 1.0
-_LONGEST_QUIET_SECONDS: Final = 10.0
-_BUSY_STATUSES: Final = frozenset({429, 503})
-_REFUSING_STATUSES: Final = frozenset({401, 403, 404, 405})
-_MAX_DETAIL: Final = 300
-_OK: Final = 200
-
-BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
-
-
-class EndpointRefusesError(ChainUnreachableError):
-    """The endpoint refuses every request because its key or path is wrong. Waiting does not help."""
-
-
-class RpcRefusalError(ChainUnreachableError):
-    """The node returned a JSON-RPC error, with its `code`, message and additional data.
-
-    Callers that do not handle it see an unavailable chain.
-    """
-
-    def __init__(self, method: str, code: int, detail: str, data: object) -> None:
-        super().__init__(f"{method}: the node answered with error {code}: {detail[:_MAX_DETAIL]}")
-        self.code = code
-        self.detail = detail
-        self.data = data
-
-
-class RpcCaller(Protocol):
-    """Makes JSON-RPC calls: `RpcClient`, or a replacement without a network."""
-
-    async def call(self, method: str, /, *params: object) -> object:
-        """Return the result of a call, as `RpcClient.call` does."""
-        ...
-
-    async def close(self) -> None:
-        """Close the connections."""
-        ...
-
-
-class RpcClient:
-    """Calls an endpoint. Bound to the event loop on which it is first used.
-
-    `timeout_seconds` includes the wait for a connection.
-    """
-
-    def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
-        self._timeout_seconds = timeout_seconds
-        self._quiet_until = 0.0
-        # Not from 1: of a proxy that mixes up connections, the response to another client must not fit.
-        self._numbers = itertools.count(secrets.randbits(48))
-        self._endpoint = HttpEndpoint(url, max_connections=max_connections, max_bytes=BODY_MAX_BYTES)
-
-    async def call(self, method: str, *params: object) -> object:
-        """Return the result of a call: JSON, unchecked.
-
-        Raises:
-            RpcRefusalError: the node returned an error.
-            ChainUnreachableError: there was no response in time, or it was not JSON-RPC.
-        """
-        if asyncio.get_running_loop().time() < self._quiet_until:
-            raise ChainUnreachableError(f"{method}: not sent, because the node asked for fewer requests")
-        number = next(self._numbers)
-        request = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        content = json.dumps(request, separators=(",", ":")).encode()
-
-        def read(response: Response) -> dict[str, Any]:
-            if response.status != _OK:
-                raise self._unavailable(method, response)
-            return _reply(method, number, json.loads(response.body))
-
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                reply = await self._endpoint.post(content, read)
-            return _result(method, reply)
-        except ChainUnreachableError:
-            raise
-        except TimeoutError:
-            failure = ChainUnreachableError(f"{method}: no answer within {self._timeout_seconds} s")
-        except BodyError as error:
-            failure = ChainUnreachableError(f"{method}: the answer {error}")
-        except HttpError as error:
-            failure = ChainUnreachableError(f"{method}: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever is raised below is one thing here
-            failure = ChainUnreachableError(f"{method}: {type(error).__name__}")
-        # Outside the handlers, because the context of the caught exception may contain the host.
-        raise failure
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._endpoint.close()
-        await asyncio.sleep(0)  # They close in the next turn of the event loop.
-
-    def _unavailable(self, method: str, response: Response) -> ChainUnreachableError:
-        if response.status in _BUSY_STATUSES:
-            quiet_seconds = _retry_after_seconds(response.retry_after)
-            self._quiet_until = asyncio.get_running_loop().time() + quiet_seconds
-        kind = EndpointRefusesError if response.status in _REFUSING_STATUSES else ChainUnreachableError
-        return kind(f"{method}: the node answered with HTTP status {response.status}")
-
-
-def _reply(method: str, number: int, reply: object) -> dict[str, Any]:
-    """Return a response to request `number`, with either a result or an error.
-
-    Raises:
-        ChainUnreachableError: it is not a response to this request.
-    """
-    if not isinstance(reply, dict) or ("result" in reply) == (reply.get("error") is not None):
-        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
-    # A node that cannot read a request does not know its number.
-    if reply.get("id") != number and not (reply.get("error") is not None and reply.get("id") is None):
-        raise ChainUnreachableError(f"{method}: the answer is that to another request")
-    return reply
-
-
-def _result(method: str, reply: dict[str, Any]) -> object:
-    """Return the result in a response.
-
-    Raises:
-        RpcRefusalError: it is an error.
-        ChainUnreachableError: its error is malformed.
-    """
-    error = reply.get("error")
-    if error is None:
-        return reply["result"]
-    if not (isinstance(error, dict) and type(error.get("code")) is int and type(error.get("message")) is str):
-        raise ChainUnreachableError(f"{method}: the answer is not JSON-RPC")
-    raise RpcRefusalError(method, error["code"], error["message"], error.get("data"))
-
-
-def _retry_after_seconds(header: str) -> float:
-    # The header's other form, a date, is ignored, because clocks differ.
-    if not (header.isascii() and header.isdigit() and len(header) < 9):
-        return _QUIET_SECONDS
-    return min(float(header), _LONGEST_QUIET_SECONDS)

@@ -12,40 +12,35 @@ So a method that reports something false, once or always, posts nothing: another
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from attrs import frozen
 from solders.message import Message, to_bytes_versioned
 
 from agentpay_server.chain.protocol import Absence, ChainUnreachableError, Cosigned, UnprovenError
 from agentpay_server.plugins.cluster import replies
-from agentpay_server.plugins.cluster.chain_head import Call, ChainHead
+from agentpay_server.plugins.cluster.chain_head import ChainHead
 from agentpay_server.plugins.cluster.history import AccountHistory
 from agentpay_server.plugins.cluster.replies import HistoryLine, Landing, ReportedStatus, read_signed
 
+T = TypeVar("T")
+
 _REMEMBERED: Final = 4_096
-_ANY_VERSION: Final = 255
 _FINALIZED: Final = "finalized"
 _CONFIRMED: Final = "confirmed"
-
-
-@frozen
-class _Accepted:
-    """An outcome that was proved, and its commitment."""
-
-    landing: Landing
-    commitment: str
+_UNKNOWN: Final = ("", frozenset[str]())
+"""Marks a transaction that cannot be parsed, for example because of its version."""
 
 
 class Evidence:
-    """Proves what statuses claim. `call` calls a method of the node."""
+    """Proves what statuses claim."""
 
-    def __init__(self, call: Call, head: ChainHead, history: AccountHistory) -> None:
-        self._call = call
+    def __init__(self, head: ChainHead, history: AccountHistory) -> None:
         self._head = head
         self._history = history
-        # Outcomes are checked again and again while they are watched.
-        self._accepted: dict[str, _Accepted] = {}
+        # Proved outcomes and their commitment: they are checked again and again while they are watched.
+        self._accepted: dict[str, tuple[Landing, str]] = {}
+        # The hash of each message and all its signatures, read once.
+        self._messages: dict[str, tuple[str, frozenset[str]]] = {}
 
     async def of_outcome(self, signature: str, status: ReportedStatus) -> Landing:
         """Return the transaction that a status claims to have landed or failed.
@@ -54,21 +49,21 @@ class Evidence:
             UnprovenError: nothing proves it yet, or another response contradicts it.
             ChainUnreachableError: a node did not respond.
         """
-        accepted = self._accepted.get(signature)
-        if accepted is not None and self._agree(status, accepted.landing):
-            if accepted.commitment in (status.commitment, _FINALIZED):
-                return accepted.landing
+        accepted, commitment = self._accepted.get(signature, (None, ""))
+        if accepted is not None and self._agree(status, accepted):
+            if commitment in (status.commitment, _FINALIZED):
+                return accepted
             await self._check_slot(status)
-            if await self._is_listed_as_irreversible(signature, accepted.landing):
-                self._remember(signature, _Accepted(accepted.landing, _FINALIZED))
-                return accepted.landing
+            if await self._is_listed_as_irreversible(signature, accepted):
+                _remember(self._accepted, signature, (accepted, _FINALIZED))
+                return accepted
         landing = await self._read(signature, status.commitment)
         if landing is None:
             raise UnprovenError("a node reports the status of a transaction that it does not return")
         if not self._agree(status, landing):
             raise UnprovenError("a node returns a transaction that contradicts its status")
         await self._check_slot(status)
-        self._remember(signature, _Accepted(landing, status.commitment))
+        _remember(self._accepted, signature, (landing, status.commitment))
         return landing
 
     async def check_absent(self, signature: str, absence: Absence) -> None:
@@ -89,16 +84,42 @@ class Evidence:
         if any(line.signature == signature for line in lines):
             raise UnprovenError("a history lists a transaction whose status a node does not know")
 
+    async def name_of(
+        self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool
+    ) -> str | None:
+        """Return the transaction's first signature if the history, `lines`, contains it; otherwise None.
+
+        Raises:
+            ChainUnreachableError: a node does not respond, or `must_read` and a transaction is missing.
+        """
+        for line in lines:
+            found = await self._message(line.signature)
+            if found is None and must_read:
+                raise ChainUnreachableError("a node does not return a transaction that its history lists")
+            message_hash, signatures = found or _UNKNOWN
+            # Check both the message and the service's signature, which only the service can produce.
+            if message_hash == cosigned.message_hash and cosigned.signature in signatures:
+                return line.signature
+        return None
+
+    async def _message(self, signature: str) -> tuple[str, frozenset[str]] | None:
+        known = self._messages.get(signature)
+        if known is not None:
+            return known
+        reply = await self._history.transaction(signature, "base64", _CONFIRMED)
+        if reply is None:
+            return None
+        found = _read_message(reply, signature)
+        _remember(self._messages, signature, found)
+        return found
+
     def _agree(self, status: ReportedStatus, landing: Landing) -> bool:
-        return is_same_outcome(status, landing) and (self._head.is_surfpool or status.slot == landing.slot)
+        """Return whether a transaction ended as its status claims, and in the same slot."""
+        is_same_slot = self._head.is_surfpool or status.slot == landing.slot
+        return landing.error == status.error and is_same_slot
 
     async def _read(self, signature: str, commitment: str) -> Landing | None:
-        options = {
-            "encoding": "base64",
-            "maxSupportedTransactionVersion": _ANY_VERSION,
-            "commitment": commitment,
-        }
-        reply = await self._call("getTransaction", signature, options)
+        reply = await self._history.transaction(signature, "base64", commitment)
         return None if reply is None else replies.read_landing(reply, signature)
 
     async def _check_slot(self, status: ReportedStatus) -> None:
@@ -116,62 +137,11 @@ class Evidence:
         line = (await self._history.irreversible(landing.debits)).get(signature)
         return line is not None and (line.slot, line.failed) == (landing.slot, landing.error is not None)
 
-    def _remember(self, signature: str, accepted: _Accepted) -> None:
-        self._accepted[signature] = accepted
-        if len(self._accepted) > _REMEMBERED:
-            del self._accepted[next(iter(self._accepted))]
 
-
-def is_same_outcome(status: ReportedStatus, landing: Landing) -> bool:
-    """Return whether a transaction ended as its status claims."""
-    return landing.error == status.error
-
-
-_UNKNOWN: Final = ("", frozenset[str]())
-"""Marks a transaction that cannot be parsed, for example because of its version."""
-
-
-class CosignedSearch:
-    """Reads the messages of transactions, each of them once. `call` calls a method of the node."""
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._messages: dict[str, tuple[str, frozenset[str]]] = {}
-
-    async def name(self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool) -> str | None:
-        """Return the transaction's first signature if the history, `lines`, contains it; otherwise None.
-
-        Raises:
-            ChainUnreachableError: a node does not respond, or `must_read` and a transaction is missing.
-        """
-        for line in lines:
-            found = await self._message(line.signature)
-            if found is None and must_read:
-                raise ChainUnreachableError("a node does not return a transaction that its history lists")
-            if found == _UNKNOWN or found is None:
-                continue
-            message_hash, signatures = found
-            # Check both the message and the service's signature, which only the service can produce.
-            if message_hash == cosigned.message_hash and cosigned.signature in signatures:
-                return line.signature
-        return None
-
-    async def _message(self, signature: str) -> tuple[str, frozenset[str]] | None:
-        known = self._messages.get(signature)
-        if known is not None:
-            return known
-        options = {
-            "encoding": "base64",
-            "maxSupportedTransactionVersion": _ANY_VERSION,
-            "commitment": "confirmed",
-        }
-        reply = await self._call("getTransaction", signature, options)
-        if reply is None:
-            return None
-        found = self._messages[signature] = _read_message(reply, signature)
-        if len(self._messages) > _REMEMBERED:
-            del self._messages[next(iter(self._messages))]
-        return found
+def _remember(known: dict[str, T], signature: str, value: T) -> None:
+    known[signature] = value
+    if len(known) > _REMEMBERED:
+        del known[next(iter(known))]
 
 
 def _read_message(reply: object, signature: str) -> tuple[str, frozenset[str]]:

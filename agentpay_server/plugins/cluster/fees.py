@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Final
 
 from agentpay_server.chain.protocol import ChainUnreachableError, ComputeBudget
-from agentpay_server.plugins.cluster.replies import Simulation
 from agentpay_server.plugins.cluster.settings import RpcSettings
 
 _PRICE_SECONDS: Final = 10.0
@@ -35,7 +34,7 @@ class Budgets:
     def __init__(
         self,
         settings: RpcSettings,
-        simulate: Callable[[bytes], Awaitable[Simulation]],
+        simulate: Callable[[bytes], Awaitable[int | None]],
         recent_prices: Callable[[], Awaitable[Sequence[int]]],
     ) -> None:
         self._most_units = settings.compute_unit_limit
@@ -73,11 +72,11 @@ class Budgets:
             return
         self._again_at[shape] = now + _TRIED_SECONDS
         try:
-            simulation = await self._simulate(raw)
+            units = await self._simulate(raw)
         except ChainUnreachableError:
             return
-        if simulation.error is None and simulation.units_consumed:
-            used = math.ceil(simulation.units_consumed * _MARGIN)
+        if units:
+            used = math.ceil(units * _MARGIN)
             self._limits[shape] = min(max(used, self._limits.get(shape, 0)), self._most_units)
             self._again_at[shape] = now + _LEARNED_SECONDS
 

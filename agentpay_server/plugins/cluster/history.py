@@ -307,7 +307,7 @@ class AccountHistory:
     async def deposits(
         self, token_account: str, *, after: str | None, posted: Posted = nothing_posted
     ) -> AsyncIterator[DepositBatch]:
-        """See `DepositSource`. The cursor is a signature."""
+        """See `Chain`. The cursor is a signature."""
         history = await self._irreversible(token_account, after)
         known = await posted() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
@@ -334,7 +334,7 @@ class AccountHistory:
                 raise ChainUnreachableError("a node does not know a channel's transaction (yet)")
             mint = self._usdc_mint
             landed = [
-                read_landed(await self._transaction(line.signature), signature=line.signature, usdc_mint=mint)
+                read_landed(await self.transaction(line.signature), signature=line.signature, usdc_mint=mint)
                 for line in lines
                 if not line.failed
             ]
@@ -348,7 +348,7 @@ class AccountHistory:
 
     async def is_signed_by(self, signature: str, signer: str) -> bool:
         """See `Chain.is_signed_by`. The transaction's own bytes prove it."""
-        reply = await self._transaction(signature, encoding="base64")
+        reply = await self.transaction(signature, "base64")
         if reply is None:
             raise ChainUnreachableError("the node lists a transaction that it does not have (yet)")
         transaction = read_signed(reply, signature)
@@ -419,7 +419,7 @@ class AccountHistory:
 
         async def read() -> Deposit | Debit | None:
             return read_movement(
-                await self._transaction(signature),
+                await self.transaction(signature),
                 signature=signature,
                 token_account=token_account,
                 usdc_mint=self._usdc_mint,
@@ -430,8 +430,15 @@ class AccountHistory:
             raise ChainUnreachableError("a node reports a deposit in two ways")
         return found
 
-    async def _transaction(self, signature: str, *, encoding: str = "jsonParsed") -> object:
-        options = {"encoding": encoding, "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
+    async def transaction(
+        self, signature: str, encoding: str = "jsonParsed", commitment: str = "finalized"
+    ) -> object:
+        """Return the result of `getTransaction`, unchecked; None if the node does not know it."""
+        options = {
+            "encoding": encoding,
+            "maxSupportedTransactionVersion": _ANY_VERSION,
+            "commitment": commitment,
+        }
         return await self._call("getTransaction", signature, options)
 
 

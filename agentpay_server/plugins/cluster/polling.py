@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
-from attrs import Factory, evolve, frozen
+from attrs import Factory, frozen
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import WebSocketException
 
@@ -192,7 +192,8 @@ class LandingTime:
     """Observes when transactions are sent, and when they are first known to have landed. Pure."""
 
     def __init__(self) -> None:
-        self._sent: dict[str, _Sent] = {}
+        # When each was sent, and its first check is expected; None once a check has found no landing.
+        self._sent: dict[str, tuple[float, float | None]] = {}
         self._landed: deque[float] = deque(maxlen=_LANDINGS)
         self._seconds: float | None = None
 
@@ -206,36 +207,26 @@ class LandingTime:
         if signature not in self._sent:
             if len(self._sent) >= _MAX_SENT:
                 del self._sent[next(iter(self._sent))]
-            self._sent[signature] = _Sent(now, expected_seconds)
+            self._sent[signature] = now, expected_seconds
 
     def note_missing(self, signature: str) -> None:
         """Record that a check has found no landing."""
-        sent = self._sent.get(signature)
-        if sent is not None and not sent.is_missed:
-            self._sent[signature] = evolve(sent, is_missed=True)
+        if signature in self._sent:
+            self._sent[signature] = self._sent[signature][0], None
 
     def note_landed(self, signature: str, asked_at: float) -> None:
         """Record that a status that was requested at `asked_at` reports a landing."""
-        sent = self._sent.pop(signature, None)
-        if sent is None:
+        if signature not in self._sent:
             return
-        seconds = asked_at - sent.at
-        if not sent.is_missed:
+        sent_at, expected_seconds = self._sent.pop(signature)
+        seconds = asked_at - sent_at
+        if expected_seconds is not None:
             # A check comes a little later than it was to, on a busy server.
-            seconds = min(seconds, sent.expected_seconds) * _EARLIER
+            seconds = min(seconds, expected_seconds) * _EARLIER
         self._landed.append(seconds)
         if len(self._landed) >= _LEAST_LANDINGS:
             slowest = sorted(self._landed)[int(len(self._landed) * _LANDED_BY_THEN)]
             self._seconds = min(max(slowest, _SHORTEST_SECONDS), _LONGEST_SECONDS)
-
-
-@frozen
-class _Sent:
-    """When a transaction was sent, when its first check is expected, and whether one has found no landing."""
-
-    at: float
-    expected_seconds: float
-    is_missed: bool = False
 
 
 # --- Notifications of final transactions over a node's websocket. They only shorten waiting.

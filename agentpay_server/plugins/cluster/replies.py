@@ -35,14 +35,6 @@ class Epoch:
 
 
 @frozen(kw_only=True)
-class Validity:
-    """Whether a node at a slot accepts transactions with a blockhash."""
-
-    slot: int
-    is_valid: bool
-
-
-@frozen(kw_only=True)
 class ReportedStatus:
     """A node's information on a signature.
 
@@ -93,14 +85,6 @@ class Landing:
     programs: tuple[str, ...]
     last_log: str | None
     debits: str | None
-
-
-@frozen(kw_only=True)
-class Simulation:
-    """The result of simulating a transaction. `error` is None if it would succeed."""
-
-    units_consumed: int
-    error: object
 
 
 _COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
@@ -166,9 +150,9 @@ def read_blockhash(reply: object) -> tuple[str, int]:
     return read_hash(value.get("blockhash")), height
 
 
-def read_validity(reply: object) -> Validity:
-    """Parse an `isBlockhashValid` result."""
-    return Validity(slot=read_position(reply), is_valid=member(reply, "value", bool))
+def read_validity(reply: object) -> tuple[int, bool]:
+    """Parse the node's slot, and whether it accepts a blockhash, of an `isBlockhashValid` result."""
+    return read_position(reply), member(reply, "value", bool)
 
 
 def read_epoch(reply: object) -> Epoch:
@@ -294,10 +278,11 @@ def read_landing(reply: object, signature: str) -> Landing:
     )
 
 
-def read_simulation(reply: object) -> Simulation:
-    """Parse a `simulateTransaction` result."""
+def read_simulation(reply: object) -> int | None:
+    """Parse the compute units of a `simulateTransaction` result; None if the transaction would fail."""
     value = member(reply, "value", dict)
-    return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
+    units = count(value, "unitsConsumed")
+    return units if _error(value) is None else None
 
 
 def read_prices(reply: object) -> list[int]:

@@ -1,8 +1,7 @@
 """Migrations: a starting server upgrades its database to this version's schema.
 
-`versions/` holds the migrations, one module each, for both engines. An empty database gets the declared
-tables instead; tests check that the migrations lead to the same. A database of a newer version is refused,
-because this version does not know its schema.
+An empty database gets the declared tables. `versions/` holds the migrations of older ones, one module each,
+for both engines. A database of a newer version is refused, because this version does not know its schema.
 """
 
 from pathlib import Path
@@ -51,12 +50,10 @@ class SchemaRelease:
     Attributes:
         head: the newest migration.
         folders: the directories of its migrations.
-        tables: what an empty database gets. None runs all migrations on it.
     """
 
     head: str
     folders: tuple[Path, ...]
-    tables: MetaData | None = None
 
     def known(self) -> frozenset[str]:
         """Return the names of its migrations. A module's name begins with that of its migration."""
@@ -64,7 +61,7 @@ class SchemaRelease:
         return frozenset(path.name.partition("_")[0] for path in modules)
 
 
-THIS_RELEASE: Final = SchemaRelease(HEAD, (Path(__file__).parent / "versions",), metadata)
+THIS_RELEASE: Final = SchemaRelease(HEAD, (Path(__file__).parent / "versions",))
 
 
 async def upgrade(
@@ -110,8 +107,8 @@ def _upgrade(connection: Connection, release: SchemaRelease, *, only_if_empty: b
         is_laid_out = check_contents(connection)
     else:
         is_laid_out = inspect(connection).has_table(version_table)
-    if not is_laid_out and release.tables is not None:
-        release.tables.create_all(connection, checkfirst=False)
+    if not is_laid_out:
+        metadata.create_all(connection, checkfirst=False)
         version = Table(
             version_table,
             MetaData(),
@@ -121,10 +118,8 @@ def _upgrade(connection: Connection, release: SchemaRelease, *, only_if_empty: b
         version.create(connection)
         connection.execute(version.insert().values(version_num=release.head))
         return
-    found: str | None = None
-    if is_laid_out:
-        current: Select[str] = select(column("version_num")).select_from(table(version_table))
-        found = connection.execute(current).scalar_one_or_none()
+    current: Select[str] = select(column("version_num")).select_from(table(version_table))
+    found = connection.execute(current).scalar_one_or_none()
     if found == release.head:
         return
     if found in _DEVELOPMENT:

@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from attrs import evolve
 from solders.account import Account
 from solders.pubkey import Pubkey
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract import json_text
 from agentpay.contract.endpoints import EXTENSIONS
@@ -60,8 +59,8 @@ MOST_SUBSCRIPTIONS: Final = 10_000
 
 _SLOT_SECONDS: Final = 0.1
 
-_Begun = tuple[int, Callable[[], None] | None]
-"""The number of a subscription, and an action to run after the number was sent."""
+_Answered = tuple[Any, Callable[[], None] | None]
+"""The result of a call, and an action to run after it was sent; None for none."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -94,20 +93,28 @@ class ChainRpc:
             await respond(send, problem.http_status, _text(problem.message))
             return
         request = read_request(body)
-        answers = [response for call in request.calls if (response := await self._answer(call)) is not None]
-        await respond(send, 200, _printed(request, answers))
+        answers = [(await self._answer(call, self._result))[0] for call in request.calls]
+        printed = [response for response in answers if response is not None]
+        body = b"" if not printed else json_text.print_json(printed if request.is_batch else printed[0])
+        await respond(send, 200, body)
 
-    async def _answer(self, call: RpcCall) -> dict[str, object] | None:
+    async def _result(self, call: RpcCall) -> _Answered:
+        return await self._node.result(call), None
+
+    async def _answer(
+        self, call: RpcCall, result: Callable[[RpcCall], Awaitable[_Answered]]
+    ) -> tuple[dict[str, object] | None, Callable[[], None] | None]:
+        """Return the response to a call, None to a notification, and what to do after it was sent."""
+        follow_up = None
         try:
-            result = await self._node.result(call)
+            found, follow_up = await result(call)
+            response = answer(call, found)
         except RpcError as error:
             response = refusal(call, error)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-            response = refusal(call, _INTERNAL_ERROR)
-        else:
-            response = answer(call, result)
-        return None if call.is_notification else response
+            response = refusal(call, RpcError(INTERNAL_ERROR, "Internal error"))
+        return None if call.is_notification else response, follow_up
 
     # --- WebSocket
 
@@ -170,32 +177,20 @@ class ChainRpc:
     ) -> None:
         """Each response is a separate message."""
         for call in request.calls:
-            follow_up = None
-            try:
-                result, follow_up = await subscriptions.result(call)
-            except RpcError as error:
-                response = refusal(call, error)
-            except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
-                log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-                response = refusal(call, _INTERNAL_ERROR)
-            else:
-                response = answer(call, result)
-            if not call.is_notification:
+            response, follow_up = await self._answer(call, subscriptions.result)
+            if response is not None:
                 await outgoing.put(response)
             if follow_up is not None:
                 # After the response, which carries the subscription's number.
                 follow_up()
 
 
-_INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
-
-
 async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
     # After a disconnect, reading ends the connection.
     with contextlib.suppress(OSError, RuntimeError):
         while True:
-            message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
-            await send(message)
+            text = json_text.print_json(await outgoing.get()).decode("ascii")
+            await send({"type": "websocket.send", "text": text})
 
 
 class Mounted:
@@ -293,16 +288,6 @@ def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
         return False
 
 
-def _printed(request: RpcRequest, answers: list[dict[str, object]]) -> bytes:
-    if not answers:
-        return b""
-    return _json(answers if request.is_batch else answers[0])
-
-
-def _json(value: object) -> bytes:
-    return json_text.print_json(value)
-
-
 def _text(message: str) -> bytes:
     return json_text.print_json({"error": message})
 
@@ -323,14 +308,14 @@ class Subscriptions:
         self._numbers_of: dict[str, list[int]] = {}
         self._watchers: dict[int, Callable[[Executed], None]] = {}
         self._end_listening = self._chain.history.listen(self._executed)
-        self._begins: Mapping[str, Callable[[Params], _Begun]] = {
+        self._begins: Mapping[str, Callable[[Params], _Answered]] = {
             "accountSubscribe": self._subscribe_to_account,
             "signatureSubscribe": self._subscribe_to_signature,
             "slotSubscribe": lambda _: self._subscribe_to_slots(),
         }
 
-    async def result(self, call: RpcCall) -> tuple[Any, Callable[[], None] | None]:
-        """Return the result of a call, and an action to run after the result was sent; None for none.
+    async def result(self, call: RpcCall) -> _Answered:
+        """Return the result of a call, and an action to run after the result was sent.
 
         Raises:
             RpcError: the call is refused.
@@ -356,7 +341,7 @@ class Subscriptions:
 
     # --- What is subscribed to
 
-    def _subscribe_to_signature(self, params: Params) -> _Begun:
+    def _subscribe_to_signature(self, params: Params) -> _Answered:
         signature, options = params.signature(0), params.options(1)
         options.commitment()
         number = self._begun("signatureSubscribe", lambda number: self._forget_signature(signature, number))
@@ -369,7 +354,7 @@ class Subscriptions:
 
         return number, notify_if_executed
 
-    def _subscribe_to_account(self, params: Params) -> _Begun:
+    def _subscribe_to_account(self, params: Params) -> _Answered:
         wanted, options = params.address(0), params.options(1)
         options.commitment()
         form = account_form(options)
@@ -379,9 +364,11 @@ class Subscriptions:
                 shown = self._shown(executed.after[wanted], form) or _DELETED
                 self._notify("accountNotification", number, self._in_context(shown))
 
-        return self._watch("accountSubscribe", changed), None
+        number = self._begun("accountSubscribe", self._watchers.pop)
+        self._watchers[number] = lambda executed: changed(number, executed)
+        return number, None
 
-    def _subscribe_to_slots(self) -> _Begun:
+    def _subscribe_to_slots(self) -> _Answered:
         async def follow(number: int) -> None:
             slot = self._chain.slot
             while True:
@@ -405,11 +392,6 @@ class Subscriptions:
             )
         number = next(self._numbers)
         self._ends[number] = method, lambda: end(number)
-        return number
-
-    def _watch(self, method: str, notify: Callable[[int, Executed], None]) -> int:
-        number = self._begun(method, self._watchers.pop)
-        self._watchers[number] = lambda executed: notify(number, executed)
         return number
 
     def _end(self, method: str, number: int) -> bool:
@@ -451,7 +433,7 @@ class Subscriptions:
             return account_json(account, form, decimals)
         except RpcError:
             # The encoding was requested before it was known which data it must show.
-            without_data = account_json(account, evolve(form, offset=0, length=0), decimals)
+            without_data = account_json(account, (form[0], slice(0)), decimals)
             return None if without_data is None else {**without_data, "data": _TOO_LARGE}
 
     def _in_context(self, value: object) -> dict[str, object]:

@@ -127,9 +127,8 @@ _MAX_U64: Final = 2**64 - 1
 class Options:
     """An object of options."""
 
-    def __init__(self, values: dict[str, Any], name: str = "options") -> None:
+    def __init__(self, values: dict[str, Any]) -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
-        self._name = name
 
     def has(self, key: str) -> bool:
         """Return whether an option is given."""
@@ -165,7 +164,7 @@ class Options:
     def options(self, key: str) -> "Options | None":
         """Return a nested object of options; None if missing."""
         found: dict[str, Any] | None = _optional(self._values.get(key), dict, key)
-        return None if found is None else Options(found, key)
+        return None if found is None else Options(found)
 
     def signature(self, key: str) -> str | None:
         """Return a signature; None if missing."""

@@ -472,7 +472,7 @@ def _account_filter(options: Options) -> Callable[[Account], bool]:
 
 
 def _filter(value: Json) -> Callable[[Account], bool]:
-    options = Options(value, "filter") if isinstance(value, dict) else Options({})
+    options = Options(value) if isinstance(value, dict) else Options({})
     size, compared = options.count("dataSize"), options.options("memcmp")
     if size is not None:
         return lambda account: len(account.data) == size

@@ -7,7 +7,6 @@ import base64
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from attrs import frozen
 from solders.account import Account
 from solders.instruction import CompiledInstruction
 from solders.message import Message, MessageV0
@@ -46,24 +45,17 @@ _NEVER: Final = 2**64 - 1
 Json = dict[str, Any]
 
 
-@frozen(kw_only=True)
-class AccountForm:
-    """The requested format of account data: an encoding, and a slice; `offset` None for all data."""
-
-    encoding: str
-    offset: int | None
-    length: int
+AccountForm = tuple[str, slice]
+"""The requested format of account data: an encoding, and which part."""
 
 
 def account_form(options: Options, default: str = "binary") -> AccountForm:
     """Return the format that a call's options request."""
-    part = options.options("dataSlice")
-    offset, length = None, 0
-    if part is not None:
-        offset, length = part.count("offset") or 0, part.count("length") or 0
-    return AccountForm(
-        encoding=options.choice("encoding", ACCOUNT_ENCODINGS, default), offset=offset, length=length
-    )
+    encoding, part = options.choice("encoding", ACCOUNT_ENCODINGS, default), options.options("dataSlice")
+    if part is None:
+        return encoding, slice(None)
+    offset, length = part.count("offset") or 0, part.count("length") or 0
+    return encoding, slice(offset, offset + length)
 
 
 def account_json(account: Account | None, form: AccountForm, decimals: Decimals) -> Json | None:
@@ -85,19 +77,20 @@ def account_json(account: Account | None, form: AccountForm, decimals: Decimals)
 
 
 def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
-    if form.encoding == "jsonParsed":
+    encoding, part = form
+    if encoding == "jsonParsed":
         found = parsed.parsed_account(account, decimals)
         if found is not None:
             return found
-    data = account.data if form.offset is None else account.data[form.offset : form.offset + form.length]
-    if form.encoding in ("binary", "base58"):
+    data = account.data[part]
+    if encoding in ("binary", "base58"):
         if len(data) > _MAX_BASE58_BYTES:
             raise RpcError(
                 INVALID_REQUEST,
                 "Encoded binary (base 58) data should be less than 128 bytes, please use Base64 encoding.",
             )
         text = parsing.to_base58(data)
-        return text if form.encoding == "binary" else [text, "base58"]
+        return text if encoding == "binary" else [text, "base58"]
     # Python 3.11 has no zstd, so `base64+zstd` is sent uncompressed and labelled so.
     return [base64.b64encode(data).decode("ascii"), "base64"]
 

@@ -316,7 +316,7 @@ def _ids(of: OfAccounts[..., Any], lock: Select[Any] | None) -> frozenset[str]:
 
 def _for(member: _Member, result: Result) -> Result:
     """Return a result whose held rows the batch sends, because a unit cannot wait for PostgreSQL itself."""
-    return HeldResult(member, result.held) if isinstance(result, HeldResult) else result
+    return HeldResult(member.send_held, result.held) if isinstance(result, HeldResult) else result
 
 
 def _apart(members: Iterable[_Member]) -> tuple[list[_Member], list[_Member]]:

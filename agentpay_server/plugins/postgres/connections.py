@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 import asyncpg
 from asyncpg.prepared_stmt import PreparedStatement
@@ -64,10 +64,6 @@ def session_settings(schema: str) -> dict[str, str]:
 
 class MultipleStatements(BaseException):
     """A unit needs a transaction: it has several statements, or one that is not a plain SELECT."""
-
-
-class UnansweredError(ConnectionAbortedError):
-    """A statement timed out; its connection is closed."""
 
 
 class UndoneError(Exception):
@@ -163,7 +159,7 @@ class PreparedConnection:
         """Return the server's response; close the connection if it takes too long.
 
         Raises:
-            UnansweredError: the statement timed out.
+            ConnectionAbortedError: the statement timed out.
         """
         # A timer costs a third of `asyncio.timeout`, and there is one for each statement.
         limit = asyncio.get_running_loop().call_later(_ANSWER_SECONDS, self._give_up)
@@ -172,7 +168,9 @@ class PreparedConnection:
         except Exception:
             if not self._is_given_up:
                 raise
-            raise UnansweredError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s") from None
+            raise ConnectionAbortedError(
+                f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s"
+            ) from None
         finally:
             limit.cancel()
 
@@ -203,7 +201,7 @@ class PostgresConnection:
                 self.send_held()
                 held = self._held.add(shape, values)
             if held is not None:
-                return HeldResult(self, held)
+                return HeldResult(self.send_held, held)
         if self._held.concern(prepared.text):
             self.send_held()
         try:
@@ -251,40 +249,55 @@ class PostgresConnection:
             held.count = count
 
 
-class _Holder(Protocol):
-    def send_held(self) -> None: ...
+class _Rows:
+    __slots__ = ("_records", "_status")
+
+    def __init__(self, records: "list[Any]", status: str) -> None:
+        self._records = records
+        self._status = status
+
+    @property
+    def rowcount(self) -> int:
+        return int(self._status.rpartition(" ")[2])
+
+    def __iter__(self) -> Iterator[Row]:
+        return iter(cast("list[Row]", self._records))
+
+    def one_or_none(self) -> Row | None:
+        if len(self._records) > 1:
+            raise ValueError("the statement returned more than one row")
+        return cast("Row", self._records[0]) if self._records else None
+
+    def scalars(self) -> Iterator[Any]:
+        return (row[0] for row in self._records)
+
+    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
+        row = self.one_or_none()
+        if row is None:
+            raise ValueError("the statement returned no row")
+        return row[0]
+
+    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
+        row = self.one_or_none()
+        return None if row is None else row[0]
 
 
-class HeldResult:
-    """The result of a write that may still be held. See `Result`; there are no rows."""
+class HeldResult(_Rows):
+    """The result of a write that may still be held; there are no rows. `send_held` sends what is held."""
 
-    __slots__ = ("_connection", "held")
+    __slots__ = ("_send_held", "held")
 
-    def __init__(self, connection: _Holder, held: HeldRows) -> None:
-        self._connection = connection
+    def __init__(self, send_held: Callable[[], None], held: HeldRows) -> None:
+        super().__init__([], "")
+        self._send_held = send_held
         self.held: HeldRows = held
 
     @property
     def rowcount(self) -> int:
         """Send the write if it is held. Other rows of its table that were sent with it count too."""
         if self.held.count is None:
-            self._connection.send_held()
+            self._send_held()
         return self.held.count or 0
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(())
-
-    def one_or_none(self) -> Row | None:
-        return None
-
-    def scalars(self) -> Iterator[Any]:
-        return iter(())
-
-    def scalar_one(self) -> Any:  # noqa: ANN401 - see `Result`
-        raise ValueError("the statement returned no row")
-
-    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - see `Result`
-        return None
 
 
 class _SingleStatementConnection(PostgresConnection):
@@ -322,39 +335,6 @@ def _numbered(statement: Executable) -> Executable:
             raise TypeError(f"{type(statement).__name__} cannot be executed for several sets")
         _numbered_statements[statement] = found
     return found
-
-
-class _Rows:
-    __slots__ = ("_records", "_status")
-
-    def __init__(self, records: "list[Any]", status: str) -> None:
-        self._records = records
-        self._status = status
-
-    @property
-    def rowcount(self) -> int:
-        return int(self._status.rpartition(" ")[2])
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(cast("list[Row]", self._records))
-
-    def one_or_none(self) -> Row | None:
-        if len(self._records) > 1:
-            raise ValueError("the statement returned more than one row")
-        return cast("Row", self._records[0]) if self._records else None
-
-    def scalars(self) -> Iterator[Any]:
-        return (row[0] for row in self._records)
-
-    def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        row = self.one_or_none()
-        if row is None:
-            raise ValueError("the statement returned no row")
-        return row[0]
-
-    def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        row = self.one_or_none()
-        return None if row is None else row[0]
 
 
 class Pool:

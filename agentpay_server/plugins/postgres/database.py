@@ -102,10 +102,6 @@ _PROBE_ANSWER_SECONDS: Final = 10.0
 _PROBE: Final = "SELECT 1"
 
 
-class SchemaRefusedError(StartRefusedError):
-    """The schema cannot hold a server's tables: no permission, or it contains tables of other software."""
-
-
 def give_conditions(tables: MetaData) -> None:
     """Give partial indexes the condition that they have on SQLite, or the `postgresql_where` in their `info`.
 
@@ -127,7 +123,7 @@ def create_schema(connection: sqlalchemy.Connection, name: str) -> None:
     """Create the schema if it does not exist.
 
     Raises:
-        SchemaRefusedError: the connection's role may neither create nor use it.
+        StartRefusedError: the connection's role may neither create nor use it.
     """
     is_usable = connection.execute(_USABLE, {"name": name}).scalar_one_or_none()
     if is_usable is None:
@@ -137,7 +133,7 @@ def create_schema(connection: sqlalchemy.Connection, name: str) -> None:
         raise _not_permitted(name)
 
 
-def refusal_of(error: DBAPIError, schema: str) -> SchemaRefusedError | None:
+def refusal_of(error: DBAPIError, schema: str) -> StartRefusedError | None:
     """Return the refusal for a denied permission; None for any other error."""
     is_refusal = getattr(error.orig, "sqlstate", None) == _NOT_PERMITTED
     return _not_permitted(schema) if is_refusal else None
@@ -147,20 +143,20 @@ def check_contents(connection: sqlalchemy.Connection) -> bool:
     """Return whether the current schema is migrated; False if it is empty.
 
     Raises:
-        SchemaRefusedError: it holds tables of other software.
+        StartRefusedError: it holds tables of other software.
     """
     names = list(connection.execute(_RELATIONS).scalars())
     if names and VERSION_TABLE not in names:
         schema = connection.execute(_CURRENT).scalar_one()
-        raise SchemaRefusedError(
+        raise StartRefusedError(
             f"the database schema {schema!r} holds tables of other software, such as {names[0]!r}. Set "
             "--database-schema (database_schema=) to the name of a schema that is empty or does not exist"
         )
     return bool(names)
 
 
-def _not_permitted(schema: str) -> SchemaRefusedError:
-    return SchemaRefusedError(
+def _not_permitted(schema: str) -> StartRefusedError:
+    return StartRefusedError(
         f"the database role may not use the schema {schema!r}, or may not create tables in it. Ask an "
         f"administrator to run CREATE SCHEMA {schema} AUTHORIZATION with the name of the role, or set "
         "--database-schema (database_schema=) to a schema that the role owns"
@@ -252,7 +248,7 @@ class PostgresDatabase:
         """Run `work`, which changes tables, under a lock against other servers of this schema.
 
         Raises:
-            SchemaRefusedError: the role may not create the schema or its tables.
+            StartRefusedError: the role may not create the schema or its tables.
             DatabaseUnavailableError: the database did not respond.
         """
 

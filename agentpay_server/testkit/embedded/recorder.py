@@ -25,7 +25,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.assembly.server import Server
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import memo_of, movements
-from agentpay_server.chain.protocol import SignatureStatus, WatchedChain
+from agentpay_server.chain.protocol import Chain, SignatureStatus
 from agentpay_server.contract.sandbox import ADVANCE_CLOCK
 from agentpay_server.platform.capturing import Restore
 from agentpay_server.platform.clock import Clock, from_us
@@ -160,7 +160,7 @@ class Recorder:
             maxlen=RECORDS_MAX
         )
 
-    def watch(self, chain: WatchedChain) -> WatchedChain:
+    def watch(self, chain: Chain) -> Chain:
         """Record the transactions of an embedded chain; return the chain."""
         if not isinstance(chain, EmbeddedChain):
             return chain

@@ -29,16 +29,6 @@ def world(request: pytest.FixtureRequest) -> World:
     return World(ledger=request.getfixturevalue("ledger") if request.param == "ledger" else None)
 
 
-class Listener:
-    """Records its notifications."""
-
-    def __init__(self) -> None:
-        self.heard: list[str | None] = []
-
-    def arrived(self, deposit: Deposit | None) -> None:
-        self.heard.append(None if deposit is None else deposit.token_account)
-
-
 def told(world: World, token_account: str, after: str | None = None) -> list[tuple[list[Deposit], str]]:
     async def read() -> list[tuple[list[Deposit], str]]:
         found = world.chain.deposits(token_account, after=after)
@@ -148,11 +138,12 @@ def test_a_cursor_marks_the_end_of_the_reported_deposits(
 def test_a_listener_is_notified_of_every_deposit(world: World) -> None:
     recipient = world.account(2)
     source = world.account(1, 10)
-    listener = Listener()
-    world.chain.listen(listener)
+    heard: list[Deposit | None] = []
+    world.chain.listen(heard.append)
     world.land(world.transfer(1, recipient, 3))
     world.land(world.transfer(1, recipient, 4, memo="txn_2"))
-    assert (listener.heard, amounts(world, recipient)) == ([recipient, recipient], [3, 4])
+    assert [deposit and deposit.token_account for deposit in heard] == [recipient, recipient]
+    assert amounts(world, recipient) == [3, 4]
     assert world.balance(source) == 3
 
 

@@ -218,7 +218,7 @@ def test_a_page_holds_only_the_writable_accounts_of_a_transaction(world: World, 
     world.land(transaction)
     page = ledger.pages[-1]
     assert set(page.accounts()) == {source, recipient, world.custody.address(TREASURY)}
-    assert page.statuses == {transaction.signature: LANDED}
+    assert {name: status for name, (status, _) in page.signatures.items()} == {transaction.signature: LANDED}
 
 
 def test_a_closed_account_is_stored_as_absent(world: World, ledger: Ledger) -> None:
@@ -277,17 +277,6 @@ def test_setting_the_clock_back_before_a_restart_revives_no_expired_transaction(
     assert after.send(unsent) is None
     assert after.height() > unsent.last_valid_block_height
     assert after.balance(recipient) == 0
-
-
-def test_a_ledger_from_before_clock_based_blocks_is_resumed(database_ledger: Ledger) -> None:
-    world = World(ledger=database_ledger)
-    world.account(1, 10)
-    recipient, height = world.account(2), world.height()
-    database_ledger.database._driver.execute("UPDATE chain_state SET height_since_us = NULL")
-    database_ledger.database._driver.execute("UPDATE chain_signatures SET message_hash = NULL, height = NULL")
-    after = world.restarted(now_us=world.now_us + BLOCK_US)
-    assert after.height() == height + 1
-    assert after.send(after.transfer(1, recipient, 3)) == LANDED
 
 
 def test_a_refusal_survives_a_restart(world: World) -> None:
@@ -664,9 +653,9 @@ def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
             await it.ledger.write(
                 PersistedPage(
                     before=state,
-                    after=evolve(state, slot=state.slot + 100_000, height=state.height + 100),
+                    after=evolve(state, slot=state.slot + 100_000, height=state.height + 1_000),
                     first_accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
-                    statuses={f"{n:088}": LANDED for n in range(100_000)},
+                    signatures={f"{n:088}": (LANDED, SeenMessage(Hash.default(), 0)) for n in range(100_000)},
                 )
             )
 

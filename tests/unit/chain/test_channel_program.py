@@ -326,20 +326,6 @@ def test_a_released_machine_keeps_the_program_and_no_channel() -> None:
     assert program.executable
 
 
-def test_a_chain_from_before_channels_gets_the_accounts_of_the_treasuries() -> None:
-    ledger = MemoryLedger()
-    world = World(ledger=ledger)
-    addresses = [
-        instructions.associated_token_address(str(owner), world.usdc) for owner in codecs.TREASURIES.values()
-    ]
-    for address in addresses:
-        assert world.balance(address) == 0
-        del ledger._accounts[Pubkey.from_string(address)]
-    restarted = world.restarted()
-    assert [restarted.balance(address) for address in addresses] == [0, 0]
-    assert all(Pubkey.from_string(address) in ledger._accounts for address in addresses)
-
-
 def test_a_given_program_runs_instead_and_its_machine_is_not_reused() -> None:
     other = virtual_machine.acquire(built_program())
     program = new_machine(built_program()).get_account(codecs.PROGRAM)

@@ -379,7 +379,8 @@ class SimulatedCluster:
         self.landings[signature] = landing
         self._messages[about.message] = signature
         self._rolled_back.pop(signature, None)
-        for address, account in machine.changed_accounts(self._machine, transaction).items():
+        changed = {each: self._machine.get_account(each) for each in machine.writable_accounts(transaction)}
+        for address, account in machine.serialized(changed).items():
             version = None if account is None else Account.from_bytes(account)
             self._versions.setdefault(address, []).append((slot, version))
         for key in keys:
@@ -477,11 +478,9 @@ class SimulatedCluster:
         self._machine.with_transaction_history(0)
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for address, account in landing.undo.items():
-            machine.set_accounts(self._machine, {address: account})
-            if account is None:
-                self._machine.set_account(
-                    Pubkey.from_string(address), Account(0, b"", instructions.SYSTEM_PROGRAM)
-                )
+            missing = Account(0, b"", instructions.SYSTEM_PROGRAM)
+            restored = missing if account is None else Account.from_bytes(account)
+            self._machine.set_account(Pubkey.from_string(address), restored)
             versions = self._versions.get(address)
             while versions and versions[-1][0] >= landing.slot:
                 versions.pop()
