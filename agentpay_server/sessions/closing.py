@@ -37,7 +37,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
@@ -114,7 +114,7 @@ class Closing:
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True)
         while session.status == SessionStatus.CLOSING and session.error is None:
             if session.closes_us is None:
-                settled = await self._driver.finish(Kind.SESSION_SETTLE, session.session_id, deadline)
+                settled = await self._driver.finish(Operation.SESSION_CLOSE, session.session_id, deadline)
             else:
                 if backoff.seconds and self._is_over(deadline):
                     return session
@@ -227,10 +227,11 @@ class Closing:
             return _postponed(session, found, unit.now_us).write(connection), None, True
         tx = pending_transaction(
             found.signed,
-            kind=Kind.SESSION_SETTLE,
+            kind=Operation.SESSION_CLOSE,
             subject_id=session_id,
             account_id=session.account_id,
             credits_account_id=session.recipient_account_id,
+            pays_out=True,
             detail=found.detail,
             rent=found.rent,
             budgeted=found.rent,
@@ -308,7 +309,7 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
 
 
 SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
-    kind=Kind.SESSION_SETTLE,
+    kind=Operation.SESSION_CLOSE,
     load=store.SESSIONS.existing,
     newest=lambda session: session.settlement_tx_signature,
     landed=_landed,

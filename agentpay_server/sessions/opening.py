@@ -31,7 +31,7 @@ from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.outcomes import limits_of, refused
@@ -140,7 +140,7 @@ def new_session(
     idempotency.put(connection, key, held, PurchaseKind.SESSION, session_id)
     tx = pending_transaction(
         signed,
-        kind=Kind.SESSION_OPEN,
+        kind=Operation.SESSION_OPEN,
         subject_id=session_id,
         account_id=source.account_id,
         rent=rent_exempt_lamports,
@@ -292,7 +292,7 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
 
 
 SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
-    kind=Kind.SESSION_OPEN,
+    kind=Operation.SESSION_OPEN,
     load=store.SESSIONS.existing,
     newest=lambda session: session.tx_signature,
     landed=_landed,

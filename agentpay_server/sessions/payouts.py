@@ -25,7 +25,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger import accounts, audit
+from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.logs import log
@@ -259,12 +259,13 @@ def _suspend(connection: Connection, context: Context, session_id: str, debit: D
     if unknown_debits.is_explained(connection, debit, session.account_id):
         return False
     unit = Unit.begin(connection, context)
-    unknown_debits.explain(
+    transactions.insert_landed(
         connection,
+        unit.now_us,
         signature=debit.signature,
+        kind=unknown_debits.UNKNOWN,
         subject_id=session_id,
         account_id=session.account_id,
-        now_us=unit.now_us,
     )
     outcome = suspending(
         outcomes.outcome_of(session),

@@ -43,7 +43,6 @@ from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -303,7 +302,7 @@ class Sessions:
             view = await self._view(principal, request)
             session = view.session
             if session is not None and view.judged is Verdict.RESUME:
-                opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+                opened = await self._settlement.finish(Operation.SESSION_OPEN, session.session_id, deadline)
                 session = opened or await self._current(session)
             elif session is None or view.judged is not Verdict.REPLAY:
                 decided = await self._decided(principal, request, view, deadline)

@@ -21,7 +21,7 @@ from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.channels import session_payments
 from agentpay_server.plugins.channels.session_payments import PayByVoucher
 
@@ -288,7 +288,7 @@ def polls(monkeypatch) -> list[str]:
     poll_one = Settlement.poll_one
 
     async def counted(self, tx):
-        if tx.kind is Kind.CHANNEL_OPEN:
+        if tx.kind == Operation.CHANNEL_OPEN:
             found.append(tx.subject_id)
         return await poll_one(self, tx)
 

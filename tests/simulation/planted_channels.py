@@ -6,7 +6,7 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.ledger import transactions
-from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.channels import on_chain
 from agentpay_server.plugins.channels.session_payments import SessionPayments
 from agentpay_server.plugins.cluster import history
@@ -52,7 +52,7 @@ def an_opening_is_handed_out_and_not_stored(patch: Patch) -> None:
     insert = transactions.insert_transaction
 
     def insert_others(connection, tx):
-        if tx.kind is not Kind.CHANNEL_OPEN:
+        if tx.kind != Operation.CHANNEL_OPEN:
             insert(connection, tx)
 
     patch(transactions, "insert_transaction", insert_others)
@@ -63,7 +63,7 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
     def kept(expired, ending):
         return attrs.evolve(expired(ending), postings=())
 
-    patch_movement(patch, Kind.CHANNEL_OPEN, expired=kept)
+    patch_movement(patch, Operation.CHANNEL_OPEN, expired=kept)
 
 
 @planted

@@ -32,7 +32,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -138,7 +138,7 @@ class ChannelClosing:
             if found is None and not is_closing:
                 raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         if found is None:
-            if await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, owner_id):
+            if await self._database.read(chain_transactions.pending, Operation.CHANNEL_CLOSE, owner_id):
                 raise ChainUnreachableError("a transaction that closes a channel is in flight")
             await self._post(channel)
         return True
@@ -162,7 +162,7 @@ class ChannelClosing:
         channel = await self._database.read(CHANNELS.existing, owner_id)
         if channel.status not in UNSETTLED:
             return False
-        pending = await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, owner_id)
+        pending = await self._database.read(chain_transactions.pending, Operation.CHANNEL_CLOSE, owner_id)
         if pending is not None:
             await self._driver.drive(pending)
             return True
@@ -236,7 +236,7 @@ class ChannelClosing:
         found = owned(connection, owner_id, lock=True)
         if found.channel.status != SessionStatus.CLOSING:
             return None
-        if chain_transactions.pending(connection, Kind.CHANNEL_CLOSE, owner_id) is not None:
+        if chain_transactions.pending(connection, Operation.CHANNEL_CLOSE, owner_id) is not None:
             return None
         account = account_store.ACCOUNTS.existing(connection, found.channel.account_id)
         opening = opening_of(self._context, found.channel, account)
@@ -248,9 +248,10 @@ class ChannelClosing:
             signed = pay_out(signer, blockhash, opening, cluster=cluster, seals=due.act is Act.SEAL)
         tx = pending_transaction(
             signed,
-            kind=Kind.CHANNEL_CLOSE,
+            kind=Operation.CHANNEL_CLOSE,
             subject_id=owner_id,
             account_id=account.account_id,
+            pays_out=True,
             detail=json.dumps({"act": due.act.value}),
             by_operator=found.channel.by_operator,
             now_us=unit.now_us,
@@ -384,20 +385,16 @@ def _row_of(connection: Connection, channel: ChannelRecord, signature: str, now_
     """Return the row of a payout: the service's own, or a new one for the seller's."""
     for tx in chain_transactions.of_subject(connection, signature, channel.owner_id):
         return tx
-    tx = StoredTransaction(
+    return chain_transactions.insert_landed(
+        connection,
+        now_us,
         signature=signature,
-        kind=Kind.CHANNEL_CLOSE,
+        kind=Operation.CHANNEL_CLOSE,
         subject_id=channel.owner_id,
         account_id=channel.account_id,
-        state=State.FINALIZED,
-        raw=None,
-        last_valid_block_height=0,
-        created_us=now_us,
-        ended_us=now_us,
+        pays_out=True,
         by_operator=channel.by_operator,
     )
-    chain_transactions.insert_transaction(connection, tx)
-    return tx
 
 
 def _postponed(found: Owned, refusal: Refusal, reason: ClosingReason, now_us: int) -> tuple[Change[Any], ...]:
@@ -440,7 +437,7 @@ def _is_request(tx: StoredTransaction) -> bool:
 
 
 CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
-    kind=Kind.CHANNEL_CLOSE,
+    kind=Operation.CHANNEL_CLOSE,
     load=owned,
     newest=lambda _: None,
     landed=_landed,
@@ -452,6 +449,7 @@ CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
     resign=None,
     # The subject is read again under the account's lock: another server may have settled the channel.
     needs_accounts=True,
+    moves_money=False,
 )
 """The service's own transactions that close a channel.
 

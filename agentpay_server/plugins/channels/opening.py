@@ -26,9 +26,9 @@ from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.idempotency import RequestedKey
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US, Owned, owned
@@ -261,7 +261,7 @@ def _report(ending: Ending[Any]) -> None:
 
 
 CHANNEL_OPEN: Final[Movement[Any]] = Movement(
-    kind=Kind.CHANNEL_OPEN,
+    kind=Operation.CHANNEL_OPEN,
     load=owned,
     newest=lambda found: found.owner.tx_signature,
     landed=_landed,

@@ -54,7 +54,6 @@ from agentpay_server.ledger import audit, idempotency, spending, transactions
 from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import (
     RETRY_AFTER_SECONDS,
@@ -454,7 +453,7 @@ class SessionPayments:
         is_patient = is_patient and self._context.chain.landing_seconds > 0
         is_sent, absences = False, 0
         while True:
-            tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, session_id)
+            tx = await self._database.read(transactions.pending, Operation.CHANNEL_OPEN, session_id)
             if tx is None or await self._settlement.poll_one(tx) is not None:
                 return False
             if not is_patient or loop.time() >= deadline or self._context.tasks.closing.done():

@@ -13,7 +13,7 @@ from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.movement import Ending
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
 from agentpay_server.sessions.outcomes import charged, detail_of
@@ -60,9 +60,9 @@ SESSION = SessionRecord(
 CLOSING = attrs.evolve(SESSION, status="closing", opened_us=2, settlements=1, settlement_tx_signature="close")
 
 
-def tx(kind: Kind, **more: Any) -> StoredTransaction:
+def tx(kind: str, **more: Any) -> StoredTransaction:
     known = {
-        "signature": "open" if kind is Kind.SESSION_OPEN else "close",
+        "signature": "open" if kind == "session_open" else "close",
         "kind": kind,
         "subject_id": "sess_1",
         "account_id": "acct_payer",
@@ -76,12 +76,12 @@ def tx(kind: Kind, **more: Any) -> StoredTransaction:
 
 
 def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionRecord]:
-    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_OPEN, hold=10), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx("session_open", hold=10), subject=session, now_us=9, **more)
 
 
 def closing(session: SessionRecord, **more: Any) -> Ending[SessionRecord]:
     of_tx = {name: more.pop(name) for name in ("detail", "rent", "fee") if name in more}
-    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_SETTLE, **of_tx), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx("session_close", **of_tx), subject=session, now_us=9, **more)
 
 
 def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
