@@ -140,8 +140,8 @@ async def _nothing(*_: object) -> None:
     """Read nothing."""
 
 
-def _silent(_: Ending[Any]) -> None:
-    """Report nothing."""
+def _none(_: object) -> None:
+    """Say nothing."""
 
 
 @frozen(kw_only=True)
@@ -153,11 +153,11 @@ class Movement(Generic[S]):
 
     Attributes:
         load: reads the subject.
-        newest: the signature of the subject's newest transaction.
         landed: the outcome of a transaction that is final on chain.
         failed: of one that the chain rejected: it moved nothing.
         expired: of one that has expired and is not replaced.
         late: of one that landed after it was considered expired.
+        newest: the signature of the subject's newest transaction; None if it is never replaced.
         announced: the outcome that it was sent and is not final yet; None if nobody is told.
         resign: signs the replacement of an expired one, or returns a reason for `expired`. None if there is
             never a replacement: then an expiry does not wait for an account that may not sign.
@@ -178,17 +178,17 @@ class Movement(Generic[S]):
 
     kind: str
     load: Load[S]
-    newest: Callable[[S], str | None]
     landed: Callable[[Ending[S]], Outcome[S]]
     failed: Callable[[Ending[S]], Outcome[S]]
     expired: Callable[[Ending[S]], Outcome[S]]
     late: Callable[[Ending[S]], Outcome[S]]
+    newest: Callable[[S], str | None] = _none
     announced: Callable[[Ending[S]], Outcome[S]] | None = None
     resign: Callable[[Resigning[S]], Replacement | Any] | None = None
     prepare: Callable[[Context, S], Awaitable[Any]] = _nothing
     find: LookUp = by_signature
     accounts: Callable[[StoredTransaction, S], tuple[str, ...]] = _payer
-    report: Callable[[Ending[S]], None] = _silent
+    report: Callable[[Ending[S]], None] = _none
     must_be_irreversible: bool = False
     supersedes: bool = True
     moves_money: bool = True

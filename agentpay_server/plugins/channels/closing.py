@@ -439,7 +439,6 @@ def _is_request(tx: StoredTransaction) -> bool:
 CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
     kind=Operation.CHANNEL_CLOSE,
     load=owned,
-    newest=lambda _: None,
     landed=_landed,
     failed=_failed,
     expired=_again,

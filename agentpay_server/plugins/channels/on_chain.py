@@ -279,6 +279,7 @@ class Owned:
             token_account=channel.escrow_token_account,
             category=self.owner.category,
             opening_fee=channel.opening_fee,
+            is_payment=channel.is_payment,
         )
 
     @property

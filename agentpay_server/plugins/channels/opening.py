@@ -263,7 +263,6 @@ def _report(ending: Ending[Any]) -> None:
 CHANNEL_OPEN: Final[Movement[Any]] = Movement(
     kind=Operation.CHANNEL_OPEN,
     load=owned,
-    newest=lambda found: found.owner.tx_signature,
     landed=_landed,
     failed=_failed,
     expired=_expired,
