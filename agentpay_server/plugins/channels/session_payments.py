@@ -53,7 +53,6 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, spending, transactions
 from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import (
     RETRY_AFTER_SECONDS,
@@ -72,10 +71,8 @@ from agentpay_server.plugins.channels.signing import opening_of, voucher_header
 from agentpay_server.plugins.channels.store import CHANNELS, IS_OPEN, VOUCHERS, Channel, KeyUse
 from agentpay_server.plugins.pay402.authorizing import pin_is_as_seen
 from agentpay_server.plugins.pay402.challenges import mpp
-from agentpay_server.plugins.pay402.challenges.terms import Offer
 from agentpay_server.plugins.pay402.judging import pin_refusal, spend_on
 from agentpay_server.plugins.pay402.settling import PaymentWatch
-from agentpay_server.plugins.pay402.store import Pin
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.outcomes import refused
 from agentpay_server.sessions.rules import key_refusal
@@ -100,143 +97,131 @@ class Paid:
     is_replay: bool = False
 
 
-@frozen(kw_only=True)
-class PayByVoucher:
-    """The unit of work that adds a request's price to what a session's seller can claim.
+def pay_by_voucher(
+    connection: Connection,
+    context: Context,
+    principal: Principal,
+    request: AuthorizePayment,
+    selected: Selected,
+) -> Paid | None:
+    """Add a request's price to what the seller of a session can claim, and store the voucher.
 
-    Attributes:
-        held: the claims of the key, as read before the unit of work.
-        digest: of the purchase, which the same key must repeat.
-        pin: the operator's pin of the origin, as read before the unit of work.
+    Returns:
+        None if the request must start over, because the session is no longer open, or the pin or the key's
+            claims are not as they were read.
+
+    Raises:
+        Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
+            `service_unavailable` while another voucher is in flight or clocks differ.
+        ConflictError: another request has used the key meanwhile.
     """
-
-    context: Context
-    principal: Principal
-    session_id: str
-    key: RequestedKey
-    held: Held
-    offer: Offer
-    digest: str
-    url: str | None
-    pin: Pin | None
-
-    def __call__(self, connection: Connection) -> Paid | None:
-        """Store the voucher.
-
-        Returns:
-            None if the request must start over, because the session is no longer open, or the pin or the
-                key's claims are not as they were read.
-
-        Raises:
-            Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
-                `service_unavailable` while another voucher is in flight or clocks differ.
-            ConflictError: another request has used the key meanwhile.
-        """
-        key = self.key
-        # Every change of the policy takes this lock, and so does every other payment under the key.
-        source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
-        now_us = self.context.clock.now_us()
-        self.context.clock_check.require(now_us)
-        channel = channel_store.of_session(connection, self.session_id, lock=True)
-        if channel.session.status != SessionStatus.OPEN:
-            return None
-        if not idempotency.is_as_seen(connection, key, self.held, now_us):
-            return None
-        # Comparing the account with the chain may have taken long since the pin was read.
-        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, self.pin):
-            return None
-        refusal = self._refusal(connection, source, channel)
-        if refusal is not None:
-            raise refused(refusal, channel.session)
-        if source.suspended_us is not None:
-            raise signing_suspended(source.account_id)
-        self._require_turn(channel)
-        return self._store(connection, channel, now_us)
-
-    def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request holds the idempotency key."""
-        return idempotency.find(connection, self.key, self.context.clock.now_us()).is_held
-
-    def _require_turn(self, channel: Channel) -> None:
-        until_us = channel.record.in_flight_until_us
-        if channel.record.in_flight is not None and until_us is not None and real_now_us() < until_us:
-            raise Problem(
-                ErrorCode.SERVICE_UNAVAILABLE,
-                f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
-                "signed. Retry with the same key once its outcome is reported.",
-                says_what_to_do=True,
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-
-    def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
-        session, policy = channel.session, stored_policy(source.policy)
-        terms, owners = self.offer.terms, self.offer.owners
-        recipients = [self._recipient(connection, owner) for owner in owners]
-        spend = spend_on(self.offer, recipients, pin=self.pin)
-        refusal = (
-            paused_refusal(policy)
-            # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=spending.key_of(self.principal))
-            or pin_refusal(self.pin, terms, owners)
-            or voucher_refusal(policy, spend)
+    assert selected.channel is not None  # noqa: S101 - it is open
+    key, pin = selected.key, selected.pin
+    # Every change of the policy takes this lock, and so does every other payment under the key.
+    source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    channel = channel_store.of_session(connection, selected.channel.session.session_id, lock=True)
+    # Comparing the account with the chain may have taken long since the pin was read.
+    if not (
+        channel.session.status == SessionStatus.OPEN
+        and idempotency.is_as_seen(connection, key, selected.use.held, now_us)
+        and pin_is_as_seen(connection, source.operator_id, channel.record.origin, pin)
+    ):
+        return None
+    unit = Unit(connection, context, now_us)
+    refusal = _refusal(unit, principal, source, channel, selected)
+    if refusal is not None:
+        raise refused(refusal, channel.session)
+    if source.suspended_us is not None:
+        raise signing_suspended(source.account_id)
+    until_us = channel.record.in_flight_until_us
+    if channel.record.in_flight is not None and until_us is not None and real_now_us() < until_us:
+        raise Problem(
+            ErrorCode.SERVICE_UNAVAILABLE,
+            f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
+            "signed. Retry with the same key once its outcome is reported.",
+            says_what_to_do=True,
+            retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-        if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
-            return refusal
-        return Refusal(
-            code=ErrorCode.SESSION_CAP_EXCEEDED,
-            message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
-            f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
-            "session, then request again to open another one.",
-        )
+    return _stored(unit, principal, request, selected, channel)
 
-    def _recipient(self, connection: Connection, owner: str) -> Recipient:
-        token_account = associated_token_address(owner, self.context.chain.usdc_mint)
-        account = account_store.account_at(connection, token_account)
-        return Recipient(
-            account_id=None if account is None else account.account_id,
-            token_account=token_account,
-            owner=owner,
-        )
 
-    def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
-        context, key = self.context, self.key.idempotency_key
-        amount, charge_id = self.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
-        drawn = draw(
-            Unit(connection, context, now_us),
-            channel.session,
-            amount,
-            principal=self.principal,
-            action=AUTHORIZE_PAYMENT.name,
-            key=key,
-            charge_id=charge_id,
-        )
-        if drawn is None:
-            return None
-        session = drawn.session
-        voucher = VoucherRecord(
-            charge_id=charge_id,
-            session_id=session.session_id,
-            operator_id=session.operator_id,
-            account_id=session.account_id,
-            idempotency_key=key,
-            digest=self.digest,
-            url=self.url,
-            amount=amount,
-            cumulative=session.running_total,
-            created_us=now_us,
-        )
-        VOUCHERS.insert(connection, voucher)
-        idempotency.put(connection, self.key, self.held, PurchaseKind.CHANNEL, charge_id)
-        record = CHANNELS.changed(
-            connection,
-            channel.record,
-            IS_OPEN,
-            cumulative=session.running_total,
-            in_flight=charge_id,
-            in_flight_until_us=real_now_us() + IN_FLIGHT_US,
-            newest_challenge=json.dumps(self.offer.echo),
-        )
-        return Paid(channel=Channel(session=session, record=record), voucher=voucher)
+def _refusal(
+    unit: Unit, principal: Principal, source: AccountRecord, channel: Channel, selected: Selected
+) -> Refusal | None:
+    session, policy = channel.session, stored_policy(source.policy)
+    offer, pin = selected.offer, selected.pin
+    terms, owners = offer.terms, offer.owners
+    spend = spend_on(offer, [_recipient(unit, owner) for owner in owners], pin=pin)
+    refusal = (
+        paused_refusal(policy)
+        # A limited key is offered its own sessions only; this holds for rows of older servers too.
+        or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
+        or pin_refusal(pin, terms, owners)
+        or voucher_refusal(policy, spend)
+    )
+    if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
+        return refusal
+    return Refusal(
+        code=ErrorCode.SESSION_CAP_EXCEEDED,
+        message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
+        f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
+        "session, then request again to open another one.",
+    )
+
+
+def _recipient(unit: Unit, owner: str) -> Recipient:
+    token_account = associated_token_address(owner, unit.context.chain.usdc_mint)
+    account = account_store.account_at(unit.connection, token_account)
+    return Recipient(
+        account_id=None if account is None else account.account_id,
+        token_account=token_account,
+        owner=owner,
+    )
+
+
+def _stored(
+    unit: Unit, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
+) -> Paid | None:
+    connection, offer, key = unit.connection, selected.offer, selected.key
+    amount, charge_id = offer.terms.amount_micro, unit.context.identifiers.new(identifiers.CHARGE)
+    drawn = draw(
+        unit,
+        channel.session,
+        amount,
+        principal=principal,
+        action=AUTHORIZE_PAYMENT.name,
+        key=key.idempotency_key,
+        charge_id=charge_id,
+    )
+    if drawn is None:
+        return None
+    session, _ = drawn
+    voucher = VoucherRecord(
+        charge_id=charge_id,
+        session_id=session.session_id,
+        operator_id=session.operator_id,
+        account_id=session.account_id,
+        idempotency_key=key.idempotency_key,
+        digest=selected.digest,
+        url=request.url,
+        amount=amount,
+        cumulative=session.running_total,
+        created_us=unit.now_us,
+    )
+    VOUCHERS.insert(connection, voucher)
+    idempotency.put(connection, key, selected.use.held, PurchaseKind.CHANNEL, charge_id)
+    record = CHANNELS.changed(
+        connection,
+        channel.record,
+        IS_OPEN,
+        cumulative=session.running_total,
+        in_flight=charge_id,
+        in_flight_until_us=real_now_us() + IN_FLIGHT_US,
+        newest_challenge=json.dumps(offer.echo),
+    )
+    return Paid(channel=Channel(session=session, record=record), voucher=voucher)
 
 
 def report_voucher(
@@ -364,31 +349,22 @@ class SessionPayments:
     async def _charge(
         self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
     ) -> SessionStep | None:
-        pay = PayByVoucher(
-            context=self._context,
-            principal=principal,
-            session_id=channel.session.session_id,
-            key=selected.key,
-            held=selected.use.held,
-            offer=selected.offer,
-            digest=selected.digest,
-            url=request.url,
-            pin=selected.pin,
-        )
+        key = selected.key
         # An older copy of the database does not know the newest vouchers.
         await self._authorizer.reconcile(selected.source)
         unit = OfAccounts(
-            pay,
-            frozenset((pay.key.account_id,)),
-            frozenset((pay.session_id,)),
+            pay_by_voucher,
+            frozenset((key.account_id,)),
+            frozenset((channel.session.session_id,)),
             session_store.LOCK,
         )
         failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
-            paid = await self._database.run(unit)
+            paid = await self._database.run(unit, self._context, principal, request, selected)
         except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
-            if await self._database.read(pay.is_key_taken):
+            held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
+            if held.is_held:
                 return None
             raise
         if paid is None:
