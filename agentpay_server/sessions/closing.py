@@ -189,7 +189,7 @@ class Closing:
             account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
             state = await read_payout(self._context, session, account)
             blockhash = await chain.latest_blockhash()
-            closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
+            closing, tx, is_ours = await self._database.run(self._sign, session, state, blockhash)
         except ChainUnreachableError as error:
             if isinstance(error, EscrowMissingError):
                 with suppress(ChainUnreachableError):
@@ -210,15 +210,15 @@ class Closing:
         return closing, tx
 
     def _sign(
-        self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
+        self, connection: Connection, session: SessionRecord, state: PayoutState, blockhash: Blockhash
     ) -> tuple[SessionRecord, StoredTransaction | None, bool]:
         """Return the session, its settlement if signed now, and whether this call changed anything."""
         # The account comes first, as in every unit of work. If the settlement may create a token account, it
         # is locked: two concurrent closings must not both pass that check.
         account = account_store.ACCOUNTS.existing(
-            connection, state.account_id, lock=state.payee.new_owner is not None
+            connection, session.account_id, lock=state.payee.new_owner is not None
         )
-        session = store.SESSIONS.existing(connection, session_id, lock=True)
+        session = store.SESSIONS.existing(connection, session.session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         unit = Unit.begin(connection, self._context)
@@ -228,7 +228,7 @@ class Closing:
         tx = pending_transaction(
             found.signed,
             kind=Operation.SESSION_CLOSE,
-            subject_id=session_id,
+            subject_id=session.session_id,
             account_id=session.account_id,
             credits_account_id=session.recipient_account_id,
             pays_out=True,

@@ -43,13 +43,11 @@ class PayoutState:
     """The on-chain data for a settlement.
 
     Attributes:
-        account_id: the paying account.
         escrow: the session's token account; it holds at least the cap.
         payee: where the payee is paid.
         source: the account's token account; None if it does not exist.
     """
 
-    account_id: str
     escrow: TokenAccount
     payee: "Payee"
     source: TokenAccount | None
@@ -109,7 +107,7 @@ async def read_payout(context: Context, session: SessionRecord, account: Account
     paid = _payee(session, payee, fallback, others[0] if others else None)
     if paid.new_owner is not None:
         paid = evolve(paid, rent=await chain.rent_exemption(TOKEN_ACCOUNT_BYTES))
-    return PayoutState(account_id=account.account_id, escrow=held, payee=paid, source=source)
+    return PayoutState(escrow=held, payee=paid, source=source)
 
 
 def obstacle(session: SessionRecord, legs: SettlementSplit, state: PayoutState) -> Obstacle | None:

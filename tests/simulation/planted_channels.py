@@ -18,16 +18,16 @@ def _signs(patch: Patch, cumulative) -> None:
     """Let vouchers be signed for other amounts than the stored ones."""
     step = SessionPayments._voucher_step
 
-    def changed(self, paid, selected):
-        voucher = attrs.evolve(paid.voucher, cumulative=cumulative(paid))
-        return step(self, attrs.evolve(paid, voucher=voucher), selected)
+    def changed(self, channel, voucher, selected, *, is_replay=False):
+        voucher = attrs.evolve(voucher, cumulative=cumulative(voucher, is_replay))
+        return step(self, channel, voucher, selected, is_replay=is_replay)
 
     patch(SessionPayments, "_voucher_step", changed)
 
 
 @planted
 def a_repeated_key_gets_a_higher_voucher(patch: Patch) -> None:
-    _signs(patch, lambda paid: paid.voucher.cumulative + paid.is_replay)
+    _signs(patch, lambda voucher, is_replay: voucher.cumulative + is_replay)
 
 
 @planted
@@ -44,7 +44,7 @@ def a_session_over_402_has_keys_of_its_own(patch: Patch) -> None:
 
 @planted
 def a_voucher_forgets_the_ones_before_it(patch: Patch) -> None:
-    _signs(patch, lambda paid: paid.voucher.amount)
+    _signs(patch, lambda voucher, _: voucher.amount)
 
 
 @planted

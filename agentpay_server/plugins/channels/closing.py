@@ -45,7 +45,6 @@ from agentpay_server.plugins.channels.on_chain import (
     Act,
     ChannelPayout,
     ChannelsOnChain,
-    Due,
     Owned,
     is_beyond_books,
     is_ended_by_seller,
@@ -169,31 +168,31 @@ class ChannelClosing:
         found, _ = await self._on_chain.compared(channel)
         if channel.status == SessionStatus.OPEN:
             return await self._claim_due(channel, found)
-        due = next_act(found, force_us=channel.force_us or 0)
-        if due.act is Act.POST:
+        act, due_us = next_act(found, force_us=channel.force_us or 0)
+        if act is Act.POST:
             await self._post(channel)
             return False
         # What was postponed waits for its time, whoever asks: each attempt costs a fee.
-        at_us = max(due.at_us, (channel.due_us or 0) if channel.postponements else 0)
-        if at_us > self._context.clock.now_us():
-            await self._database.run(self._wait, owner_id, at_us)
+        due_us = max(due_us, (channel.due_us or 0) if channel.postponements else 0)
+        if due_us > self._context.clock.now_us():
+            await self._database.run(self._wait, owner_id, due_us)
             return False
-        return await self._sign_and_send(channel, due)
+        return await self._sign_and_send(channel, act)
 
     async def _claim_due(self, channel: ChannelRecord, found: ChannelAccount | None) -> bool:
         is_ended = await self._on_chain.is_ended(channel, found)
         return await self._database.run(_claim_due, self._context, channel.owner_id, is_ended=is_ended)
 
-    async def _sign_and_send(self, channel: ChannelRecord, due: Due) -> bool:
+    async def _sign_and_send(self, channel: ChannelRecord, act: Act) -> bool:
         account = await self._database.read(account_store.ACCOUNTS.existing, channel.account_id)
-        if due.act is not Act.REQUEST:
+        if act is not Act.REQUEST:
             (held,) = await self._chain.token_accounts([account.usdc_token_account])
             if held is None or held.is_frozen:
                 reason = ClosingReason.ACCOUNT_MISSING if held is None else ClosingReason.ACCOUNT_FROZEN
                 await self._database.run(self._postpone, channel.owner_id, reason)
                 return False
         blockhash = await self._chain.latest_blockhash()
-        tx = await self._database.run(self._sign, channel.owner_id, due, blockhash)
+        tx = await self._database.run(self._sign, channel.owner_id, act, blockhash)
         if tx is None:
             return False
         await self._driver.drive(tx)
@@ -230,7 +229,7 @@ class ChannelClosing:
                 change.write(connection)
 
     def _sign(
-        self, connection: Connection, owner_id: str, due: Due, blockhash: Blockhash
+        self, connection: Connection, owner_id: str, act: Act, blockhash: Blockhash
     ) -> StoredTransaction | None:
         unit = Unit.begin(connection, self._context)
         found = owned(connection, owner_id, lock=True)
@@ -241,18 +240,18 @@ class ChannelClosing:
         account = account_store.ACCOUNTS.existing(connection, found.channel.account_id)
         opening = opening_of(self._context, found.channel, account)
         signer = self._context.signer
-        if due.act is Act.REQUEST:
+        if act is Act.REQUEST:
             signed = request_close(signer, blockhash, opening, account_index=account.key_index)
         else:
             cluster = self._chain.cluster_name
-            signed = pay_out(signer, blockhash, opening, cluster=cluster, seals=due.act is Act.SEAL)
+            signed = pay_out(signer, blockhash, opening, cluster=cluster, seals=act is Act.SEAL)
         tx = pending_transaction(
             signed,
             kind=Operation.CHANNEL_CLOSE,
             subject_id=owner_id,
             account_id=account.account_id,
             pays_out=True,
-            detail=json.dumps({"act": due.act.value}),
+            detail=json.dumps({"act": act.value}),
             by_operator=found.channel.by_operator,
             now_us=unit.now_us,
         )

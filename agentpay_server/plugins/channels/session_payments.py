@@ -16,8 +16,6 @@ import json
 from functools import partial
 from typing import Final
 
-from attrs import frozen
-
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.payments import (
@@ -88,27 +86,18 @@ _ABSENCES: Final = 2
 """After how many polls an opening counts as not sent: a node may list one a moment after its seller does."""
 
 
-@frozen(kw_only=True)
-class Paid:
-    """The result: the session's channel, and the voucher to sign."""
-
-    channel: Channel
-    voucher: VoucherRecord
-    is_replay: bool = False
-
-
 def pay_by_voucher(
     connection: Connection,
     context: Context,
     principal: Principal,
     request: AuthorizePayment,
     selected: Selected,
-) -> Paid | None:
+) -> tuple[Channel, VoucherRecord] | None:
     """Add a request's price to what the seller of a session can claim, and store the voucher.
 
     Returns:
-        None if the request must start over, because the session is no longer open, or the pin or the key's
-            claims are not as they were read.
+        The channel, and the voucher to sign. None if the request must start over, because the session is no
+            longer open, or the pin or the key's claims are not as they were read.
 
     Raises:
         Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
@@ -183,7 +172,7 @@ def _recipient(unit: Unit, owner: str) -> Recipient:
 
 def _stored(
     unit: Unit, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
-) -> Paid | None:
+) -> tuple[Channel, VoucherRecord] | None:
     connection, offer, key = unit.connection, selected.offer, selected.key
     amount, charge_id = offer.terms.amount_micro, unit.context.identifiers.new(identifiers.CHARGE)
     drawn = draw(
@@ -221,12 +210,12 @@ def _stored(
         in_flight_until_us=real_now_us() + IN_FLIGHT_US,
         newest_challenge=json.dumps(offer.echo),
     )
-    return Paid(channel=Channel(session=session, record=record), voucher=voucher)
+    return Channel(session=session, record=record), voucher
 
 
 def report_voucher(
     connection: Connection, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
-) -> Paid:
+) -> tuple[Channel, VoucherRecord]:
     """Store the seller's response to a voucher, as the client reports it, and return the voucher.
 
     Two refusals in a row close the session by force.
@@ -262,7 +251,7 @@ def report_voucher(
     if found.record.in_flight == charge_id and is_first:
         _count(connection, found, request.status_code, now_us)
         found = channel_store.of_session(connection, voucher.session_id)
-    return Paid(channel=found, voucher=voucher)
+    return found, voucher
 
 
 def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> None:
@@ -317,8 +306,7 @@ class SessionPayments:
         """
         use, channel = selected.use, selected.channel
         if use.voucher is not None and use.channel is not None:
-            paid = Paid(channel=use.channel, voucher=use.voucher, is_replay=True)
-            return self._voucher_step(paid, selected)
+            return self._voucher_step(use.channel, use.voucher, selected, is_replay=True)
         if channel is None:
             return await self._open(principal, request, selected, deadline)
         if channel.session.status == SessionStatus.OPENING:
@@ -334,9 +322,11 @@ class SessionPayments:
         Raises:
             Problem: `not_found`.
         """
-        paid = await self._database.run(report_voucher, self._context, principal, charge_id, request)
+        channel, voucher = await self._database.run(
+            report_voucher, self._context, principal, charge_id, request
+        )
         self._context.wakeup.set()
-        return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+        return step_of(channel, voucher=voucher, amount_micro=voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
@@ -371,24 +361,22 @@ class SessionPayments:
             return None
         failpoint(Operation.VOUCHER, Step.POSTED)
         self._context.wakeup.set()
-        step = self._voucher_step(paid, selected)
+        step = self._voucher_step(*paid, selected)
         failpoint(Operation.VOUCHER, Step.SIGNED)
         return step
 
-    def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
+    def _voucher_step(
+        self, channel: Channel, voucher: VoucherRecord, selected: Selected, *, is_replay: bool = False
+    ) -> SessionStep:
         header = voucher_header(
             self._context.signer,
-            paid.channel.record,
+            channel.record,
             selected.source,
-            paid.voucher.cumulative,
+            voucher.cumulative,
             challenge=selected.offer.echo,
         )
         return step_of(
-            paid.channel,
-            voucher=paid.voucher,
-            amount_micro=paid.voucher.amount,
-            header=header,
-            is_replay=paid.is_replay,
+            channel, voucher=voucher, amount_micro=voucher.amount, header=header, is_replay=is_replay
         )
 
     # --- Openings
