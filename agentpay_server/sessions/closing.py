@@ -13,7 +13,6 @@ Sessions close automatically at their idle limit or lifetime, by the server's cl
 import asyncio
 import logging
 import math
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -44,12 +43,11 @@ from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.platform.tasks import SingleFlight, all_ended
-from agentpay_server.sessions import outcomes, payouts, store
+from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.outcomes import limits_of, report
 from agentpay_server.sessions.payouts import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
-    EscrowMissingError,
     Obstacle,
     PayoutState,
     obstacle,
@@ -186,14 +184,10 @@ class Closing:
         """
         chain = self._context.chain
         try:
-            account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
-            state = await read_payout(self._context, session, account)
+            state = await read_payout(self._context, session)
             blockhash = await chain.latest_blockhash()
             closing, tx, is_ours = await self._database.run(self._sign, session, state, blockhash)
-        except ChainUnreachableError as error:
-            if isinstance(error, EscrowMissingError):
-                with suppress(ChainUnreachableError):
-                    await payouts.compare(self._context, session)
+        except ChainUnreachableError:
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
@@ -275,18 +269,6 @@ def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
     return outcomes.outcome_of(_postponed(session, REFUSED_BY_CHAIN, ending.now_us))
 
 
-async def _prepare(context: Context, subject: SessionRecord) -> PayoutState:
-    """Read the escrow and the accounts to pay."""
-    account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
-    try:
-        return await read_payout(context, subject, account)
-    except EscrowMissingError:
-        # In a restored database, a replacement that it does not know may have paid out the escrow.
-        with suppress(ChainUnreachableError):
-            await payouts.compare(context, subject)
-        raise
-
-
 def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
     """Sign a replacement, whatever the current policy is."""
     unit = resigning.unit
@@ -317,7 +299,7 @@ SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     expired=_expired,
     late=_late,
     resign=_resign,
-    prepare=_prepare,
+    prepare=read_payout,
     accounts=_accounts,
     report=outcomes.report_ending,
 )

@@ -10,7 +10,6 @@ server. The settled amount is the part that did not return to the account in the
 channel out.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -250,8 +249,7 @@ class ChannelClosing:
             kind=Operation.CHANNEL_CLOSE,
             subject_id=owner_id,
             account_id=account.account_id,
-            pays_out=True,
-            detail=json.dumps({"act": act.value}),
+            pays_out=act is not Act.REQUEST,
             by_operator=found.channel.by_operator,
             now_us=unit.now_us,
         )
@@ -410,8 +408,7 @@ def _postponed(found: Owned, refusal: Refusal, reason: ClosingReason, now_us: in
 
 def _landed(ending: Ending[Owned]) -> Outcome[Any]:
     """Look at the chain again. The fees of a channel that pays nothing count at its end."""
-    fee = ending.tx.fee if _is_request(ending.tx) else 0
-    return _again(ending, add={"opening_fee": fee})
+    return _again(ending, add={"opening_fee": 0 if ending.tx.pays_out else ending.tx.fee})
 
 
 def _failed(ending: Ending[Owned]) -> Outcome[Any]:
@@ -429,10 +426,6 @@ def _again(ending: Ending[Owned], add: Mapping[str, int] | None = None) -> Outco
         return found.outcome()
     again = CHANNELS.to_change(found.channel, IS_CLOSING, add=add or {}, due_us=ending.now_us)
     return found.outcome(changes=(again,))
-
-
-def _is_request(tx: StoredTransaction) -> bool:
-    return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
 
 
 CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
