@@ -148,16 +148,13 @@ class Closing:
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        actor: Principal | audit.ServerActor | None = principal
-        if actor is None:
-            session = store.SESSIONS.existing(connection, session_id)
-            actor = audit.ServerActor(session.operator_id)
-            if session.opened_us is not None:
-                reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        session = store.SESSIONS.existing(connection, session_id)
+        if principal is None and session.opened_us is not None:
+            reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         claimed = claim(
             connection,
             session_id,
-            actor=actor,
+            actor=principal or audit.ServerActor(session.operator_id),
             now_us=now_us,
             closes_us=sign_us,
             reason=reason,
