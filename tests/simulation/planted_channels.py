@@ -7,7 +7,7 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.ledger import transactions
 from agentpay_server.platform.failpoints import Operation
-from agentpay_server.plugins.channels import on_chain
+from agentpay_server.plugins.channels import closing, on_chain
 from agentpay_server.plugins.channels.session_payments import SessionPayments
 from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.pay402.selection import SelectOffer
@@ -112,12 +112,13 @@ def a_payout_is_a_deposit_too(patch: Patch) -> None:
 
 @planted
 def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
-    settled = on_chain.settled
+    paid_out = closing.paid_out
 
-    def at_most(transfer, **outcome):
-        return settled(transfer, **{**outcome, "paid_micro": transfer.amount})
+    def at_most(found, *payout, paid, deposited):
+        paid = found.channel.deposit if found.channel.is_payment else paid
+        return paid_out(found, *payout, paid=paid, deposited=deposited)
 
-    patch(on_chain, "settled", at_most)
+    patch(closing, "paid_out", at_most)
 
 
 @planted
