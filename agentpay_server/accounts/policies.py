@@ -40,7 +40,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -287,12 +287,12 @@ class PolicyRecords:
         account_id = signed_for.account_id
         account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         record = store.RECORDS.existing(connection, account_id)
-        in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        in_flight = chain_transactions.pending(connection, Operation.POLICY_RECORD, account_id)
         if in_flight is not None or record.written_version >= signed_for.policy_version:
             return None
         tx = pending_transaction(
             signed,
-            kind=Kind.POLICY_RECORD,
+            kind=Operation.POLICY_RECORD,
             subject_id=account_id,
             account_id=account_id,
             detail=json.dumps({"version": signed_for.policy_version}),
@@ -338,7 +338,7 @@ def _report(ending: Ending[store.PolicyRecordRow]) -> None:
 
 
 POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
-    kind=Kind.POLICY_RECORD,
+    kind=Operation.POLICY_RECORD,
     load=store.RECORDS.existing,
     newest=lambda record: record.tx_signature,
     landed=_landed,
@@ -353,6 +353,7 @@ POLICY_RECORD: Final[Movement[store.PolicyRecordRow]] = Movement(
     must_be_irreversible=True,
     # A newer write continues, even if an older one landed late.
     supersedes=False,
+    moves_money=False,
     needs_accounts=True,
 )
 """The transaction that writes a policy's record."""
@@ -384,7 +385,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
     account_store.ACCOUNTS.existing(connection, account_id, lock=True)
     record = store.RECORDS.existing(connection, account_id)
     # Otherwise another server has signed a write meanwhile: its outcome decides the next step.
-    if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is None:
+    if chain_transactions.pending(connection, Operation.POLICY_RECORD, account_id) is None:
         _postponed(record, now_us).write(connection)
 
 
@@ -401,5 +402,5 @@ def _state(
     record = store.RECORDS.get(connection, account_id)
     if record is None:
         return None
-    in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    in_flight = chain_transactions.pending(connection, Operation.POLICY_RECORD, account_id)
     return account_store.ACCOUNTS.existing(connection, account_id), record, in_flight

@@ -54,7 +54,6 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -317,7 +316,7 @@ class Accounts:
         store.ACCOUNTS.insert(connection, new)
         if watched is not None:
             provisioned = watched_transaction(
-                watched, kind=Kind.PROVISION, account_id=account_id, now_us=now_us
+                watched, kind=Operation.ACCOUNT, account_id=account_id, now_us=now_us
             )
             chain_transactions.insert_transaction(connection, provisioned)
         record = own_account(connection, principal, account_id)

@@ -38,7 +38,7 @@ from agentpay_server.database.tables import account_claims as table
 from agentpay_server.ledger import spending
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, State
+from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.clock import DAY_US, SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
@@ -86,7 +86,6 @@ RECORDS: Final = Rows(PolicyRecordRow, "account_id")
 _IS_IDLE: Final = not_(
     exists().where(
         chain_transactions.c.subject_id == policy_records.c.account_id,
-        chain_transactions.c.kind == literal_column(f"'{Kind.POLICY_RECORD}'"),
         chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
     )
 )

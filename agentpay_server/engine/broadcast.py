@@ -37,7 +37,7 @@ from agentpay_server.chain.protocol import (
     UnprovenError,
 )
 from agentpay_server.ledger.transactions import StoredTransaction
-from agentpay_server.platform.failpoints import Operation, Step, failpoint
+from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.scheduler import Backoff
 
@@ -141,7 +141,7 @@ class Broadcaster:
         signed: SignedTransaction,
         sent: Callable[[], Awaitable[None]] | None = None,
         *,
-        operation: Operation,
+        operation: str,
         is_new: bool,
         patience_seconds: float = math.inf,
         irreversibly: bool = False,
@@ -191,7 +191,7 @@ class Broadcaster:
             backoff.lengthen()
 
     async def first_poll(
-        self, signed: SignedTransaction, operation: Operation, deadline: float
+        self, signed: SignedTransaction, operation: str, deadline: float
     ) -> tuple[bool, Outcome | None]:
         """Send a new transaction; return whether that succeeded, and the outcome if it is already known."""
         is_sent, end = False, None
@@ -205,7 +205,7 @@ class Broadcaster:
             return is_sent, None
         return is_sent, end
 
-    async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
+    async def _send(self, signed: SignedTransaction, operation: str) -> None:
         """Send a transaction, then wait the usual time until it lands."""
         failpoint(operation, Step.SIGNED)
         await self._chain.send(signed.raw)
@@ -213,7 +213,7 @@ class Broadcaster:
         if self._chain.landing_seconds:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
-    async def _poll(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
+    async def _poll(self, signed: SignedTransaction, operation: str) -> tuple[Outcome | None, bool]:
         end, must_send = await self.poll(signed)
         if end is not None:
             failpoint(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)

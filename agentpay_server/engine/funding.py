@@ -47,7 +47,7 @@ from agentpay_server.ledger.accounts import COUNTERS
 from agentpay_server.ledger.apply import Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import WINDOW_US
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.platform.logs import log
@@ -58,16 +58,6 @@ from agentpay_server.platform.tasks import SingleFlight
 # --- The fee budget
 
 LAMPORTS: Final = 1_000_000_000
-
-_COUNTED: Final = {
-    Kind.TRANSFER,
-    Kind.PAYMENT,
-    Kind.SESSION_OPEN,
-    Kind.SESSION_SETTLE,
-    Kind.CHANNEL_OPEN,
-    Kind.CHANNEL_CLOSE,
-}
-"""What an agent can cause. Policy records and accounts are an operator's."""
 
 _IN_FLIGHT_SECONDS: Final = 60
 """`Retry-After` while what is in flight uses up the budget: most of it ends within a minute."""
@@ -118,7 +108,8 @@ _LEAVES: Final = (
 
 def lost(tx: StoredTransaction, lamports: int) -> tuple[Posting, ...]:
     """Return the posting of lamports that a transaction cost without a payment."""
-    if tx.kind not in _COUNTED:
+    if tx.subject_id == tx.account_id:
+        # The record of its policy is an operator's work: no agent can cause it.
         return ()
     if tx.by_operator:
         return (Posting(account_id=tx.account_id, operator_burned=lamports),)

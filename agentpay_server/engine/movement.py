@@ -28,7 +28,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, real_now_us
 
 S = TypeVar("S")
@@ -36,9 +36,6 @@ S_co = TypeVar("S_co", covariant=True)
 
 LEASE_US: Final = 30 * SECOND_US
 """How long, in real time, a process keeps a transaction's lease without renewing it."""
-
-_MOVES_NOTHING: Final = {Kind.POLICY_RECORD, Kind.CHANNEL_CLOSE}
-"""Transactions that may land late without consequence: closing a channel only returns money."""
 
 
 @frozen(kw_only=True)
@@ -134,8 +131,8 @@ async def _nothing(*_: object) -> None:
     """Read nothing."""
 
 
-def _silent(_: Ending[Any]) -> None:
-    """Report nothing."""
+def _none(_: object) -> None:
+    """Say nothing."""
 
 
 @frozen(kw_only=True)
@@ -147,11 +144,11 @@ class Movement(Generic[S]):
 
     Attributes:
         load: reads the subject.
-        newest: the signature of the subject's newest transaction.
         landed: the outcome of a transaction that is final on chain.
         failed: of one that the chain rejected: it moved nothing.
         expired: of one that has expired and is not replaced.
         late: of one that landed after it was considered expired.
+        newest: the signature of the subject's newest transaction; None if it is never replaced.
         announced: the outcome that it was sent and is not final yet; None if nobody is told.
         resign: signs the replacement of an expired one, or returns a reason for `expired`. None if there is
             never a replacement: then an expiry does not wait for an account that may not sign.
@@ -163,27 +160,29 @@ class Movement(Generic[S]):
         must_be_irreversible: whether an outcome must be irreversible before the subject's next transaction is
             signed.
         supersedes: whether a late landing ends the replacement. Otherwise both continue.
+        moves_money: whether a late landing suspends the account.
         needs_accounts: whether every outcome depends on the accounts, which are locked then. A late landing
             always locks them.
         changes_due_times: whether an outcome may change when other work is due, apart from deliveries, which
             note it.
     """
 
-    kind: Kind
+    kind: str
     load: Load[S]
-    newest: Callable[[S], str | None]
     landed: Callable[[Ending[S]], Outcome[S]]
     failed: Callable[[Ending[S]], Outcome[S]]
     expired: Callable[[Ending[S]], Outcome[S]]
     late: Callable[[Ending[S]], Outcome[S]]
+    newest: Callable[[S], str | None] = _none
     announced: Callable[[Ending[S]], Outcome[S]] | None = None
     resign: Callable[[Resigning[S]], Replacement | Any] | None = None
     prepare: Callable[[Context, S], Awaitable[Any]] = _nothing
     find: LookUp = by_signature
     accounts: Callable[[StoredTransaction, S], tuple[str, ...]] = _payer
-    report: Callable[[Ending[S]], None] = _silent
+    report: Callable[[Ending[S]], None] = _none
     must_be_irreversible: bool = False
     supersedes: bool = True
+    moves_money: bool = True
     needs_accounts: bool = False
     changes_due_times: bool = True
 
@@ -191,12 +190,13 @@ class Movement(Generic[S]):
 def pending_transaction(
     signed: SignedTransaction,
     *,
-    kind: Kind,
+    kind: str,
     subject_id: str,
     account_id: str,
     now_us: int,
     hold: int = 0,
     credits_account_id: str | None = None,
+    pays_out: bool = False,
     detail: str | None = None,
     rent: int = 0,
     budgeted: int = 0,
@@ -210,6 +210,7 @@ def pending_transaction(
         account_id=account_id,
         hold=hold,
         credits_account_id=credits_account_id,
+        pays_out=pays_out,
         raw=signed.raw,
         last_valid_block_height=signed.last_valid_block_height,
         detail=detail,
@@ -223,7 +224,7 @@ def pending_transaction(
 
 
 def watched_transaction(
-    signed: SignedTransaction, *, kind: Kind, account_id: str, now_us: int
+    signed: SignedTransaction, *, kind: str, account_id: str, now_us: int
 ) -> StoredTransaction:
     """Return the row of a landed transaction that can still be undone. It holds no amount."""
     return StoredTransaction(
@@ -267,7 +268,7 @@ class Outcomes:
 
     def __init__(self, context: Context, movements: Iterable[Movement[Any]]) -> None:
         self._context = context
-        self.movements: Mapping[Kind, Movement[Any]] = {each.kind: each for each in movements}
+        self.movements: Mapping[str, Movement[Any]] = {each.kind: each for each in movements}
 
     def announce(self, connection: Connection, tx: StoredTransaction, subject: object) -> None:
         """Write that a transaction was sent."""
@@ -332,6 +333,7 @@ class Outcomes:
             account_id=tx.account_id,
             hold=tx.hold,
             credits_account_id=tx.credits_account_id,
+            pays_out=tx.pays_out,
             detail=replacement.detail,
             rent=replacement.rent,
             budgeted=replacement.budgeted,
@@ -404,7 +406,7 @@ class Outcomes:
         )
         newest = movement.newest(subject) if pending is None else pending.signature
         replacement = None if newest in (tx.signature, tx.name) else newest
-        suspends = Posting(account_id=tx.account_id, suspends=tx.kind not in _MOVES_NOTHING)
+        suspends = Posting(account_id=tx.account_id, suspends=movement.moves_money)
         record = audit.Record(
             actor=audit.ServerActor(accounts[tx.account_id].operator_id),
             action=audit.LANDED_AFTER_EXPIRY,
@@ -413,7 +415,7 @@ class Outcomes:
             after={
                 "tx_signature": tx.signature,
                 "state": "landed",
-                "kind": tx.kind.value,
+                "kind": tx.kind,
                 "account_id": tx.account_id,
                 "replacement_tx_signature": replacement,
             },

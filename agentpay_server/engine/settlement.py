@@ -33,7 +33,7 @@ from agentpay_server.engine.movement import LEASE_US, Ended, Movement, Outcomes,
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import transactions as store
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import COSIGNED, Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import Clock, real_now_us
 from agentpay_server.platform.failpoints import Step, failpoint
 from agentpay_server.platform.logs import log
@@ -89,7 +89,7 @@ class Settlement:
         self._guards = guards
         self.outcomes: Outcomes = Outcomes(context, movements)
         self._movements = self.outcomes.movements
-        self._drivers: SingleFlight[tuple[Kind, str], Ended[Any]] = SingleFlight(context.tasks, self._report)
+        self._drivers: SingleFlight[tuple[str, str], Ended[Any]] = SingleFlight(context.tasks, self._report)
         self._driven_signatures: set[str] = set()
         # The checks of accounts' payments.
         self._polls: SingleFlight[str, int] = SingleFlight(context.tasks)
@@ -97,7 +97,7 @@ class Settlement:
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
 
-    def stop_driving(self, kind: Kind, subject_id: str) -> None:
+    def stop_driving(self, kind: str, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
         self._drivers.cancel((kind, subject_id))
 
@@ -140,7 +140,7 @@ class Settlement:
                 log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
         return await self._awaited(self.drive(tx, subject), deadline)
 
-    async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
+    async def finish(self, kind: str, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
         """Drive the pending transaction of a subject to its outcome and return the subject.
 
         Returns None if that takes longer than `deadline`, or if nothing is pending.
@@ -204,7 +204,7 @@ class Settlement:
             if end is None or _may_vanish(movement, end):
                 return None
             subject = await self._database.read(movement.load, tx.subject_id)
-            failpoint(tx.operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
+            failpoint(tx.kind, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
             following = await (
                 self._replaced(tx, subject) if isinstance(end, Expired) else self._posted(tx, subject, end)
             )
@@ -253,7 +253,7 @@ class Settlement:
         await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
         return driver.result().subject if driver.done() and not driver.cancelled() else None
 
-    def _report(self, subject: tuple[Kind, str], driver: "asyncio.Task[Ended[Any]]") -> None:
+    def _report(self, subject: tuple[str, str], driver: "asyncio.Task[Ended[Any]]") -> None:
         if not driver.cancelled() and (error := driver.exception()) is not None:
             # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
@@ -289,7 +289,7 @@ class Settlement:
     ) -> Ended[S] | StoredTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         movement = self._movements[tx.kind]
-        is_sent, end = await self.broadcaster.first_poll(tx.signed, tx.operation, deadline)
+        is_sent, end = await self.broadcaster.first_poll(tx.signed, tx.kind, deadline)
         if isinstance(end, Landed | ChainFailure) and not _may_vanish(movement, end):
             return await self._posted(tx, subject, end)
         if is_sent and movement.announced is not None:
@@ -330,7 +330,7 @@ class Settlement:
         outcome = await self.broadcaster.outcome(
             tx.signed,
             None if movement.announced is None else partial(self._announce, tx, subject),
-            operation=tx.operation,
+            operation=tx.kind,
             is_new=is_new,
             irreversibly=movement.must_be_irreversible,
         )
@@ -356,7 +356,7 @@ class Settlement:
             await self._guards.before_loss(tx.subject_id)
         following = await self._written(self._of_accounts(self.outcomes.end, tx, subject), tx, subject, end)
         if isinstance(following, Ended):
-            failpoint(tx.operation, Step.POSTED)
+            failpoint(tx.kind, Step.POSTED)
         return following
 
     def _of_accounts(
@@ -380,10 +380,9 @@ class Settlement:
         if not isinstance(current, StoredTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | StoredTransaction", current)
         await self._check_balance(tx)
-        # What a seller broadcasts is never replaced: it holds bytes that may land beside new ones.
-        if movement.resign is None or tx.kind in COSIGNED:
+        if movement.resign is None:
             following = await self._written(self.outcomes.expire, tx, subject)
-            failpoint(tx.operation, Step.POSTED)
+            failpoint(tx.kind, Step.POSTED)
             return following
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         await self._guards.before_signature(source.usdc_token_account)
@@ -407,7 +406,7 @@ class Settlement:
             return
         source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
         expected = source.balance
-        if tx.kind not in COSIGNED:
+        if not tx.is_cosigned:
             # Others of a busy account have always just landed. Payments can wait for a quiet moment.
             expected -= source.in_flight - tx.hold
         if await self._chain.holds(source.usdc_token_account, expected):
@@ -447,7 +446,7 @@ class Settlement:
         return written.following
 
 
-def _subject(tx: StoredTransaction) -> tuple[Kind, str]:
+def _subject(tx: StoredTransaction) -> tuple[str, str]:
     return tx.kind, tx.subject_id
 
 

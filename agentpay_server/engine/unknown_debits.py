@@ -7,6 +7,7 @@ limit, the account is suspended, and an operator must review it.
 
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from attrs import frozen
 
@@ -18,8 +19,10 @@ from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
 from agentpay_server.platform.logs import log
+
+UNKNOWN: Final = "unknown"
+"""The kind of a transaction that the service has not signed."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -106,12 +109,13 @@ def post(
     unit = Unit.begin(connection, context)
     account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     entry_id = context.identifiers.new(identifiers.ENTRY)
-    explaining = explain(
+    explaining = transactions.insert_landed(
         connection,
+        unit.now_us,
         signature=tx_signature or entry_id,
+        kind=UNKNOWN,
         subject_id=entry_id,
         account_id=account_id,
-        now_us=unit.now_us,
         hold=amount_micro,
     )
     known = None if recipient is None else accounts.account_at(connection, recipient)
@@ -159,29 +163,3 @@ def post(
         tx_signature=tx_signature,
         after_commit=unit.after_commit,
     )
-
-
-def explain(
-    connection: Connection,
-    *,
-    signature: str,
-    subject_id: str,
-    account_id: str,
-    now_us: int,
-    hold: int = 0,
-) -> StoredTransaction:
-    """Insert the row that explains a debit from now on, and return it."""
-    tx = StoredTransaction(
-        signature=signature,
-        kind=Kind.UNKNOWN,
-        subject_id=subject_id,
-        account_id=account_id,
-        hold=hold,
-        state=State.FINALIZED,
-        raw=None,
-        last_valid_block_height=0,
-        created_us=now_us,
-        ended_us=now_us,
-    )
-    transactions.insert_transaction(connection, tx)
-    return tx

@@ -23,7 +23,7 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import accounts, chain_transactions, deliveries
 from agentpay_server.engine.funding import TreasuryFunds
 from agentpay_server.feature import Answer, Header
-from agentpay_server.ledger.transactions import Kind, State
+from agentpay_server.ledger.transactions import State
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.tasks import Tasks
 
@@ -37,7 +37,9 @@ _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
 # A literal, as in the partial index, which a parameter would prevent from being used.
 _SUBMITTED: Final = select(func.count()).where(
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
-    chain_transactions.c.kind == literal_column(f"'{Kind.TRANSFER}'"),
+    # An escrow counts as a spend when it is paid out, and a payment is sent by its seller.
+    chain_transactions.c.spent_us.is_not(None),
+    chain_transactions.c.expires_us.is_(None),
 )
 
 

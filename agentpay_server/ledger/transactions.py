@@ -19,19 +19,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from attrs import evolve, frozen
-from sqlalchemy import ColumnElement, Text, bindparam, literal_column, null, select, update
+from sqlalchemy import Text, bindparam, func, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import ChainUnreachableError, SignedTransaction
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.rows import Rows, lock_of
 from agentpay_server.database.tables import ChainTransactionRecord, channels
-from agentpay_server.database.tables import Kind as Kind
 from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
-from agentpay_server.platform.failpoints import Operation
-
-COSIGNED: Final = frozenset({Kind.PAYMENT, Kind.CHANNEL_OPEN})
-"""What sellers broadcast: the service neither sends it nor waits for it."""
 
 
 @frozen
@@ -39,14 +34,14 @@ class StoredTransaction(ChainTransactionRecord):
     """A row of `chain_transactions`."""
 
     @property
-    def name(self) -> str | None:
-        """Its signature on chain; None for one that its fee payer, the seller, has not signed yet."""
-        return self.chain_signature if self.kind in COSIGNED else self.signature
+    def is_cosigned(self) -> bool:
+        """Whether its seller broadcasts it: the service neither sends it nor waits for it."""
+        return self.expires_us is not None
 
     @property
-    def operation(self) -> Operation:
-        """The operation whose failpoints it passes."""
-        return _OPERATIONS[self.kind]
+    def name(self) -> str | None:
+        """Its signature on chain; None for one that its fee payer, the seller, has not signed yet."""
+        return self.chain_signature if self.is_cosigned else self.signature
 
     @property
     def signed(self) -> SignedTransaction:
@@ -64,16 +59,6 @@ class StoredTransaction(ChainTransactionRecord):
         )
 
 
-_OPERATIONS: Final = {
-    Kind.TRANSFER: Operation.TRANSFER,
-    Kind.PAYMENT: Operation.PAYMENT,
-    Kind.SESSION_OPEN: Operation.SESSION_OPEN,
-    Kind.SESSION_SETTLE: Operation.SESSION_CLOSE,
-    Kind.CHANNEL_OPEN: Operation.CHANNEL_OPEN,
-    Kind.CHANNEL_CLOSE: Operation.CHANNEL_CLOSE,
-    Kind.POLICY_RECORD: Operation.POLICY_RECORD,
-}
-
 # Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
 _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
@@ -84,9 +69,8 @@ TRANSACTIONS: Final = Rows(StoredTransaction, "signature", "subject_id")
 LOCK_PENDING: Final = lock_of(table.c.subject_id, _IS_PENDING)
 """Locks the pending transactions of subjects."""
 
-_COSIGNED: Final[list[ColumnElement[Any]]] = [literal_column(f"'{kind}'") for kind in sorted(COSIGNED)]
-_IS_DRIVEN: Final = table.c.kind.not_in(_COSIGNED)
-_IS_PAYMENT: Final = table.c.kind.in_(_COSIGNED)
+_IS_DRIVEN: Final = table.c.expires_us.is_(None)
+_IS_PAYMENT: Final = table.c.expires_us.is_not(None)
 _PAYMENTS: Final = (
     select(table)
     .where(_IS_PENDING, _IS_PAYMENT, table.c.seq > bindparam("after"))
@@ -140,13 +124,8 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # The settlement of a session posts its credits; that of a channel only what came back to the payer.
-        (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
-        | (
-            (table.c.kind == literal_column(f"'{Kind.CHANNEL_CLOSE}'"))
-            & (table.c.account_id == bindparam("account_id"))
-        )
-        | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
+        ((table.c.account_id == bindparam("account_id")) & table.c.pays_out)
+        | ((table.c.credits_account_id == bindparam("account_id")) & (table.c.pays_out | _IS_PENDING)),
     )
     .limit(1)
 )
@@ -201,6 +180,7 @@ _WATCHED_AFTER: Final = (
     .order_by(table.c.subject_id, table.c.signature)
     .limit(bindparam("count"))
 )
+_NEXT_EXPIRY: Final = select(func.min(table.c.expires_us)).where(_IS_PENDING)
 _NEWEST: Final = select(table.c.created_us).order_by(table.c.seq.desc()).limit(1)
 
 
@@ -218,6 +198,33 @@ def insert_transaction(connection: Connection, tx: StoredTransaction) -> None:
     TRANSACTIONS.insert(connection, tx)
 
 
+def insert_landed(
+    connection: Connection,
+    now_us: int,
+    *,
+    signature: str,
+    kind: str,
+    subject_id: str,
+    account_id: str,
+    **more: Any,  # noqa: ANN401 - each as its column
+) -> StoredTransaction:
+    """Store a transaction that another party has sent and that has landed irreversibly, and return it."""
+    tx = StoredTransaction(
+        signature=signature,
+        kind=kind,
+        subject_id=subject_id,
+        account_id=account_id,
+        state=State.FINALIZED,
+        raw=None,
+        last_valid_block_height=0,
+        created_us=now_us,
+        ended_us=now_us,
+        **more,
+    )
+    TRANSACTIONS.insert(connection, tx)
+    return tx
+
+
 def insert_following(connection: Connection, tx: StoredTransaction) -> None:
     """Store a signed transaction of a subject whose previous one has ended.
 
@@ -230,9 +237,9 @@ def insert_following(connection: Connection, tx: StoredTransaction) -> None:
         raise ChainUnreachableError("the chain offered the expired blockhash again") from None
 
 
-def pending(connection: Connection, kind: Kind, subject_id: str) -> StoredTransaction | None:
+def pending(connection: Connection, kind: str, subject_id: str) -> StoredTransaction | None:
     """Return the pending transaction of a subject, if any."""
-    return TRANSACTIONS.one(connection, _PENDING, kind=kind.value, subject_id=subject_id)
+    return TRANSACTIONS.one(connection, _PENDING, kind=kind, subject_id=subject_id)
 
 
 def in_flight(connection: Connection, account_id: str) -> list[StoredTransaction]:
@@ -254,6 +261,12 @@ def payment_signed(connection: Connection, signatures: Sequence[str]) -> StoredT
 def payments_after(connection: Connection, seq: int, count: int) -> list[StoredTransaction]:
     """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
     return TRANSACTIONS.all(connection, _PAYMENTS, after=seq, count=count)
+
+
+def next_expiry_us(connection: Connection) -> int | None:
+    """Return the earliest expiry of what sellers may still broadcast, if any."""
+    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
+    return expires_us
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
@@ -389,11 +402,10 @@ def abandoned(
     return TRANSACTIONS.all(connection, _ABANDONED_LOCKED if lock else _ABANDONED, now_us=now_us, count=count)
 
 
-def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
+def lease(connection: Connection, subjects: Iterable[tuple[str, str]], until_us: int) -> None:
     """Lease the pending transaction of each subject until `until_us`, in real time."""
     values = [
-        {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
-        for kind, subject_id in subjects
+        {"of_kind": kind, "of_subject": subject_id, "until_us": until_us} for kind, subject_id in subjects
     ]
     if values:
         connection.execute(_LEASE, values)

@@ -108,7 +108,7 @@ class _Armed:
     passes_left: int = 0
 
 
-def failpoint(operation: Operation, step: Step) -> None:
+def failpoint(operation: str, step: Step) -> None:
     if _Armed.point is not None:
         _pass(f"{operation}.{step}")
 

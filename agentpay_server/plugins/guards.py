@@ -166,7 +166,7 @@ class LateLandings:
             "transaction.landed_after_expiry",
             account_id=expired.account_id,
             subject=expired.subject_id,
-            kind=expired.kind.value,
+            kind=expired.kind,
             tx_signature=expired.signature,
             replacement_tx_signature=landed[0],
         )

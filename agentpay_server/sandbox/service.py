@@ -49,7 +49,6 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.apply import Unit, apply
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.operators import feature as operators
 from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
@@ -129,7 +128,7 @@ class Sandbox:
             apply(unit, received.also(audit=(record,)))
             if not outcome.is_irreversible:
                 watched = watched_transaction(
-                    signed, kind=Kind.FUND, account_id=account.account_id, now_us=unit.now_us
+                    signed, kind=Operation.FUND, account_id=account.account_id, now_us=unit.now_us
                 )
                 chain_transactions.insert_transaction(connection, watched)
 

@@ -13,7 +13,6 @@ Sessions close automatically at their idle limit or lifetime, by the server's cl
 import asyncio
 import logging
 import math
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -37,19 +36,18 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.logs import log
 from agentpay_server.platform.principals import Principal
 from agentpay_server.platform.scheduler import Backoff
 from agentpay_server.platform.tasks import SingleFlight, all_ended
-from agentpay_server.sessions import outcomes, payouts, store
+from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.outcomes import limits_of, report
 from agentpay_server.sessions.payouts import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
-    EscrowMissingError,
     Obstacle,
     PayoutState,
     obstacle,
@@ -114,7 +112,7 @@ class Closing:
         backoff = Backoff(FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS, at_once=True)
         while session.status == SessionStatus.CLOSING and session.error is None:
             if session.closes_us is None:
-                settled = await self._driver.finish(Kind.SESSION_SETTLE, session.session_id, deadline)
+                settled = await self._driver.finish(Operation.SESSION_CLOSE, session.session_id, deadline)
             else:
                 if backoff.seconds and self._is_over(deadline):
                     return session
@@ -150,16 +148,13 @@ class Closing:
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        actor: Principal | audit.ServerActor | None = principal
-        if actor is None:
-            session = store.SESSIONS.existing(connection, session_id)
-            actor = audit.ServerActor(session.operator_id)
-            if session.opened_us is not None:
-                reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
+        session = store.SESSIONS.existing(connection, session_id)
+        if principal is None and session.opened_us is not None:
+            reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         claimed = claim(
             connection,
             session_id,
-            actor=actor,
+            actor=principal or audit.ServerActor(session.operator_id),
             now_us=now_us,
             closes_us=sign_us,
             reason=reason,
@@ -186,14 +181,10 @@ class Closing:
         """
         chain = self._context.chain
         try:
-            account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
-            state = await read_payout(self._context, session, account)
+            state = await read_payout(self._context, session)
             blockhash = await chain.latest_blockhash()
-            closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
-        except ChainUnreachableError as error:
-            if isinstance(error, EscrowMissingError):
-                with suppress(ChainUnreachableError):
-                    await payouts.compare(self._context, session)
+            closing, tx, is_ours = await self._database.run(self._sign, session, state, blockhash)
+        except ChainUnreachableError:
             return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
@@ -210,15 +201,15 @@ class Closing:
         return closing, tx
 
     def _sign(
-        self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
+        self, connection: Connection, session: SessionRecord, state: PayoutState, blockhash: Blockhash
     ) -> tuple[SessionRecord, StoredTransaction | None, bool]:
         """Return the session, its settlement if signed now, and whether this call changed anything."""
         # The account comes first, as in every unit of work. If the settlement may create a token account, it
         # is locked: two concurrent closings must not both pass that check.
         account = account_store.ACCOUNTS.existing(
-            connection, state.account_id, lock=state.payee.new_owner is not None
+            connection, session.account_id, lock=state.payee.new_owner is not None
         )
-        session = store.SESSIONS.existing(connection, session_id, lock=True)
+        session = store.SESSIONS.existing(connection, session.session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         unit = Unit.begin(connection, self._context)
@@ -227,10 +218,11 @@ class Closing:
             return _postponed(session, found, unit.now_us).write(connection), None, True
         tx = pending_transaction(
             found.signed,
-            kind=Kind.SESSION_SETTLE,
-            subject_id=session_id,
+            kind=Operation.SESSION_CLOSE,
+            subject_id=session.session_id,
             account_id=session.account_id,
             credits_account_id=session.recipient_account_id,
+            pays_out=True,
             detail=found.detail,
             rent=found.rent,
             budgeted=found.rent,
@@ -274,18 +266,6 @@ def _failed(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
     return outcomes.outcome_of(_postponed(session, REFUSED_BY_CHAIN, ending.now_us))
 
 
-async def _prepare(context: Context, subject: SessionRecord) -> PayoutState:
-    """Read the escrow and the accounts to pay."""
-    account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
-    try:
-        return await read_payout(context, subject, account)
-    except EscrowMissingError:
-        # In a restored database, a replacement that it does not know may have paid out the escrow.
-        with suppress(ChainUnreachableError):
-            await payouts.compare(context, subject)
-        raise
-
-
 def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Obstacle:
     """Sign a replacement, whatever the current policy is."""
     unit = resigning.unit
@@ -308,7 +288,7 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
 
 
 SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
-    kind=Kind.SESSION_SETTLE,
+    kind=Operation.SESSION_CLOSE,
     load=store.SESSIONS.existing,
     newest=lambda session: session.settlement_tx_signature,
     landed=_landed,
@@ -316,7 +296,7 @@ SESSION_SETTLE: Final[Movement[SessionRecord]] = Movement(
     expired=_expired,
     late=_late,
     resign=_resign,
-    prepare=_prepare,
+    prepare=read_payout,
     accounts=_accounts,
     report=outcomes.report_ending,
 )

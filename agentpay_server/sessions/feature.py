@@ -17,11 +17,10 @@ class SessionServices:
         self.sessions: Sessions = Sessions(core.context, core.settlement, closing, core.authorizer, channels)
         self.schedule: SessionSchedule = SessionSchedule(core.context, closing, channels)
 
-
-async def _recover(services: SessionServices) -> None:
-    # Other servers may be settling those that they have claimed.
-    if services.is_alone:
-        await services.schedule.resume()
+    async def recover(self) -> None:
+        # Other servers may be settling those that they have claimed.
+        if self.is_alone:
+            await self.schedule.resume()
 
 
 FEATURE: Final[Feature[SessionServices]] = Feature(
@@ -29,7 +28,7 @@ FEATURE: Final[Feature[SessionServices]] = Feature(
     build=SessionServices,
     movements=(SESSION_OPEN, SESSION_SETTLE),
     work=lambda s: [(Phase.LATER, s.schedule)],
-    recover=_recover,
+    recover=SessionServices.recover,
     routes={
         "sessions.open": Route(201, lambda s: s.sessions.open),
         "sessions.charge": Route(200, lambda s: s.sessions.charge),

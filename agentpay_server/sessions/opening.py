@@ -31,7 +31,8 @@ from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import Kind
+from agentpay_server.ledger.transactions import StoredTransaction
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import outcomes, store
 from agentpay_server.sessions.outcomes import limits_of, refused
@@ -96,23 +97,11 @@ def new_session(
         category=terms.category,
         purpose=Purpose.SESSION,
     )
-    limited = spending.key_of(principal)
-    refusal = gate.refusal(spend, limited)
-    if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
-        # It cannot wait for an operator.
-        refusal = escalation_refusal(gate.policy, terms.cap_micro)
-    if refusal is not None:
-        raise refused(refusal, None)
     cost = Cost(
         fees=transactions.opening_fee(preflight.blockhash) + transactions.settlement_fee(preflight.blockhash),
         rent=rent_exempt_lamports,
     )
-    gate.pay(cost)
-    # The account is locked, so no other session of it can be opened before this one is stored.
-    unsettled = store.unsettled(connection, source.account_id)
-    too_many = session_limit_refusal(unsettled, context.settings.max_open_sessions)
-    if too_many is not None:
-        raise refused(too_many, None)
+    admit(gate, principal, terms.cap_micro, gate.refusal(spend, spending.key_of(principal)), cost)
     session_id = context.identifiers.new(identifiers.SESSION)
     signed = _signed(
         context,
@@ -136,26 +125,59 @@ def new_session(
         by_operator=gate.by_operator,
         now_us=now_us,
     )
-    store.SESSIONS.insert(connection, record)
-    idempotency.put(connection, key, held, PurchaseKind.SESSION, session_id)
     tx = pending_transaction(
         signed,
-        kind=Kind.SESSION_OPEN,
+        kind=Operation.SESSION_OPEN,
         subject_id=session_id,
         account_id=source.account_id,
         rent=rent_exempt_lamports,
         now_us=now_us,
     )
-    tx = gate.hold_cap(tx, terms.cap_micro, cost, limited)
+    idempotency.put(connection, key, held, PurchaseKind.SESSION, session_id)
+    return opened(gate, principal, record, tx, cost, action=OPEN_SESSION.name)
+
+
+def admit(gate: Gate, principal: Principal, cap_micro: int, refusal: Refusal | None, cost: Cost) -> None:
+    """Require that an account may open a session of a cap that has a cost, given why the policy refuses it.
+
+    Raises:
+        Problem: a refusal, `too_many_sessions`.
+    """
+    if refusal is None and principal.is_agent and gate.needs_approval(cap_micro):
+        # It cannot wait for an operator.
+        refusal = escalation_refusal(gate.policy, cap_micro)
+    if refusal is not None:
+        raise refused(refusal, None)
+    gate.pay(cost)
+    # The account is locked, so no other session of it can be opened before this one is stored.
+    unsettled = store.unsettled(gate.connection, gate.source.account_id)
+    too_many = session_limit_refusal(unsettled, gate.context.settings.max_open_sessions)
+    if too_many is not None:
+        raise refused(too_many, None)
+
+
+def opened(
+    gate: Gate,
+    principal: Principal,
+    record: SessionRecord,
+    tx: StoredTransaction,
+    cost: Cost,
+    *,
+    action: str,
+    **shown: object,
+) -> Decided[SessionRecord]:
+    """Store a new session with its transaction; the audit trail shows `shown` besides."""
+    store.SESSIONS.insert(gate.connection, record)
+    held = gate.hold_cap(tx, record.cap, cost, spending.key_of(principal))
     audit.record(
-        connection,
+        gate.connection,
         principal,
-        action=OPEN_SESSION.name,
-        subject=session_id,
-        now_us=now_us,
-        after=outcomes.audited(record),
+        action=action,
+        subject=record.session_id,
+        now_us=gate.now_us,
+        after=outcomes.audited(record) | shown,
     )
-    return Decided(record=record, tx=tx)
+    return Decided(record=record, tx=held)
 
 
 def session_row(
@@ -292,7 +314,7 @@ def _late(ending: Ending[SessionRecord]) -> Outcome[SessionRecord]:
 
 
 SESSION_OPEN: Final[Movement[SessionRecord]] = Movement(
-    kind=Kind.SESSION_OPEN,
+    kind=Operation.SESSION_OPEN,
     load=store.SESSIONS.existing,
     newest=lambda session: session.tx_signature,
     landed=_landed,

@@ -86,6 +86,7 @@ class Escrow:
     token_account: str
     category: str | None
     opening_fee: int
+    is_payment: bool = False
 
     def funded(self, *, is_held: bool = True) -> Posting:
         """Return the posting of money that has arrived in it.
@@ -149,7 +150,8 @@ class Escrow:
             counterparty=self.token_account,
             category=category,
             tx_signature=tx.signature,
-            session_id=self.owner_id,
+            transfer_id=self.owner_id if self.is_payment else None,
+            session_id=None if self.is_payment else self.owner_id,
         )
 
 

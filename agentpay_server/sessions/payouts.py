@@ -12,6 +12,7 @@ A missing escrow proves nothing, because a node may lag; the escrow's own histor
 """
 
 import logging
+from contextlib import suppress
 from typing import Final, TypeVar
 
 from attrs import evolve, frozen
@@ -25,7 +26,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.engine import unknown_debits
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger import accounts, audit
+from agentpay_server.ledger import accounts, audit, transactions
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.platform.logs import log
@@ -34,22 +35,16 @@ from agentpay_server.sessions.outcomes import Escrow
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, SettlementSplit
 
 
-class EscrowMissingError(ChainUnreachableError):
-    """The chain does not show the whole cap in an escrow: a node lags, or the escrow was paid out."""
-
-
 @frozen(kw_only=True)
 class PayoutState:
     """The on-chain data for a settlement.
 
     Attributes:
-        account_id: the paying account.
         escrow: the session's token account; it holds at least the cap.
         payee: where the payee is paid.
         source: the account's token account; None if it does not exist.
     """
 
-    account_id: str
     escrow: TokenAccount
     payee: "Payee"
     source: TokenAccount | None
@@ -86,13 +81,14 @@ class Obstacle:
     refusal: Refusal
 
 
-async def read_payout(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
+async def read_payout(context: Context, session: SessionRecord) -> PayoutState:
     """Read the data for a settlement from the chain.
 
     Raises:
-        EscrowMissingError: the chain does not show the whole cap in the escrow.
-        ChainUnreachableError: the chain did not respond, or signing is suspended for the account.
+        ChainUnreachableError: the chain did not respond or does not show the whole cap in the escrow, or
+            signing is suspended for the account.
     """
+    account = await context.database.read(accounts.ACCOUNTS.existing, session.account_id)
     if account.suspended_us is not None:
         raise ChainUnreachableError("the account is blocked: nothing is signed for it")
     chain, owner = context.chain, session.recipient_owner
@@ -105,11 +101,14 @@ async def read_payout(context: Context, session: SessionRecord, account: Account
     ]
     held, source, payee, *others = await chain.token_accounts(addresses)
     if held is None or held.amount_micro < session.cap:
-        raise EscrowMissingError(f"the chain does not show the escrow of {session.session_id}")
+        # A node lags, or in a restored database a settlement that it does not know has paid out the escrow.
+        with suppress(ChainUnreachableError):
+            await _compare(context, session, account)
+        raise ChainUnreachableError(f"the chain does not show the escrow of {session.session_id}")
     paid = _payee(session, payee, fallback, others[0] if others else None)
     if paid.new_owner is not None:
         paid = evolve(paid, rent=await chain.rent_exemption(TOKEN_ACCOUNT_BYTES))
-    return PayoutState(account_id=account.account_id, escrow=held, payee=paid, source=source)
+    return PayoutState(escrow=held, payee=paid, source=source)
 
 
 def obstacle(session: SessionRecord, legs: SettlementSplit, state: PayoutState) -> Obstacle | None:
@@ -186,13 +185,12 @@ S = TypeVar("S")
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-async def compare(context: Context, session: SessionRecord) -> None:
+async def _compare(context: Context, session: SessionRecord, account: AccountRecord) -> None:
     """Suspend the account of a session whose escrow was paid out by a transaction that the books do not know.
 
     Raises:
         ChainUnreachableError: the escrow's history cannot be read at the moment.
     """
-    account = await context.database.read(accounts.ACCOUNTS.existing, session.account_id)
     owner = context.signer.address(escrow_authority(account.key_index))
     async for batch in context.chain.deposits(session.escrow_token_account, after=None):
         for debit in batch.debits:
@@ -259,12 +257,13 @@ def _suspend(connection: Connection, context: Context, session_id: str, debit: D
     if unknown_debits.is_explained(connection, debit, session.account_id):
         return False
     unit = Unit.begin(connection, context)
-    unknown_debits.explain(
+    transactions.insert_landed(
         connection,
+        unit.now_us,
         signature=debit.signature,
+        kind=unknown_debits.UNKNOWN,
         subject_id=session_id,
         account_id=session.account_id,
-        now_us=unit.now_us,
     )
     outcome = suspending(
         outcomes.outcome_of(session),

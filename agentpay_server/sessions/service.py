@@ -7,8 +7,6 @@ is handled before any other check, so that the replay of an accepted charge is n
 
 from functools import partial
 
-from attrs import frozen
-
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
@@ -43,7 +41,6 @@ from agentpay_server.ledger import audit, idempotency, spending
 from agentpay_server.ledger.apply import Unit, apply
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import Held, RequestedKey, Verdict, judge
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -61,19 +58,6 @@ from agentpay_server.sessions.rules import (
 from agentpay_server.sessions.store import FITS, IS_OPEN, own_session, visible
 
 
-@frozen
-class Charged:
-    """The result of a charge.
-
-    Attributes:
-        session: the session after the charge.
-        must_wake: whether to wake the schedulers: to send an event, or to close the session in time.
-    """
-
-    session: SessionRecord
-    must_wake: bool = False
-
-
 def draw(
     unit: Unit,
     session: SessionRecord,
@@ -83,11 +67,14 @@ def draw(
     action: str,
     key: str,
     **shown: str,
-) -> Charged | None:
+) -> tuple[SessionRecord, bool] | None:
     """Add an amount to what a session's payee gets, if the session is open and the cap allows it.
 
-    Returns None if it is no longer open, or if others have drawn meanwhile what is missing now. The audit
-    trail shows the `action`, its idempotency `key`, and what is `shown` besides.
+    The audit trail shows the `action`, its idempotency `key`, and what is `shown` besides.
+
+    Returns:
+        The session, and whether to wake the schedulers: to send an event, or to close it in time. None if it
+            is no longer open, or if others have drawn meanwhile what is missing now.
     """
     context, now_us = unit.context, unit.now_us
     assert session.opened_us is not None  # noqa: S101 - an open session was opened
@@ -122,16 +109,16 @@ def draw(
     )
     outcome = outcomes.charged(drawn, before_micro=before)
     apply(unit, outcome)
-    return Charged(drawn, must_wake=bool(outcome.events) or closes is not None)
+    return drawn, bool(outcome.events) or closes is not None
 
 
 def charge(
     connection: Connection, context: Context, principal: Principal, session_id: str, request: ChargeSession
-) -> Charged | None:
+) -> tuple[SessionRecord, bool] | None:
     """Charge a session: the unit of work.
 
     Returns:
-        None if another unit of work has changed the session meanwhile: the charge must be judged again.
+        See `draw`. None means that the charge must be judged again.
 
     Raises:
         Problem: `not_found`, `idempotency_conflict`, a refusal, or `service_unavailable` while the clocks
@@ -139,9 +126,8 @@ def charge(
         ConflictError: another request has charged under the key meanwhile.
     """
     amount, key = to_micro(request.amount), request.idempotency_key
-    found = store.chargeable(connection, session_id, key)
-    session = visible(None if found is None else found.session, principal, session_id)
-    assert found is not None  # noqa: S101 - a session that is visible was found
+    found, policy, charged = store.chargeable(connection, session_id, key)
+    session = visible(found, principal, session_id)
     if session.channel is not None:
         raise Problem(
             ErrorCode.SESSION_CLOSED,
@@ -149,16 +135,16 @@ def charge(
             "Pay its seller's next 402 instead.",
             says_what_to_do=True,
         )
-    judged = charge_verdict(found.charged, amount)
+    judged = charge_verdict(charged, amount)
     if judged is Verdict.CONFLICT:
         raise Problem(
             ErrorCode.IDEMPOTENCY_CONFLICT,
             "This idempotency_key was used to charge another amount.",
         )
     if judged is Verdict.REPLAY:
-        return Charged(session)
+        return session, False
     refusal = charge_refusal(
-        stored_policy(found.policy),
+        stored_policy(policy),
         status=session.status,
         cap_micro=session.cap,
         running_total_micro=session.running_total,
@@ -174,23 +160,6 @@ def charge(
         stored = ChargeRecord(session_id=session_id, idempotency_key=key, amount=amount, created_us=now_us)
         store.CHARGES.insert(connection, stored)
     return drawn
-
-
-@frozen(kw_only=True)
-class _SessionView:
-    """The stored data for a request: the accounts, its key's claims, and the session that holds the key.
-
-    Attributes:
-        judged: how to treat it. With `REPLAY` and `RESUME` there is a session.
-        is_to_escrow: whether it pays an escrow. That is a token account that will be closed: a payment to it
-            could be stuck.
-    """
-
-    parties: Parties
-    held: Held
-    session: SessionRecord | None
-    judged: Verdict
-    is_to_escrow: bool
 
 
 class Sessions:
@@ -254,9 +223,10 @@ class Sessions:
             if charged is None:
                 continue
             failpoint(Operation.SESSION_CHARGE, Step.POSTED)
-            if charged.must_wake:
+            session, must_wake = charged
+            if must_wake:
                 self._context.wakeup.set()
-            return to_response(charged.session)
+            return to_response(session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
         """Pay the charges, return the rest, and close the escrow. Closing again returns the same.
@@ -298,15 +268,22 @@ class Sessions:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=to_response)
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
-        deadline = self._authorizer.deadline()
+        deadline, read = self._authorizer.deadline(), self._database.read
+        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         while True:
-            view = await self._view(principal, request)
-            session = view.session
-            if session is not None and view.judged is Verdict.RESUME:
-                opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+            # Separate reads, as for a transfer.
+            parties = await read(own_parties, principal, request.account_id, request.to)
+            held = await read(idempotency.find, key, self._context.clock.now_us())
+            session, session_id = None, held.subject_of(PurchaseKind.SESSION)
+            if session_id is not None:
+                session = await read(store.SESSIONS.existing, session_id)
+            holder = None if session is None else key_holder_of(session)
+            judged = judge(held, PurchaseKind.SESSION, holder, terms_of(request))
+            if session is not None and judged is Verdict.RESUME:
+                opened = await self._settlement.finish(Operation.SESSION_OPEN, session.session_id, deadline)
                 session = opened or await self._current(session)
-            elif session is None or view.judged is not Verdict.REPLAY:
-                decided = await self._decided(principal, request, view, deadline)
+            elif session is None or judged is not Verdict.REPLAY:
+                decided = await self._decided(principal, request, parties, held, deadline)
                 if decided is None:
                     continue
                 session = await self._driven(decided, deadline)
@@ -315,24 +292,6 @@ class Sessions:
             if session.status == SessionStatus.FAILED:
                 raise stopped(session)
             return to_response(session)
-
-    async def _view(self, principal: Principal, request: OpenSession) -> _SessionView:
-        # Separate reads, as for a transfer.
-        read = self._database.read
-        parties = await read(own_parties, principal, request.account_id, request.to)
-        key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
-        held = await read(idempotency.find, key, self._context.clock.now_us())
-        session, session_id = None, held.subject_of(PurchaseKind.SESSION)
-        if session_id is not None:
-            session = await read(store.SESSIONS.existing, session_id)
-        holder = None if session is None else key_holder_of(session)
-        return _SessionView(
-            parties=parties,
-            held=held,
-            session=session,
-            judged=judge(held, PurchaseKind.SESSION, holder, terms_of(request)),
-            is_to_escrow=await read(store.is_escrow, request.to),
-        )
 
     async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
         """Drive the opening of a session; return it at its end, or as it is at the deadline."""
@@ -345,7 +304,12 @@ class Sessions:
         return await self._database.read(store.SESSIONS.existing, session.session_id)
 
     async def _decided(
-        self, principal: Principal, request: OpenSession, view: _SessionView, deadline: float
+        self,
+        principal: Principal,
+        request: OpenSession,
+        parties: Parties,
+        held: Held,
+        deadline: float,
     ) -> Decided[SessionRecord] | None:
         """Decide about a new session; None if the request must start over.
 
@@ -356,8 +320,9 @@ class Sessions:
         if request.cap_usdc < smallest:
             raise invalid(FieldError(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
         rent = 0
-        if not view.parties.source.paused:
-            if view.is_to_escrow:
+        if not parties.source.paused:
+            # An escrow will be closed: a payment to it could be stuck.
+            if await self._database.read(store.is_escrow, request.to):
                 raise invalid_recipient(request.to, "is the escrow of a session")
             try:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
@@ -366,13 +331,13 @@ class Sessions:
         key = RequestedKey.of(principal, request.account_id, request.idempotency_key)
         order = Order(
             operation=Operation.SESSION_OPEN,
-            parties=view.parties,
+            parties=parties,
             decide=partial(
                 new_session,
                 principal=principal,
                 request=request,
                 key=key,
-                held=view.held,
+                held=held,
                 rent_exempt_lamports=rent,
             ),
             by_operator=not principal.is_agent,

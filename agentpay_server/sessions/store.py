@@ -3,7 +3,6 @@
 from operator import itemgetter
 from typing import Final
 
-from attrs import frozen
 from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
 
 from agentpay.contract import identifiers
@@ -21,21 +20,6 @@ from agentpay_server.database.tables import (
 )
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.principals import Principal
-
-
-@frozen(kw_only=True)
-class Chargeable:
-    """The data needed to judge a charge.
-
-    Attributes:
-        policy: the account's policy, as canonical JSON.
-        charged: the amount already charged under the key; None if there is no such charge.
-    """
-
-    session: SessionRecord
-    policy: str
-    charged: int | None
-
 
 SESSIONS: Final = Rows(SessionRecord, "session_id")
 LOCK: Final = lock_of(sessions.c.session_id)
@@ -144,14 +128,16 @@ def payees_created(connection: Connection, account_id: str, *, after_us: int) ->
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
-def chargeable(connection: Connection, session_id: str, idempotency_key: str) -> Chargeable | None:
-    """Return the data needed to judge a charge under a key; None if the session does not exist."""
+def chargeable(
+    connection: Connection, session_id: str, idempotency_key: str
+) -> tuple[SessionRecord | None, str, int | None]:
+    """Return a session, its account's policy, and what is charged under a key, if anything is."""
     values = {"session_id": session_id, "idempotency_key": idempotency_key}
     row = connection.execute(_CHARGEABLE, values).one_or_none()
     if row is None:
-        return None
+        return None, "", None
     *columns, policy, charged = row
-    return Chargeable(session=SESSIONS.record(columns), policy=policy, charged=charged)
+    return SESSIONS.record(columns), policy, charged
 
 
 def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:

@@ -37,9 +37,10 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.finding import memo_key
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, Held, KeyHolder, RequestedKey
 from agentpay_server.ledger.spending import remaining
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import outcomes, store
 from agentpay_server.transfers.rules import TransferTerms, check_transition, verdict_if_equal
@@ -257,7 +258,7 @@ def signed(gate: Gate, transfer_id: str, terms: TransferTerms) -> StoredTransact
             amount_micro=terms.amount_micro,
             memo=terms.memo,
         ),
-        kind=Kind.TRANSFER,
+        kind=Operation.TRANSFER,
         subject_id=transfer_id,
         account_id=source.account_id,
         credits_account_id=preflight.recipient.account_id,

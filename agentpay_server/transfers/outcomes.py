@@ -30,9 +30,10 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
 from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, StoredTransaction
+from agentpay_server.ledger.transactions import TRANSACTIONS, StoredTransaction
 from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.logs import log
 from agentpay_server.transfers import store
 from agentpay_server.transfers.store import splits_of
@@ -150,7 +151,7 @@ def _report(ending: Ending[TransferRecord]) -> None:
 
 
 TRANSFER: Final[Movement[TransferRecord]] = Movement(
-    kind=Kind.TRANSFER,
+    kind=Operation.TRANSFER,
     load=store.TRANSFERS.existing,
     newest=lambda transfer: transfer.tx_signature,
     landed=_landed,

@@ -23,7 +23,6 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import idempotency
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey, Verdict, judge
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.errors import not_found
 from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
@@ -154,7 +153,7 @@ class Execution:
     async def decided(self, order: Order[TransferRecord], deadline: float) -> Decided[TransferRecord] | None:
         """Decide about a transfer, and log a decision that is final; see `Authorizer.authorize`."""
         decided = await self._authorizer.authorize(order, deadline)
-        if decided is not None and (decided.tx is None or decided.tx.kind is not Kind.TRANSFER):
+        if decided is not None and (decided.tx is None or decided.tx.is_cosigned):
             # A signed transfer has no due time: this process drives it.
             self._context.wakeup.set()
         if decided is not None and decided.tx is None:
@@ -172,7 +171,7 @@ class Execution:
     async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
         """Drive a submitted transfer; return it at its end, or as it is at the deadline."""
         try:
-            settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
+            settled = await self._settlement.finish(Operation.TRANSFER, transfer.transfer_id, deadline)
         except DatabaseUnavailableError:
             return transfer
         return settled or await self._current(transfer)

@@ -106,11 +106,7 @@ def splits_of(record: TransferRecord) -> list[Split]:
 
 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
-    """Lock and return a transfer that is pending approval; None if it is not.
-
-    Transfers in other states are not locked, to avoid deadlocks: settling locks the transfer before its
-    account, while approving locks the account first.
-    """
+    """Lock and return a transfer that is pending approval; None if it is not."""
     return TRANSFERS.get(connection, transfer_id, _IS_PENDING, lock=True)
 
 

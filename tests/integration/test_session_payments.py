@@ -21,9 +21,8 @@ from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.tables import accounts
 from agentpay_server.engine.settlement import Settlement
-from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.channels import session_payments
-from agentpay_server.plugins.channels.session_payments import PayByVoucher
 
 pytestmark = [
     pytest.mark.embedded_chain("the program of channels is on its chain"),
@@ -254,15 +253,15 @@ def test_a_voucher_that_violates_a_constraint_is_not_tried_again_and_again(
     opened, seller, authorize, http, step, monkeypatch
 ) -> None:
     session_id = opened()
-    store, tries = PayByVoucher._store, []
+    stored, tries = session_payments._stored, []
 
-    def violating(self, *args):
+    def violating(*args):
         tries.append(args)
         if len(tries) < 5:
             raise ConstraintError("a constraint other than that of keys")
-        return store(self, *args)
+        return stored(*args)
 
-    monkeypatch.setattr(PayByVoucher, "_store", violating)
+    monkeypatch.setattr(session_payments, "_stored", violating)
     assert authorize(seller.ask_session(), "call-2").status_code == 500
     assert len(tries) == 1
     monkeypatch.undo()
@@ -288,7 +287,7 @@ def polls(monkeypatch) -> list[str]:
     poll_one = Settlement.poll_one
 
     async def counted(self, tx):
-        if tx.kind is Kind.CHANNEL_OPEN:
+        if tx.kind == Operation.CHANNEL_OPEN:
             found.append(tx.subject_id)
         return await poll_one(self, tx)
 

@@ -14,7 +14,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.engine.settlement import Guards, Settlement
 from agentpay_server.features import features
 from agentpay_server.ledger import audit, transactions
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SystemClock
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.guards import Confirmations, LateLandings
@@ -34,7 +34,7 @@ def engine(world: World, *, on_a_running_clock: bool = False) -> Settlement:
 
 async def pending(world: World, kind: str, subject_id: str) -> StoredTransaction:
     """Return the transaction of a transfer or a session that is in flight."""
-    found = await world.runtime.context.database.read(transactions.pending, Kind(kind), subject_id)
+    found = await world.runtime.context.database.read(transactions.pending, kind, subject_id)
     assert found is not None
     return found
 

@@ -305,7 +305,7 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
 
     world.chain.next("send", chains.goes_down)
     assert (await world.close_session(session_id)).status == 503
-    other = second_process.drive(await another.pending(world, "session_settle", session_id))
+    other = second_process.drive(await another.pending(world, "session_close", session_id))
     world.chain.clear()
     world.chain.inner.expire_blockhash()
     closed = await world.close_session(session_id)

@@ -61,7 +61,7 @@ def steps_since(world: World, tx: Any) -> list[tuple[str, str]]:
 
 async def begun(world: World, kind: str) -> Begun:
     source, to = await world.account("10"), await world.account()
-    if kind == "session_settle":
+    if kind == "session_close":
         session_id = await world.opened_session("key", source, to, "7")
         assert (await world.charge("charge", session_id, "3")).status == 200
     world.chain.next_payment(chains.goes_down)
@@ -110,7 +110,7 @@ async def assert_posted_once(world: World, one: Begun, *, has_landed: bool) -> N
 
 @settings(deadline=None)
 @given(
-    kind=st.sampled_from(["transfer", "session_open", "session_settle"]),
+    kind=st.sampled_from(["transfer", "session_open", "session_close"]),
     end=st.sampled_from(ENDS),
     faults=st.dictionaries(st.integers(1, 20), st.sampled_from(sorted(FAULTS)), max_size=4),
     order=st.integers(0, 2**32),

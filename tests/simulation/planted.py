@@ -24,7 +24,7 @@ from agentpay_server.chain.protocol import (
     reported_landing_heights,
 )
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.database.tables import Kind, PurchaseKind, sessions
+from agentpay_server.database.tables import PurchaseKind, sessions
 from agentpay_server.engine import movement
 from agentpay_server.engine import policy as rules
 from agentpay_server.engine.authorization import Gate
@@ -43,6 +43,7 @@ from agentpay_server.ledger.idempotency import Verdict
 from agentpay_server.ledger.spending import RESERVED
 from agentpay_server.platform import scheduler as schedule
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins import migrations
 from agentpay_server.plugins.cluster import chain_head
 from agentpay_server.plugins.cluster.chain import RpcChain
@@ -66,7 +67,7 @@ def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
     return bug
 
 
-def patch_movement(patch: Patch, kind: Kind, **changed: Callable[..., Any]) -> None:
+def patch_movement(patch: Patch, kind: str, **changed: Callable[..., Any]) -> None:
     """Wrap functions of one kind of transaction; each gets the real one first."""
     patched = []
     for feature in features.features():
@@ -528,7 +529,7 @@ def a_transfer_is_initiated_twice(patch: Patch) -> None:
     def forgetful(landed, ending):
         return landed(attrs.evolve(ending, tx=attrs.evolve(ending.tx, announced_us=None)))
 
-    patch_movement(patch, Kind.TRANSFER, landed=forgetful)
+    patch_movement(patch, Operation.TRANSFER, landed=forgetful)
 
 
 @planted

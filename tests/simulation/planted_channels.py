@@ -6,8 +6,8 @@ from solders.pubkey import Pubkey
 
 from agentpay_server.chain.channels import codecs, evidence
 from agentpay_server.ledger import transactions
-from agentpay_server.ledger.transactions import Kind
-from agentpay_server.plugins.channels import on_chain
+from agentpay_server.platform.failpoints import Operation
+from agentpay_server.plugins.channels import closing, on_chain
 from agentpay_server.plugins.channels.session_payments import SessionPayments
 from agentpay_server.plugins.cluster import history
 from agentpay_server.plugins.pay402.selection import SelectOffer
@@ -18,16 +18,16 @@ def _signs(patch: Patch, cumulative) -> None:
     """Let vouchers be signed for other amounts than the stored ones."""
     step = SessionPayments._voucher_step
 
-    def changed(self, paid, selected):
-        voucher = attrs.evolve(paid.voucher, cumulative=cumulative(paid))
-        return step(self, attrs.evolve(paid, voucher=voucher), selected)
+    def changed(self, channel, voucher, selected, *, is_replay=False):
+        voucher = attrs.evolve(voucher, cumulative=cumulative(voucher, is_replay))
+        return step(self, channel, voucher, selected, is_replay=is_replay)
 
     patch(SessionPayments, "_voucher_step", changed)
 
 
 @planted
 def a_repeated_key_gets_a_higher_voucher(patch: Patch) -> None:
-    _signs(patch, lambda paid: paid.voucher.cumulative + paid.is_replay)
+    _signs(patch, lambda voucher, is_replay: voucher.cumulative + is_replay)
 
 
 @planted
@@ -44,7 +44,7 @@ def a_session_over_402_has_keys_of_its_own(patch: Patch) -> None:
 
 @planted
 def a_voucher_forgets_the_ones_before_it(patch: Patch) -> None:
-    _signs(patch, lambda paid: paid.voucher.amount)
+    _signs(patch, lambda voucher, _: voucher.amount)
 
 
 @planted
@@ -52,7 +52,7 @@ def an_opening_is_handed_out_and_not_stored(patch: Patch) -> None:
     insert = transactions.insert_transaction
 
     def insert_others(connection, tx):
-        if tx.kind is not Kind.CHANNEL_OPEN:
+        if tx.kind != Operation.CHANNEL_OPEN:
             insert(connection, tx)
 
     patch(transactions, "insert_transaction", insert_others)
@@ -63,7 +63,7 @@ def an_opening_that_has_expired_stays_reserved(patch: Patch) -> None:
     def kept(expired, ending):
         return attrs.evolve(expired(ending), postings=())
 
-    patch_movement(patch, Kind.CHANNEL_OPEN, expired=kept)
+    patch_movement(patch, Operation.CHANNEL_OPEN, expired=kept)
 
 
 @planted
@@ -112,12 +112,13 @@ def a_payout_is_a_deposit_too(patch: Patch) -> None:
 
 @planted
 def a_maximum_is_posted_in_place_of_what_was_taken(patch: Patch) -> None:
-    settled = on_chain.settled
+    paid_out = closing.paid_out
 
-    def at_most(transfer, **outcome):
-        return settled(transfer, **{**outcome, "paid_micro": transfer.amount})
+    def at_most(found, *payout, paid, deposited):
+        paid = found.channel.deposit if found.channel.is_payment else paid
+        return paid_out(found, *payout, paid=paid, deposited=deposited)
 
-    patch(on_chain, "settled", at_most)
+    patch(closing, "paid_out", at_most)
 
 
 @planted

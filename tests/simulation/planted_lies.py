@@ -55,10 +55,10 @@ def a_deposit_that_a_history_leaves_out_stays_unposted(patch: Patch) -> None:
 
 @planted
 def a_lost_payout_of_an_escrow_is_a_lagging_node(patch: Patch) -> None:
-    async def content(context, session):
+    async def content(context, session, account):
         """The next close reads the escrow again."""
 
-    patch(payouts, "compare", content)
+    patch(payouts, "_compare", content)
 
 
 @planted

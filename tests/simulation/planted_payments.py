@@ -9,8 +9,8 @@ from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts, transactions
 from agentpay_server.ledger.idempotency import RequestedKey
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.cluster.evidence import Evidence
 from agentpay_server.plugins.pay402 import service
 from agentpay_server.plugins.pay402.building import build_payment
@@ -64,7 +64,7 @@ def a_payment_that_was_handed_out_reserves_nothing(patch: Patch) -> None:
     insert = transactions.insert_transaction
 
     def insert_without(connection, tx):
-        insert(connection, attrs.evolve(tx, hold=0) if tx.kind is Kind.PAYMENT else tx)
+        insert(connection, attrs.evolve(tx, hold=0) if tx.kind == Operation.PAYMENT else tx)
 
     patch(transactions, "insert_transaction", insert_without)
 

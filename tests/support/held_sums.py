@@ -92,5 +92,5 @@ def _fees(pending: list[Row], sessions: list[Row], is_open: list[Row]) -> Counte
         if row["status"] in _UNSETTLED
     ]
     moving = [row for row in pending if row["kind"] in ("transfer", "payment")]
-    settling = [row for row in pending if row["kind"] == "session_settle"]
+    settling = [row for row in pending if row["kind"] == "session_close"]
     return _sum(by, "fee", moving) + _sum(by, "rent", settling) + _sum(by, "fees", unsettled)

@@ -140,9 +140,8 @@ class ChannelRecord:
     challenge: str
     challenge_expires_us: int | None
     newest_challenge: str
-    # The opening as handed out, and about when it expires.
+    # The opening as handed out.
     raw: bytes
-    expires_us: int
     # The voucher whose outcome is not known, and until when, in real time, no other voucher is signed.
     in_flight: str | None = None
     in_flight_until_us: int | None = None

@@ -133,21 +133,6 @@ class PinRecord:
 pinned_origins: Final = table_of(PinRecord)
 
 
-class Kind(StrEnum):
-    """The purpose of a transaction."""
-
-    TRANSFER = "transfer"
-    PAYMENT = "payment"
-    SESSION_OPEN = "session_open"
-    SESSION_SETTLE = "session_settle"
-    CHANNEL_OPEN = "channel_open"
-    CHANNEL_CLOSE = "channel_close"
-    POLICY_RECORD = "policy_record"
-    PROVISION = "provision"
-    FUND = "fund"
-    UNKNOWN = "unknown"
-
-
 class State(StrEnum):
     """The state of a transaction."""
 
@@ -205,14 +190,17 @@ class ChainTransactionRecord:
     seq: Seq = 0
     # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
     signature: str
-    # And its subject: a transfer_id, a session_id or an account_id.
-    kind: Kind = field(converter=Kind)
+    # The operation that it belongs to, which its feature names (`Movement.kind`); and its subject: a
+    # transfer_id, a session_id or an account_id.
+    kind: str
     subject_id: str
     # The account whose key signed it, and how much of its balance it debits: in flight while pending.
     account_id: str
     hold: int = 0
     # The account of this service that it credits when it settles; NULL without one.
     credits_account_id: str | None = None
+    # Whether it pays out an escrow: its outcome posts what both accounts get, so that it is no deposit.
+    pays_out: Annotated[bool, {"server_default": false()}] = False
     # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
     spent_us: int | None = None
     spent_total: int | None = None
@@ -233,7 +221,9 @@ class ChainTransactionRecord:
     ended_us: int | None = None
     # Until when, in real time, a pending one is leased to a process.
     leased_until_us: int = 0
-    # The signature that identifies a payment on chain, once known: that of the fee payer.
+    # About when it expires, if another party broadcasts it; NULL if the service sends it.
+    expires_us: int | None = None
+    # The signature that identifies such a one on chain, once known: that of the fee payer.
     chain_signature: str | None = None
     # The token account that it debits, whose history shows whether it landed; set when its bytes are removed.
     debits: str | None = None

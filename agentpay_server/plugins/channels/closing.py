@@ -10,7 +10,6 @@ server. The settled amount is the part that did not return to the account in the
 channel out.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
@@ -32,7 +31,7 @@ from agentpay_server.ledger import audit
 from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.apply import Outcome, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -45,7 +44,6 @@ from agentpay_server.plugins.channels.on_chain import (
     Act,
     ChannelPayout,
     ChannelsOnChain,
-    Due,
     Owned,
     is_beyond_books,
     is_ended_by_seller,
@@ -138,7 +136,7 @@ class ChannelClosing:
             if found is None and not is_closing:
                 raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         if found is None:
-            if await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, owner_id):
+            if await self._database.read(chain_transactions.pending, Operation.CHANNEL_CLOSE, owner_id):
                 raise ChainUnreachableError("a transaction that closes a channel is in flight")
             await self._post(channel)
         return True
@@ -162,38 +160,38 @@ class ChannelClosing:
         channel = await self._database.read(CHANNELS.existing, owner_id)
         if channel.status not in UNSETTLED:
             return False
-        pending = await self._database.read(chain_transactions.pending, Kind.CHANNEL_CLOSE, owner_id)
+        pending = await self._database.read(chain_transactions.pending, Operation.CHANNEL_CLOSE, owner_id)
         if pending is not None:
             await self._driver.drive(pending)
             return True
         found, _ = await self._on_chain.compared(channel)
         if channel.status == SessionStatus.OPEN:
             return await self._claim_due(channel, found)
-        due = next_act(found, force_us=channel.force_us or 0)
-        if due.act is Act.POST:
+        act, due_us = next_act(found, force_us=channel.force_us or 0)
+        if act is Act.POST:
             await self._post(channel)
             return False
         # What was postponed waits for its time, whoever asks: each attempt costs a fee.
-        at_us = max(due.at_us, (channel.due_us or 0) if channel.postponements else 0)
-        if at_us > self._context.clock.now_us():
-            await self._database.run(self._wait, owner_id, at_us)
+        due_us = max(due_us, (channel.due_us or 0) if channel.postponements else 0)
+        if due_us > self._context.clock.now_us():
+            await self._database.run(self._wait, owner_id, due_us)
             return False
-        return await self._sign_and_send(channel, due)
+        return await self._sign_and_send(channel, act)
 
     async def _claim_due(self, channel: ChannelRecord, found: ChannelAccount | None) -> bool:
         is_ended = await self._on_chain.is_ended(channel, found)
         return await self._database.run(_claim_due, self._context, channel.owner_id, is_ended=is_ended)
 
-    async def _sign_and_send(self, channel: ChannelRecord, due: Due) -> bool:
+    async def _sign_and_send(self, channel: ChannelRecord, act: Act) -> bool:
         account = await self._database.read(account_store.ACCOUNTS.existing, channel.account_id)
-        if due.act is not Act.REQUEST:
+        if act is not Act.REQUEST:
             (held,) = await self._chain.token_accounts([account.usdc_token_account])
             if held is None or held.is_frozen:
                 reason = ClosingReason.ACCOUNT_MISSING if held is None else ClosingReason.ACCOUNT_FROZEN
                 await self._database.run(self._postpone, channel.owner_id, reason)
                 return False
         blockhash = await self._chain.latest_blockhash()
-        tx = await self._database.run(self._sign, channel.owner_id, due, blockhash)
+        tx = await self._database.run(self._sign, channel.owner_id, act, blockhash)
         if tx is None:
             return False
         await self._driver.drive(tx)
@@ -230,28 +228,28 @@ class ChannelClosing:
                 change.write(connection)
 
     def _sign(
-        self, connection: Connection, owner_id: str, due: Due, blockhash: Blockhash
+        self, connection: Connection, owner_id: str, act: Act, blockhash: Blockhash
     ) -> StoredTransaction | None:
         unit = Unit.begin(connection, self._context)
         found = owned(connection, owner_id, lock=True)
         if found.channel.status != SessionStatus.CLOSING:
             return None
-        if chain_transactions.pending(connection, Kind.CHANNEL_CLOSE, owner_id) is not None:
+        if chain_transactions.pending(connection, Operation.CHANNEL_CLOSE, owner_id) is not None:
             return None
         account = account_store.ACCOUNTS.existing(connection, found.channel.account_id)
         opening = opening_of(self._context, found.channel, account)
         signer = self._context.signer
-        if due.act is Act.REQUEST:
+        if act is Act.REQUEST:
             signed = request_close(signer, blockhash, opening, account_index=account.key_index)
         else:
             cluster = self._chain.cluster_name
-            signed = pay_out(signer, blockhash, opening, cluster=cluster, seals=due.act is Act.SEAL)
+            signed = pay_out(signer, blockhash, opening, cluster=cluster, seals=act is Act.SEAL)
         tx = pending_transaction(
             signed,
-            kind=Kind.CHANNEL_CLOSE,
+            kind=Operation.CHANNEL_CLOSE,
             subject_id=owner_id,
             account_id=account.account_id,
-            detail=json.dumps({"act": due.act.value}),
+            pays_out=act is not Act.REQUEST,
             by_operator=found.channel.by_operator,
             now_us=unit.now_us,
         )
@@ -384,20 +382,16 @@ def _row_of(connection: Connection, channel: ChannelRecord, signature: str, now_
     """Return the row of a payout: the service's own, or a new one for the seller's."""
     for tx in chain_transactions.of_subject(connection, signature, channel.owner_id):
         return tx
-    tx = StoredTransaction(
+    return chain_transactions.insert_landed(
+        connection,
+        now_us,
         signature=signature,
-        kind=Kind.CHANNEL_CLOSE,
+        kind=Operation.CHANNEL_CLOSE,
         subject_id=channel.owner_id,
         account_id=channel.account_id,
-        state=State.FINALIZED,
-        raw=None,
-        last_valid_block_height=0,
-        created_us=now_us,
-        ended_us=now_us,
+        pays_out=True,
         by_operator=channel.by_operator,
     )
-    chain_transactions.insert_transaction(connection, tx)
-    return tx
 
 
 def _postponed(found: Owned, refusal: Refusal, reason: ClosingReason, now_us: int) -> tuple[Change[Any], ...]:
@@ -414,8 +408,7 @@ def _postponed(found: Owned, refusal: Refusal, reason: ClosingReason, now_us: in
 
 def _landed(ending: Ending[Owned]) -> Outcome[Any]:
     """Look at the chain again. The fees of a channel that pays nothing count at its end."""
-    fee = ending.tx.fee if _is_request(ending.tx) else 0
-    return _again(ending, add={"opening_fee": fee})
+    return _again(ending, add={"opening_fee": 0 if ending.tx.pays_out else ending.tx.fee})
 
 
 def _failed(ending: Ending[Owned]) -> Outcome[Any]:
@@ -435,14 +428,9 @@ def _again(ending: Ending[Owned], add: Mapping[str, int] | None = None) -> Outco
     return found.outcome(changes=(again,))
 
 
-def _is_request(tx: StoredTransaction) -> bool:
-    return bool(json.loads(tx.detail or "{}").get("act") == Act.REQUEST.value)
-
-
 CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
-    kind=Kind.CHANNEL_CLOSE,
+    kind=Operation.CHANNEL_CLOSE,
     load=owned,
-    newest=lambda _: None,
     landed=_landed,
     failed=_failed,
     expired=_again,
@@ -452,6 +440,7 @@ CHANNEL_CLOSE: Final[Movement[Any]] = Movement(
     resign=None,
     # The subject is read again under the account's lock: another server may have settled the channel.
     needs_accounts=True,
+    moves_money=False,
 )
 """The service's own transactions that close a channel.
 

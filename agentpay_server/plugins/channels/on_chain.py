@@ -31,13 +31,12 @@ from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus
 from agentpay_server.chain.protocol import AccountData, ChainUnreachableError, ChannelHistory, Payout
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import ChannelRecord, EntryRecord, SessionRecord, TransferRecord
+from agentpay_server.database.tables import ChannelRecord, SessionRecord, TransferRecord
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts, audit
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.outbox import NewEvent
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
@@ -92,28 +91,20 @@ class Act(Enum):
     """It is paid out: post what the account got back."""
 
 
-@frozen(kw_only=True)
-class Due:
-    """What to do about a channel, and when."""
-
-    act: Act
-    at_us: int
-
-
-def next_act(found: ChannelAccount | None, *, force_us: int) -> Due:
-    """Return what is due for a closing channel.
+def next_act(found: ChannelAccount | None, *, force_us: int) -> tuple[Act, int]:
+    """Return what is due for a closing channel, and when.
 
     Args:
         found: the channel as the chain shows it; None once its account is gone.
         force_us: from when on the service acts in place of the seller.
     """
     if found is None or found.status is OnchainStatus.DISTRIBUTED:
-        return Due(act=Act.POST, at_us=0)
+        return Act.POST, 0
     if found.status is OnchainStatus.SEALED:
-        return Due(act=Act.PAY_OUT, at_us=force_us)
+        return Act.PAY_OUT, force_us
     if found.status is OnchainStatus.CLOSING:
-        return Due(act=Act.SEAL, at_us=found.deadline * SECOND_US + MARGIN_US)
-    return Due(act=Act.REQUEST, at_us=force_us)
+        return Act.SEAL, found.deadline * SECOND_US + MARGIN_US
+    return Act.REQUEST, force_us
 
 
 def is_ended_by_seller(found: ChannelAccount | None) -> bool:
@@ -279,6 +270,7 @@ class Owned:
             token_account=channel.escrow_token_account,
             category=self.owner.category,
             opening_fee=channel.opening_fee,
+            is_payment=channel.is_payment,
         )
 
     @property
@@ -343,26 +335,14 @@ def paid_out(found: Owned, tx: StoredTransaction, now_us: int, *, paid: int, dep
     if isinstance(owner, SessionRecord):
         outcome = session_outcomes.settled(owner, tx, now_us, escrow=escrow, paid=paid, deposited=deposited)
         return outcome.also(changes=(ended,))
-    change, entry, event = settled(owner, paid_micro=paid, tx_signature=tx.signature, now_us=now_us)
-    postings = escrow.paid_out(tx, entry, deposited=deposited)
-    hold = HoldChange(owner.transfer_id, amount=paid)
-    return evolve(found.outcome(*postings, changes=(ended, hold)), subject=change, events=(event,))
-
-
-def settled(
-    transfer: TransferRecord, *, paid_micro: int, tx_signature: str, now_us: int
-) -> tuple[Change[TransferRecord], EntryRecord, NewEvent]:
-    """Return what the payout changes of a payment: its row, its history, and its event."""
-    check_transition(transfer.status, TransferStatus.SETTLED)
+    check_transition(owner.status, TransferStatus.SETTLED)
     change = outcomes.ended(
-        transfer,
-        TransferStatus.SETTLED,
-        tx_signature=tx_signature,
-        now_us=now_us,
-        amount=paid_micro,
+        owner, TransferStatus.SETTLED, tx_signature=tx.signature, now_us=now_us, amount=paid
     )
-    paid = change.after
-    return change, outcomes.sent_entry(paid, tx_signature), outcomes.settled(paid, tx_signature, now_us)
+    payment, hold = change.after, HoldChange(owner.transfer_id, amount=paid)
+    postings = escrow.paid_out(tx, outcomes.sent_entry(payment, tx.signature), deposited=deposited)
+    event = outcomes.settled(payment, tx.signature, now_us)
+    return evolve(found.outcome(*postings, changes=(ended, hold)), subject=change, events=(event,))
 
 
 def suspend(connection: Connection, context: Context, owner_id: str, settled_micro: int) -> bool:

@@ -23,11 +23,11 @@ from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.funding import Cost
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
-from agentpay_server.ledger import audit, idempotency, spending
+from agentpay_server.ledger import idempotency, spending
 from agentpay_server.ledger.apply import Outcome
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels import store as channel_store
 from agentpay_server.plugins.channels.on_chain import MAX_OPENINGS, OPENINGS_WITHIN_US, Owned, owned
@@ -44,11 +44,9 @@ from agentpay_server.plugins.pay402.judging import (
     spend_on,
 )
 from agentpay_server.plugins.pay402.settling import EXPIRED, cosigned_status, failure_of
-from agentpay_server.sessions import outcomes
-from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.opening import SESSION_OPEN, failed, session_row
+from agentpay_server.sessions.opening import SESSION_OPEN, admit, failed, opened, session_row
 from agentpay_server.sessions.outcomes import refused
-from agentpay_server.sessions.rules import OpeningTerms, escalation_refusal, session_limit_refusal
+from agentpay_server.sessions.rules import OpeningTerms
 from agentpay_server.transfers import outcomes as transfer_outcomes
 from agentpay_server.transfers.outcomes import report as report_transfer
 
@@ -92,19 +90,15 @@ def open_channel(
     refusal = gate.paused()
     if refusal is not None:
         raise refused(refusal, None)
-    preflight, limited = gate.preflight, spending.key_of(principal)
+    preflight = gate.preflight
     # The policy judges the whole cap, and the first voucher within it.
     spend = spend_on(offer, (preflight.recipient, *preflight.others), pin=pin, cap_micro=terms.cap_micro)
-    refusal = purchase_objection(pin, offer.terms, offer.owners, preflight) or gate.refusal(spend, limited)
-    if refusal is None and principal.is_agent and gate.needs_approval(terms.cap_micro):
-        # It cannot wait for an operator.
-        refusal = escalation_refusal(gate.policy, terms.cap_micro)
-    if refusal is not None:
-        raise refused(refusal, None)
+    objection = purchase_objection(pin, offer.terms, offer.owners, preflight)
+    refusal = objection or gate.refusal(spend, spending.key_of(principal))
     # The fees of a forced close: the seller pays for the opening, and lends the rent.
     cost = Cost(fees=closing_fee(preflight.blockhash))
-    gate.pay(cost)
-    _check_limits(gate, principal, request.origin)
+    admit(gate, principal, terms.cap_micro, refusal, cost)
+    _check_rate(gate, principal, request.origin)
     assert selected.landing is not None  # noqa: S101 - the account is not paused
     channel, tx = sign_channel(
         gate,
@@ -129,26 +123,12 @@ def open_channel(
         channel=channel,
         url=request.url,
     )
-    session_store.SESSIONS.insert(connection, session)
-    tx = gate.hold_cap(tx, terms.cap_micro, cost, limited)
     idempotency.put(connection, key, held, PurchaseKind.CHANNEL, session.session_id)
-    audit.record(
-        connection,
-        principal,
-        action=AUTHORIZE_PAYMENT.name,
-        subject=session.session_id,
-        now_us=gate.now_us,
-        after=outcomes.audited(session) | {"origin": session.origin, "channel": session.channel},
-    )
-    return Decided(record=session, tx=tx)
+    shown = {"origin": session.origin, "channel": session.channel}
+    return opened(gate, principal, session, tx, cost, action=AUTHORIZE_PAYMENT.name, **shown)
 
 
-def _check_limits(gate: Gate, principal: Principal, origin: str) -> None:
-    settings = gate.context.settings
-    unsettled = session_store.unsettled(gate.connection, gate.source.account_id)
-    too_many = session_limit_refusal(unsettled, settings.max_open_sessions)
-    if too_many is not None:
-        raise refused(too_many, None)
+def _check_rate(gate: Gate, principal: Principal, origin: str) -> None:
     opened_us = channel_store.newest_openings(
         gate.connection,
         principal.operator_id,
@@ -237,9 +217,8 @@ def _report(ending: Ending[Any]) -> None:
 
 
 CHANNEL_OPEN: Final[Movement[Any]] = Movement(
-    kind=Kind.CHANNEL_OPEN,
+    kind=Operation.CHANNEL_OPEN,
     load=owned,
-    newest=lambda found: found.owner.tx_signature,
     landed=_landed,
     failed=_failed,
     expired=_expired,

@@ -16,8 +16,6 @@ import json
 from functools import partial
 from typing import Final
 
-from attrs import frozen
-
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.payments import (
@@ -38,7 +36,7 @@ from agentpay.contract.usdc import format_number, from_micro
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
-from agentpay_server.database.tables import AccountRecord, PinRecord, PurchaseKind, VoucherRecord
+from agentpay_server.database.tables import AccountRecord, PurchaseKind, VoucherRecord
 from agentpay_server.engine.authorization import Authorizer, Order, Parties
 from agentpay_server.engine.policy import (
     Recipient,
@@ -53,8 +51,6 @@ from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import audit, idempotency, spending, transactions
 from agentpay_server.ledger.apply import Unit
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.idempotency import Held, RequestedKey
-from agentpay_server.ledger.transactions import Kind
 from agentpay_server.platform.clock import real_now_us
 from agentpay_server.platform.errors import (
     RETRY_AFTER_SECONDS,
@@ -72,9 +68,7 @@ from agentpay_server.plugins.channels.opening import open_channel
 from agentpay_server.plugins.channels.signing import opening_of, voucher_header
 from agentpay_server.plugins.channels.store import CHANNELS, IS_OPEN, VOUCHERS, Channel, KeyUse
 from agentpay_server.plugins.pay402.challenges import mpp
-from agentpay_server.plugins.pay402.challenges.terms import Offer
-from agentpay_server.plugins.pay402.judging import Purchase as Selected
-from agentpay_server.plugins.pay402.judging import pin_is_as_seen, pin_refusal, spend_on
+from agentpay_server.plugins.pay402.judging import Purchase, pin_is_as_seen, pin_refusal, spend_on
 from agentpay_server.plugins.pay402.settling import PaymentWatch
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.outcomes import refused
@@ -91,157 +85,136 @@ _ABSENCES: Final = 2
 """After how many polls an opening counts as not sent: a node may list one a moment after its seller does."""
 
 
-@frozen(kw_only=True)
-class Paid:
-    """The result: the session's channel, and the voucher to sign."""
+def pay_by_voucher(
+    connection: Connection,
+    context: Context,
+    principal: Principal,
+    request: AuthorizePayment,
+    selected: Purchase,
+) -> tuple[Channel, VoucherRecord] | None:
+    """Add a request's price to what the seller of a session can claim, and store the voucher.
 
-    channel: Channel
-    voucher: VoucherRecord
-    is_replay: bool = False
+    Returns:
+        The channel, and the voucher to sign. None if the request must start over, because the session is no
+            longer open, or the pin or the key's claims are not as they were read.
 
-
-@frozen(kw_only=True)
-class PayByVoucher:
-    """The unit of work that adds a request's price to what a session's seller can claim.
-
-    Attributes:
-        held: the claims of the key, as read before the unit of work.
-        digest: of the purchase, which the same key must repeat.
-        pin: the operator's pin of the origin, as read before the unit of work.
+    Raises:
+        Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
+            `service_unavailable` while another voucher is in flight or clocks differ.
+        ConflictError: another request has used the key meanwhile.
     """
-
-    context: Context
-    principal: Principal
-    session_id: str
-    key: RequestedKey
-    held: Held
-    offer: Offer
-    digest: str
-    url: str | None
-    pin: PinRecord | None
-
-    def __call__(self, connection: Connection) -> Paid | None:
-        """Store the voucher.
-
-        Returns:
-            None if the request must start over, because the session is no longer open, or the pin or the
-                key's claims are not as they were read.
-
-        Raises:
-            Problem: a refusal; `chain_unavailable` if signing is suspended for the account;
-                `service_unavailable` while another voucher is in flight or clocks differ.
-            ConflictError: another request has used the key meanwhile.
-        """
-        key = self.key
-        # Every change of the policy takes this lock, and so does every other payment under the key.
-        source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
-        now_us = self.context.clock.now_us()
-        self.context.clock_check.require(now_us)
-        channel = channel_store.of_session(connection, self.session_id, lock=True)
-        if channel.session.status != SessionStatus.OPEN:
-            return None
-        if not idempotency.is_as_seen(connection, key, self.held, now_us):
-            return None
-        # Comparing the account with the chain may have taken long since the pin was read.
-        if not pin_is_as_seen(connection, source.operator_id, channel.record.origin, self.pin):
-            return None
-        refusal = self._refusal(connection, source, channel)
-        if refusal is not None:
-            raise refused(refusal, channel.session)
-        if source.suspended_us is not None:
-            raise signing_suspended(source.account_id)
-        self._require_turn(channel)
-        return self._store(connection, channel, now_us)
-
-    def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request holds the idempotency key."""
-        return idempotency.find(connection, self.key, self.context.clock.now_us()).is_held
-
-    def _require_turn(self, channel: Channel) -> None:
-        until_us = channel.record.in_flight_until_us
-        if channel.record.in_flight is not None and until_us is not None and real_now_us() < until_us:
-            raise Problem(
-                ErrorCode.SERVICE_UNAVAILABLE,
-                f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
-                "signed. Retry with the same key once its outcome is reported.",
-                says_what_to_do=True,
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-
-    def _refusal(self, connection: Connection, source: AccountRecord, channel: Channel) -> Refusal | None:
-        session, policy = channel.session, stored_policy(source.policy)
-        terms, owners = self.offer.terms, self.offer.owners
-        recipients = [self._recipient(connection, owner) for owner in owners]
-        spend = spend_on(self.offer, recipients, pin=self.pin)
-        refusal = (
-            paused_refusal(policy)
-            # A limited key is offered its own sessions only; this holds for rows of older servers too.
-            or key_refusal(opened_by=session.key_id, key=spending.key_of(self.principal))
-            or pin_refusal(self.pin, terms, owners)
-            or voucher_refusal(policy, spend)
+    assert selected.channel is not None  # noqa: S101 - it is open
+    key, pin = selected.key, selected.pin
+    # Every change of the policy takes this lock, and so does every other payment under the key.
+    source = account_store.ACCOUNTS.existing(connection, key.account_id, lock=True)
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    channel = channel_store.of_session(connection, selected.channel.session.session_id, lock=True)
+    # Comparing the account with the chain may have taken long since the pin was read.
+    if not (
+        channel.session.status == SessionStatus.OPEN
+        and idempotency.is_as_seen(connection, key, selected.use.held, now_us)
+        and pin_is_as_seen(connection, source.operator_id, channel.record.origin, pin)
+    ):
+        return None
+    unit = Unit(connection, context, now_us)
+    refusal = _refusal(unit, principal, source, channel, selected)
+    if refusal is not None:
+        raise refused(refusal, channel.session)
+    if source.suspended_us is not None:
+        raise signing_suspended(source.account_id)
+    until_us = channel.record.in_flight_until_us
+    if channel.record.in_flight is not None and until_us is not None and real_now_us() < until_us:
+        raise Problem(
+            ErrorCode.SERVICE_UNAVAILABLE,
+            f"Another voucher of this session is in flight, {channel.record.in_flight}, and nothing was "
+            "signed. Retry with the same key once its outcome is reported.",
+            says_what_to_do=True,
+            retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-        if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
-            return refusal
-        return Refusal(
-            code=ErrorCode.SESSION_CAP_EXCEEDED,
-            message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
-            f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
-            "session, then request again to open another one.",
-        )
+    return _stored(unit, principal, request, selected, channel)
 
-    def _recipient(self, connection: Connection, owner: str) -> Recipient:
-        token_account = associated_token_address(owner, self.context.chain.usdc_mint)
-        account = account_store.account_at(connection, token_account)
-        return Recipient(
-            account_id=None if account is None else account.account_id,
-            token_account=token_account,
-            owner=owner,
-        )
 
-    def _store(self, connection: Connection, channel: Channel, now_us: int) -> Paid | None:
-        context, key = self.context, self.key.idempotency_key
-        amount, charge_id = self.offer.terms.amount_micro, context.identifiers.new(identifiers.CHARGE)
-        drawn = draw(
-            Unit(connection, context, now_us),
-            channel.session,
-            amount,
-            principal=self.principal,
-            action=AUTHORIZE_PAYMENT.name,
-            key=key,
-            charge_id=charge_id,
-        )
-        if drawn is None:
-            return None
-        session = drawn.session
-        voucher = VoucherRecord(
-            charge_id=charge_id,
-            session_id=session.session_id,
-            operator_id=session.operator_id,
-            account_id=session.account_id,
-            idempotency_key=key,
-            digest=self.digest,
-            url=self.url,
-            amount=amount,
-            cumulative=session.running_total,
-            created_us=now_us,
-        )
-        VOUCHERS.insert(connection, voucher)
-        idempotency.put(connection, self.key, self.held, PurchaseKind.CHANNEL, charge_id)
-        record = CHANNELS.changed(
-            connection,
-            channel.record,
-            IS_OPEN,
-            cumulative=session.running_total,
-            in_flight=charge_id,
-            in_flight_until_us=real_now_us() + IN_FLIGHT_US,
-            newest_challenge=json.dumps(self.offer.echo),
-        )
-        return Paid(channel=Channel(session=session, record=record), voucher=voucher)
+def _refusal(
+    unit: Unit, principal: Principal, source: AccountRecord, channel: Channel, selected: Purchase
+) -> Refusal | None:
+    session, policy = channel.session, stored_policy(source.policy)
+    offer, pin = selected.offer, selected.pin
+    terms, owners = offer.terms, offer.owners
+    spend = spend_on(offer, [_recipient(unit, owner) for owner in owners], pin=pin)
+    refusal = (
+        paused_refusal(policy)
+        # A limited key is offered its own sessions only; this holds for rows of older servers too.
+        or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
+        or pin_refusal(pin, terms, owners)
+        or voucher_refusal(policy, spend)
+    )
+    if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
+        return refusal
+    return Refusal(
+        code=ErrorCode.SESSION_CAP_EXCEEDED,
+        message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
+        f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
+        "session, then request again to open another one.",
+    )
+
+
+def _recipient(unit: Unit, owner: str) -> Recipient:
+    token_account = associated_token_address(owner, unit.context.chain.usdc_mint)
+    account = account_store.account_at(unit.connection, token_account)
+    return Recipient(
+        account_id=None if account is None else account.account_id,
+        token_account=token_account,
+        owner=owner,
+    )
+
+
+def _stored(
+    unit: Unit, principal: Principal, request: AuthorizePayment, selected: Purchase, channel: Channel
+) -> tuple[Channel, VoucherRecord] | None:
+    connection, offer, key = unit.connection, selected.offer, selected.key
+    amount, charge_id = offer.terms.amount_micro, unit.context.identifiers.new(identifiers.CHARGE)
+    drawn = draw(
+        unit,
+        channel.session,
+        amount,
+        principal=principal,
+        action=AUTHORIZE_PAYMENT.name,
+        key=key.idempotency_key,
+        charge_id=charge_id,
+    )
+    if drawn is None:
+        return None
+    session, _ = drawn
+    voucher = VoucherRecord(
+        charge_id=charge_id,
+        session_id=session.session_id,
+        operator_id=session.operator_id,
+        account_id=session.account_id,
+        idempotency_key=key.idempotency_key,
+        digest=selected.digest,
+        url=request.url,
+        amount=amount,
+        cumulative=session.running_total,
+        created_us=unit.now_us,
+    )
+    VOUCHERS.insert(connection, voucher)
+    idempotency.put(connection, key, selected.use.held, PurchaseKind.CHANNEL, charge_id)
+    record = CHANNELS.changed(
+        connection,
+        channel.record,
+        IS_OPEN,
+        cumulative=session.running_total,
+        in_flight=charge_id,
+        in_flight_until_us=real_now_us() + IN_FLIGHT_US,
+        newest_challenge=json.dumps(offer.echo),
+    )
+    return Channel(session=session, record=record), voucher
 
 
 def report_voucher(
     connection: Connection, context: Context, principal: Principal, charge_id: str, request: ReportOutcome
-) -> Paid:
+) -> tuple[Channel, VoucherRecord]:
     """Store the seller's response to a voucher, as the client reports it, and return the voucher.
 
     Two refusals in a row close the session by force.
@@ -277,7 +250,7 @@ def report_voucher(
     if found.record.in_flight == charge_id and is_first:
         _count(connection, found, request.status_code, now_us)
         found = channel_store.of_session(connection, voucher.session_id)
-    return Paid(channel=found, voucher=voucher)
+    return found, voucher
 
 
 def _count(connection: Connection, found: Channel, status_code: int, now_us: int) -> None:
@@ -322,7 +295,7 @@ class SessionPayments:
             raise invalid(FieldError(field="session_cap", message=message))
 
     async def pay(
-        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+        self, principal: Principal, request: AuthorizePayment, selected: Purchase, deadline: float
     ) -> SessionStep | None:
         """Return the next step of a session, or None if the request must start over.
 
@@ -332,8 +305,7 @@ class SessionPayments:
         """
         use, channel = selected.use, selected.channel
         if use.voucher is not None and use.channel is not None:
-            paid = Paid(channel=use.channel, voucher=use.voucher, is_replay=True)
-            return self._voucher_step(paid, selected)
+            return self._voucher_step(use.channel, use.voucher, selected, is_replay=True)
         if channel is None:
             return await self._open(principal, request, selected, deadline)
         if channel.session.status == SessionStatus.OPENING:
@@ -349,9 +321,11 @@ class SessionPayments:
         Raises:
             Problem: `not_found`.
         """
-        paid = await self._database.run(report_voucher, self._context, principal, charge_id, request)
+        channel, voucher = await self._database.run(
+            report_voucher, self._context, principal, charge_id, request
+        )
         self._context.wakeup.set()
-        return step_of(paid.channel, voucher=paid.voucher, amount_micro=paid.voucher.amount, header=None)
+        return step_of(channel, voucher=voucher, amount_micro=voucher.amount, header=None)
 
     async def report_previous(self, principal: Principal, report: VoucherReport) -> None:
         """Store the seller's response to an earlier voucher; that of an unknown one is ignored."""
@@ -362,63 +336,52 @@ class SessionPayments:
     # --- Vouchers
 
     async def _charge(
-        self, principal: Principal, request: AuthorizePayment, selected: Selected, channel: Channel
+        self, principal: Principal, request: AuthorizePayment, selected: Purchase, channel: Channel
     ) -> SessionStep | None:
-        pay = PayByVoucher(
-            context=self._context,
-            principal=principal,
-            session_id=channel.session.session_id,
-            key=selected.key,
-            held=selected.use.held,
-            offer=selected.offer,
-            digest=selected.digest,
-            url=request.url,
-            pin=selected.pin,
-        )
+        key = selected.key
         # An older copy of the database does not know the newest vouchers.
         await self._authorizer.reconcile(selected.source)
         unit = OfAccounts(
-            pay,
-            frozenset((pay.key.account_id,)),
-            frozenset((pay.session_id,)),
+            pay_by_voucher,
+            frozenset((key.account_id,)),
+            frozenset((channel.session.session_id,)),
             session_store.LOCK,
         )
         failpoint(Operation.VOUCHER, Step.BEGUN)
         try:
-            paid = await self._database.run(unit)
+            paid = await self._database.run(unit, self._context, principal, request, selected)
         except ConstraintError:
             # Another request took the key first. Any other violated constraint is a bug.
-            if await self._database.read(pay.is_key_taken):
+            held = await self._database.read(idempotency.find, key, self._context.clock.now_us())
+            if held.is_held:
                 return None
             raise
         if paid is None:
             return None
         failpoint(Operation.VOUCHER, Step.POSTED)
         self._context.wakeup.set()
-        step = self._voucher_step(paid, selected)
+        step = self._voucher_step(*paid, selected)
         failpoint(Operation.VOUCHER, Step.SIGNED)
         return step
 
-    def _voucher_step(self, paid: Paid, selected: Selected) -> SessionStep:
+    def _voucher_step(
+        self, channel: Channel, voucher: VoucherRecord, selected: Purchase, *, is_replay: bool = False
+    ) -> SessionStep:
         header = voucher_header(
             self._context.signer,
-            paid.channel.record,
+            channel.record,
             selected.source,
-            paid.voucher.cumulative,
+            voucher.cumulative,
             challenge=selected.offer.echo,
         )
         return step_of(
-            paid.channel,
-            voucher=paid.voucher,
-            amount_micro=paid.voucher.amount,
-            header=header,
-            is_replay=paid.is_replay,
+            channel, voucher=voucher, amount_micro=voucher.amount, header=header, is_replay=is_replay
         )
 
     # --- Openings
 
     async def _open(
-        self, principal: Principal, request: AuthorizePayment, selected: Selected, deadline: float
+        self, principal: Principal, request: AuthorizePayment, selected: Purchase, deadline: float
     ) -> SessionStep | None:
         first, *others = selected.token_accounts
         parties = Parties(
@@ -453,7 +416,7 @@ class SessionPayments:
         is_patient = is_patient and self._context.chain.landing_seconds > 0
         is_sent, absences = False, 0
         while True:
-            tx = await self._database.read(transactions.pending, Kind.CHANNEL_OPEN, session_id)
+            tx = await self._database.read(transactions.pending, Operation.CHANNEL_OPEN, session_id)
             if tx is None or await self._settlement.poll_one(tx) is not None:
                 return False
             if not is_patient or loop.time() >= deadline or self._context.tasks.closing.done():
@@ -464,7 +427,7 @@ class SessionPayments:
                 return True
             await asyncio.sleep(_POLL_SECONDS)
 
-    def _open_step(self, channel: Channel, selected: Selected, *, is_replay: bool) -> SessionStep:
+    def _open_step(self, channel: Channel, selected: Purchase, *, is_replay: bool) -> SessionStep:
         opening = opening_of(self._context, channel.record, selected.source)
         expires_us = channel.record.challenge_expires_us
         # The opening has the blockhash of its own challenge, which its seller compares.

@@ -27,27 +27,20 @@ from agentpay_server.chain.custody import (
     with_units_for,
 )
 from agentpay_server.chain.instructions import memo, set_compute_unit_limit, set_compute_unit_price
-from agentpay_server.chain.protocol import (
-    Blockhash,
-    Chain,
-    ChainUnreachableError,
-    Cosigned,
-    SignedTransaction,
-)
+from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, SignedTransaction
 from agentpay_server.database.tables import AccountRecord, ChannelRecord
 from agentpay_server.engine.authorization import Gate
-from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
-from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.errors import chain_unavailable
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.plugins.channels.on_chain import MAX_SLOT_DISTANCE
 from agentpay_server.plugins.channels.store import CHANNELS
 from agentpay_server.plugins.pay402.building import UNITS_PER_MEMO_BYTE, PreparedPayment, check_size, cosigned
 from agentpay_server.plugins.pay402.challenges import mpp
 from agentpay_server.plugins.pay402.challenges.terms import Offer
 from agentpay_server.plugins.pay402.responses import nothing_payable
-from agentpay_server.plugins.pay402.settling import detail_of
+from agentpay_server.plugins.pay402.settling import handed_out
 
 OPEN_UNITS: Final = 90_000
 """Compute units of an opening; it needs about half of them."""
@@ -255,7 +248,6 @@ def sign_channel(
         challenge=challenge,
         challenge_expires_us=expires_us,
         newest_challenge=challenge,
-        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
         created_us=gate.now_us,
     )
     opening = opening_of(context, channel, source)
@@ -277,25 +269,7 @@ def sign_channel(
         raw=prepared.raw,
     )
     CHANNELS.insert(gate.connection, channel)
-    found_by = Cosigned(
-        token_account=gate.source.usdc_token_account,
-        signature=prepared.signature,
-        message_hash=prepared.message_hash,
-        after=gate.preflight.newest_signature,
-    )
-    tx = pending_transaction(
-        SignedTransaction(
-            signature=prepared.signature,
-            raw=prepared.raw,
-            last_valid_block_height=prepared.last_valid_block_height,
-        ),
-        kind=Kind.CHANNEL_OPEN,
-        subject_id=channel.owner_id,
-        account_id=channel.account_id,
-        detail=detail_of(found_by),
-        now_us=gate.now_us,
-    )
-    return channel, attrs.evolve(tx, announced_us=gate.now_us, leased_until_us=0)
+    return channel, handed_out(gate, prepared, kind=Operation.CHANNEL_OPEN, subject_id=owner_id)
 
 
 def _last_valid_height(gate: Gate, blockhash: str) -> int:

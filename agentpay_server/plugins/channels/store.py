@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import ColumnElement, Select, Table, bindparam, func, literal_column, select
+from sqlalchemy import ColumnElement, Select, Table, bindparam, literal_column, select
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
@@ -14,13 +14,11 @@ from agentpay_server.database.tables import (
     PurchaseKind,
     SessionRecord,
     VoucherRecord,
-    chain_transactions,
     channels,
     sessions,
     vouchers,
 )
 from agentpay_server.ledger.idempotency import Held
-from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.sessions.store import SESSIONS
 
 
@@ -133,12 +131,6 @@ _NEWEST_OPENINGS: Final = (
     .limit(bindparam("count"))
 )
 
-_NEXT_EXPIRY: Final = select(func.min(channels.c.expires_us)).where(
-    channels.c.owner_id == chain_transactions.c.subject_id,
-    chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
-    chain_transactions.c.kind == literal_column(f"'{Kind.CHANNEL_OPEN}'"),
-)
-
 
 def _channel(row: Sequence[Any]) -> Channel:
     values = tuple(row)
@@ -234,12 +226,6 @@ def newest_openings(
     values = {"operator_id": operator_id, "key_id": key_id, "origin": origin}
     found = connection.execute(_NEWEST_OPENINGS, {**values, "after_us": after_us, "count": count})
     return list(found.scalars())
-
-
-def next_expiry_us(connection: Connection) -> int | None:
-    """Return the earliest expiry of the openings that may still land, if any."""
-    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
-    return expires_us
 
 
 def use_of(connection: Connection, held: Held) -> KeyUse:

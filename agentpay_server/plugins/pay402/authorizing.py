@@ -12,18 +12,17 @@ from solders.signature import Signature
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay_server.chain.custody import spending_key
-from agentpay_server.chain.protocol import Cosigned
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate
 from agentpay_server.engine.funding import Cost
-from agentpay_server.engine.movement import pending_transaction
 from agentpay_server.engine.policy import Recipient, Refusal
 from agentpay_server.ledger import audit, spending
 from agentpay_server.ledger.apply import apply
 from agentpay_server.ledger.spending import LimitedKey
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import SECOND_US
 from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.principals import Principal
 from agentpay_server.plugins.channels.signing import closing_fee, sign_channel
 from agentpay_server.plugins.pay402 import store
@@ -37,7 +36,7 @@ from agentpay_server.plugins.pay402.judging import (
     purchase_objection,
     spend_on,
 )
-from agentpay_server.plugins.pay402.settling import detail_of
+from agentpay_server.plugins.pay402.settling import handed_out
 from agentpay_server.transfers import outcomes
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.deciding import (
@@ -222,28 +221,15 @@ def _sign_single(gate: Gate, purchase: Purchase, transfer_id: str) -> tuple[Stor
         raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
     # If the service pays the fee, its own signature is the first and names the transaction on chain.
     name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
-    found_by = Cosigned(
-        token_account=source.usdc_token_account,
-        signature=prepared.signature,
-        message_hash=prepared.message_hash,
-        after=preflight.newest_signature,
-    )
-    tx = pending_transaction(
-        prepared,
-        kind=Kind.PAYMENT,
-        subject_id=transfer_id,
-        account_id=source.account_id,
-        detail=detail_of(found_by),
-        now_us=gate.now_us,
-    )
+    tx = handed_out(gate, prepared, kind=Operation.PAYMENT, subject_id=transfer_id, name=name)
     row = attrs.evolve(
         purchase.row(transfer_id),
         raw=prepared.raw,
         blockhash=blockhash.value,
         nonce=nonce,
-        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+        expires_us=tx.expires_us,
     )
-    return attrs.evolve(tx, chain_signature=name, announced_us=gate.now_us, leased_until_us=0), row
+    return tx, row
 
 
 def _sign_channel(
@@ -268,6 +254,6 @@ def _sign_channel(
         raw=channel.raw,
         blockhash=landing.blockhash,
         nonce=store.next_nonce(gate.connection, purchase.source.account_id, landing.blockhash),
-        expires_us=channel.expires_us,
+        expires_us=tx.expires_us,
     )
     return tx, row

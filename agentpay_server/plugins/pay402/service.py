@@ -42,7 +42,7 @@ from agentpay_server.ledger import audit, transactions
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey, Verdict
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem, invalid, not_found
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
@@ -317,7 +317,7 @@ class Payments:
     async def _poll_one(self, payment: PaymentRow) -> None:
         """Post the outcome of a submitted payment if the chain shows one."""
         is_upto = payment.protocol == Protocol.X402_UPTO
-        kind = Kind.CHANNEL_OPEN if is_upto else Kind.PAYMENT
+        kind = Operation.CHANNEL_OPEN if is_upto else Operation.PAYMENT
         tx = await self._database.read(transactions.pending, kind, payment.transfer_id)
         if tx is not None or is_upto:
             poll = self._context.tasks.start(self._poll(payment.transfer_id, tx, is_upto=is_upto))

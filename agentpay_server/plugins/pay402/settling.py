@@ -15,18 +15,19 @@ from solders.transaction import VersionedTransaction
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import Chain, Cosigned, FailureReason, SignatureStatus
-from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
+from agentpay_server.engine.authorization import Gate
 from agentpay_server.engine.broadcast import first_landing_height
 from agentpay_server.engine.movement import Ending, Movement
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import transactions
 from agentpay_server.ledger.context import Context
-from agentpay_server.ledger.transactions import Kind, StoredTransaction
+from agentpay_server.ledger.transactions import StoredTransaction
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.failpoints import Operation
 from agentpay_server.platform.scheduler import Every
-from agentpay_server.plugins.channels import store as channel_store
-from agentpay_server.plugins.pay402 import store
+from agentpay_server.plugins.pay402.building import PreparedPayment
 from agentpay_server.transfers.outcomes import TRANSFER, failed
 
 EXPIRED: Final = Refusal(
@@ -71,14 +72,33 @@ async def cosigned_status(
     return None if status is None else evolve(status, chain_signature=tx.chain_signature)
 
 
-def detail_of(cosigned: Cosigned) -> str:
-    """Encode the search criteria of a payment for its transaction row."""
+def handed_out(
+    gate: Gate, prepared: PreparedPayment, *, kind: str, subject_id: str, name: str | None = None
+) -> StoredTransaction:
+    """Return the row of a transaction that a seller will broadcast.
+
+    `name` is the signature that names it on chain, if that is known.
+    """
+    source, context = gate.source, gate.context
     found_by = {
-        "source": cosigned.token_account,
-        "message_hash": cosigned.message_hash,
-        "after": cosigned.after,
+        "source": source.usdc_token_account,
+        "message_hash": prepared.message_hash,
+        "after": gate.preflight.newest_signature,
     }
-    return json.dumps(found_by)
+    return StoredTransaction(
+        signature=prepared.signature,
+        kind=kind,
+        subject_id=subject_id,
+        account_id=source.account_id,
+        raw=prepared.raw,
+        last_valid_block_height=prepared.last_valid_block_height,
+        detail=json.dumps(found_by),
+        announced_us=gate.now_us,
+        created_us=gate.now_us,
+        expires_us=gate.now_us + round(context.chain.usual_life_seconds * SECOND_US),
+        chain_signature=name,
+        fee=prepared.fee_lamports,
+    )
 
 
 def cosigned_of(tx: StoredTransaction) -> Cosigned:
@@ -95,7 +115,7 @@ def cosigned_of(tx: StoredTransaction) -> Cosigned:
 
 PAYMENT: Final[Movement[TransferRecord]] = evolve(
     TRANSFER,
-    kind=Kind.PAYMENT,
+    kind=Operation.PAYMENT,
     find=cosigned_status,
     failed=lambda ending: failed(ending, failure_of(ending)),
     expired=lambda ending: failed(ending, EXPIRED),
@@ -105,12 +125,6 @@ PAYMENT: Final[Movement[TransferRecord]] = evolve(
     must_be_irreversible=True,
 )
 """The transaction of a payment, which the service signs and the seller broadcasts."""
-
-
-def next_expiry_us(connection: Connection) -> int | None:
-    """Return the earliest expiry of what sellers may still broadcast, if any."""
-    found = (store.next_expiry_us(connection), channel_store.next_expiry_us(connection))
-    return min((each for each in found if each is not None), default=None)
 
 
 class PaymentWatch:
@@ -167,14 +181,14 @@ class PaymentWatch:
         wait_us = self._every.wait_us
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
-        due_us = await self._database.read(next_expiry_us)
+        due_us = await self._database.read(transactions.next_expiry_us)
         # Advancing the clock does not end a payment that is due and has no outcome.
         return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
 
     async def run_due(self) -> bool:
         """Check every payment that may still land, if it is time."""
         if self._clock.is_manual:
-            due_us = await self._database.read(next_expiry_us)
+            due_us = await self._database.read(transactions.next_expiry_us)
             if due_us is None or due_us > self._clock.now_us():
                 return False
         elif not self._every.is_due:

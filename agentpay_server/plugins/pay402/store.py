@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from sqlalchemy import bindparam, func, literal_column, select
+from sqlalchemy import bindparam, func, select
 
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
@@ -12,11 +12,9 @@ from agentpay_server.database.tables import (
     PaymentRow,
     PinRecord,
     TransferRecord,
-    chain_transactions,
     payments,
     transfers,
 )
-from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.transfers.store import PERIOD, TRANSFERS
 
 PINS: Final = Rows(PinRecord, "operator_id", "origin")
@@ -25,11 +23,6 @@ PAYMENTS: Final = Rows(PaymentRow, "transfer_id")
 _IS_UNSIGNED: Final = payments.c.raw.is_(None)
 _NEXT_NONCE: Final = select(func.coalesce(func.max(payments.c.nonce) + 1, 0)).where(
     payments.c.account_id == bindparam("account_id"), payments.c.blockhash == bindparam("blockhash")
-)
-_NEXT_EXPIRY: Final = select(func.min(payments.c.expires_us)).where(
-    payments.c.transfer_id == chain_transactions.c.subject_id,
-    chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
-    chain_transactions.c.kind == literal_column(f"'{Kind.PAYMENT}'"),
 )
 _TRANSFER_COLUMNS: Final = len(transfers.columns)
 
@@ -81,12 +74,6 @@ def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
     """Return a nonce unused by the account's payments under a blockhash; requires the account's lock."""
     values = {"account_id": account_id, "blockhash": blockhash}
     return int(connection.execute(_NEXT_NONCE, values).scalar_one())
-
-
-def next_expiry_us(connection: Connection) -> int | None:
-    """Return the earliest expiry of the payments that may still land, if any."""
-    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
-    return expires_us
 
 
 def addresses_of(pin: PinRecord) -> tuple[str, ...] | None:

@@ -298,7 +298,7 @@ async def test_a_batch_holds_no_account_of_a_unit_whose_transaction_another_serv
     pending = [
         transactions.StoredTransaction(
             signature=each,
-            kind=transactions.Kind.TRANSFER,
+            kind="transfer",
             subject_id=f"txn of {each}",
             account_id=each,
             raw=b"",

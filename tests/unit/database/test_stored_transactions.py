@@ -16,7 +16,7 @@ from sqlalchemy.dialects import sqlite
 from agentpay_server.database.connection import ConstraintError
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.ledger import transactions as store
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 
 _SIGNER = Keypair()
 RAW = bytes(VersionedTransaction(Message([], _SIGNER.pubkey()), [_SIGNER]))
@@ -33,7 +33,7 @@ ENDS: dict[str, Any] = {
 def transaction(signature: str = "first", **more: Any) -> StoredTransaction:
     known: dict[str, Any] = {
         "signature": signature,
-        "kind": Kind.TRANSFER,
+        "kind": "transfer",
         "subject_id": "txn_1",
         "account_id": "acct_1",
         "hold": 7,
@@ -73,7 +73,7 @@ def test_a_second_transaction_in_flight_for_a_subject_is_refused() -> None:
     with pytest.raises(ConstraintError):
         run(database, store.insert_transaction, transaction("second"))
     # Of another kind, or for another subject, it is another matter.
-    run(database, store.insert_transaction, transaction("third", kind=Kind.SESSION_SETTLE))
+    run(database, store.insert_transaction, transaction("third", kind="session_close"))
     run(database, store.insert_transaction, transaction("fourth", subject_id="txn_2"))
 
 
@@ -83,7 +83,7 @@ def test_only_the_first_end_of_a_transaction_takes_effect(tried: list[str]) -> N
     ended = [run(database, ENDS[name], transaction()) for name in tried]
     assert [tx is None for tx in ended] == [False] + [True] * (len(tried) - 1)
     assert ended[0].state == tried[0]
-    assert run(database, store.pending, Kind.TRANSFER, "txn_1") is None
+    assert run(database, store.pending, "transfer", "txn_1") is None
     # Only transactions that can be resent keep their bytes.
     assert (ended[0].raw is not None) == (tried[0] == "confirmed")
     assert (ended[0].released_us is not None) == (tried[0] in ("failed", "rejected"))
@@ -97,7 +97,7 @@ def test_a_replacement_keeps_the_spend_and_the_announcement() -> None:
     following = transaction("second", spent_us=None, spent_total=None)
     second = run(database, store.replace, expired, following)
     assert (second.spent_us, second.spent_total, second.announced_us) == (1, 7, 3)
-    assert evolve(run(database, store.pending, Kind.TRANSFER, "txn_1"), seq=0) == second
+    assert evolve(run(database, store.pending, "transfer", "txn_1"), seq=0) == second
     (watched,) = run(database, store.watched_of, "txn_1")
     assert (watched.signature, watched.spent_us, watched.raw) == ("first", None, None)
 

@@ -16,7 +16,7 @@ from agentpay_server.database.tables import AccountRecord, EntryRecord, metadata
 from agentpay_server.ledger.accounts import ACCOUNTS
 from agentpay_server.ledger.accounts import ENTRY_PAGES as PAGES
 from agentpay_server.ledger.apply import Outcome, Posting, Unit, apply
-from agentpay_server.ledger.transactions import TRANSACTIONS, Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import TRANSACTIONS, State, StoredTransaction
 from agentpay_server.plugins.postgres.database import PostgresDatabase
 
 pytestmark = pytest.mark.anyio
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.anyio
 LAST = 2**62
 TX = StoredTransaction(
     signature="sig",
-    kind=Kind.TRANSFER,
+    kind="transfer",
     subject_id="txn_1",
     account_id="b",
     hold=5,

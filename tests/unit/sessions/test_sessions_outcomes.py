@@ -6,17 +6,18 @@ from typing import Any
 import attrs
 import pytest
 
+from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import SessionRecord
 from agentpay_server.engine.movement import Ending
-from agentpay_server.ledger.apply import Outcome
+from agentpay_server.ledger.apply import Entry, Outcome
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
 from agentpay_server.sessions.opening import SESSION_OPEN as OPENING
-from agentpay_server.sessions.outcomes import charged, detail_of
+from agentpay_server.sessions.outcomes import charged, detail_of, escrow_of
 from agentpay_server.sessions.payouts import REFUSED_BY_CHAIN
 
 CONTEXT: Any = SimpleNamespace(
@@ -60,9 +61,9 @@ SESSION = SessionRecord(
 CLOSING = attrs.evolve(SESSION, status="closing", opened_us=2, settlements=1, settlement_tx_signature="close")
 
 
-def tx(kind: Kind, **more: Any) -> StoredTransaction:
+def tx(kind: str, **more: Any) -> StoredTransaction:
     known = {
-        "signature": "open" if kind is Kind.SESSION_OPEN else "close",
+        "signature": "open" if kind == "session_open" else "close",
         "kind": kind,
         "subject_id": "sess_1",
         "account_id": "acct_payer",
@@ -76,12 +77,12 @@ def tx(kind: Kind, **more: Any) -> StoredTransaction:
 
 
 def opening(session: SessionRecord = SESSION, **more: Any) -> Ending[SessionRecord]:
-    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_OPEN, hold=10), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx("session_open", hold=10), subject=session, now_us=9, **more)
 
 
 def closing(session: SessionRecord, **more: Any) -> Ending[SessionRecord]:
     of_tx = {name: more.pop(name) for name in ("detail", "rent", "fee") if name in more}
-    return Ending(context=CONTEXT, tx=tx(Kind.SESSION_SETTLE, **of_tx), subject=session, now_us=9, **more)
+    return Ending(context=CONTEXT, tx=tx("session_close", **of_tx), subject=session, now_us=9, **more)
 
 
 def added(outcome: Outcome[Any]) -> dict[str, dict[str, int]]:
@@ -163,6 +164,19 @@ def test_dust_returns_to_the_account_as_a_deposit_of_its_own() -> None:
         ("deposit", 3),
         ("deposit", 4),
     ]
+
+
+@pytest.mark.parametrize(("owner_id", "is_payment"), [("sess_1", False), ("txn_1", True)])
+def test_what_an_escrow_receives_is_shown_with_its_owner(owner_id: str, is_payment: bool) -> None:
+    escrow = attrs.evolve(escrow_of(CLOSING), owner_id=owner_id, is_payment=is_payment)
+    payout = tx("channel_close")
+    spent = Entry(type=TransactionType.TRANSFER, direction=Direction.OUT, amount=4)
+
+    postings = [*escrow.paid_out(payout, spent, deposited=3), escrow.lost(payout)]
+    _, surplus, lost = [entry for posting in postings for entry in posting.entries]
+
+    shown = (owner_id, None) if is_payment else (None, owner_id)
+    assert [(each.transfer_id, each.session_id) for each in (surplus, lost)] == [shown, shown]
 
 
 def test_a_session_without_charges_burns_both_fees_and_credits_nobody_else() -> None:

@@ -13,7 +13,7 @@ from agentpay_server.engine.movement import Ending
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.spending import HoldChange
-from agentpay_server.ledger.transactions import Kind, State, StoredTransaction
+from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.plugins.pay402.settling import PAYMENT as PAYMENTS
 from agentpay_server.transfers.outcomes import TRANSFER as TRANSFERS
 
@@ -43,7 +43,7 @@ TRANSFER = TransferRecord(
 )
 TX = StoredTransaction(
     signature="sig",
-    kind=Kind.TRANSFER,
+    kind="transfer",
     subject_id="txn_1",
     account_id="acct_payer",
     hold=5,
@@ -171,7 +171,7 @@ def test_a_late_landing_that_the_recipient_has_as_a_deposit_is_not_credited_agai
 
 
 def test_a_payment_that_expires_releases_its_hold() -> None:
-    outcome = PAYMENTS.expired(ending(tx=attrs.evolve(TX, kind=Kind.PAYMENT, announced_us=1)))
+    outcome = PAYMENTS.expired(ending(tx=attrs.evolve(TX, kind="payment", expires_us=9, announced_us=1)))
 
     assert added(outcome) == {"acct_payer": {"in_flight": -5}}
     assert after(outcome).error == "payment_expired"
