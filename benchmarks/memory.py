@@ -22,7 +22,7 @@ TRANSFERS = int(os.environ.get("AGENTPAY_BENCH_TRANSFERS", "100000"))
 WARM_UP = 5_000
 CALLERS = 16
 GROWTH_MB, START_SECONDS = 20, 1.5
-SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", "--data-dir"]
+SERVE = [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--data-dir"]
 
 
 def run() -> list[Result]:

@@ -33,7 +33,7 @@ def main() -> None:
     """Run the programs and draw what they print."""
     draw("quickstart", "python examples/quickstart.py", printed("examples/quickstart.py"), styled)
     demo = ("demo", "--port", "0", "--seed", "7", "--steps", "14", "--interval", "0", "--no-dashboard")
-    draw("demo", "agentpay-server demo --seed 7", printed("-m", "agentpay_server.cli", *demo), highlighted)
+    draw("demo", "agentpay-server demo --seed 7", printed("-m", "agentpay_server", *demo), highlighted)
     draw("listen", "agentpay listen --forward-to http://127.0.0.1:3000/hooks", listened(), highlighted)
 
 

@@ -1,7 +1,7 @@
 """`agentpay-server`: the command line.
 
-Output and exit codes are those of `agentpay`, which has the commands for a running service. Each command has
-its own module, imported when it runs.
+Output and exit codes are those of `agentpay`, which has the commands for a running service. A command's
+module is imported when it runs.
 """
 
 from collections.abc import Mapping
@@ -19,9 +19,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.demo:demo",
         "Run a server with sample agents that pay, are rejected, and wait for approval.",
     ),
-    "keys": ("agentpay_server.cli.keys:keys", "Generate operator keys."),
+    "keys": ("agentpay_server.cli.printing:keys", "Generate operator keys."),
     "console-link": (
-        "agentpay_server.cli.console_link:console_link",
+        "agentpay_server.cli.printing:console_link",
         "Print a link that signs in to the operator console.",
     ),
     "operators": (
@@ -34,7 +34,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
     "completion": CLIENT_COMMANDS["completion"],
-    "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
+    "openapi": ("agentpay_server.cli.printing:openapi", "Print the OpenAPI document of /v1."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
 

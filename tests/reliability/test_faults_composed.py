@@ -49,7 +49,7 @@ async def serving(url: str, data_dir: Path, variables: dict[str, str]) -> AsyncI
     """Start `serve` as an operator does, with variables; it must be alive in the end."""
     # A fork of a loaded Python would hide what a module does with a variable when it is imported.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", "--settlement-wait", "60"),
+        *(sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--settlement-wait", "60"),
         *("--rpc-url", url, "--data-dir", str(data_dir)),
         env={
             **os.environ,

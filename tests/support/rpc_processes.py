@@ -83,7 +83,7 @@ async def started(
     options = ["--rpc-url", validator.url, "--rpc-websocket-url", validator.websocket_url]
     options += ["--database-url", database_url, "--operator-key", KEY, "--settlement-wait", "60"]
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options),
+        *(sys.executable, "-m", "agentpay_server", "serve", "--port", "0", *options),
         env={**os.environ, **environment},
         cwd=code,  # The first place where Python looks for packages.
         stdout=asyncio.subprocess.PIPE,

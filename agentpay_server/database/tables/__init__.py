@@ -25,13 +25,6 @@ from agentpay_server.database.tables.accounts import (
     sign_in_codes,
 )
 from agentpay_server.database.tables.base import metadata
-from agentpay_server.database.tables.chain import (
-    chain_accounts,
-    chain_credits,
-    chain_history,
-    chain_signatures,
-    chain_state,
-)
 from agentpay_server.database.tables.escrows import (
     ChannelRecord,
     ChargeRecord,
@@ -52,6 +45,11 @@ from agentpay_server.database.tables.money import (
     PurchaseKind,
     State,
     TransferRecord,
+    chain_accounts,
+    chain_credits,
+    chain_history,
+    chain_signatures,
+    chain_state,
     chain_transactions,
     entries,
     holds,
