@@ -410,11 +410,11 @@ def test_a_missing_response_is_retried(
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     receiver.next(act)
-    pay()
 
     with monkeypatch.context() as impatient:
         if act is hang:
             bounds.shorten(impatient, delivery_seconds=0.5)
+        pay()
         server.sandbox.clock.advance(0)
     server.sandbox.clock.advance(30)
 
