@@ -106,6 +106,8 @@ class FaultyChain:
         return cast("Chain", self)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - a member of the chain
+        if name not in vars(Chain):
+            raise AttributeError(name)
         member = getattr(self.inner, name)
         return member if name in _FACTS else partial(self._unless_down, member)
 

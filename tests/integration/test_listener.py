@@ -14,8 +14,8 @@ def test_accepted_connections_disable_nagle(server: AgentPayServer) -> None:
     # With Nagle's algorithm on, an answer of two writes waits for the caller's delayed acknowledgement.
     with Peer(server.listen()) as peer:
         assert peer.send(GET_HEALTH).answer().status == 200
-        listener = server._running._listener
-        assert listener is not None
+        assert server._running is not None
+        (listener,) = server._running._listeners
         (connection,) = listener._server.server_state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

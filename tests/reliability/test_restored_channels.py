@@ -343,7 +343,7 @@ async def test_a_payout_that_cannot_be_read_delays_no_deposit(
     payer, seller = await market.world.account("20"), market.seller
     assert await market.paid(payer, "known") == PRICE
     with monkeypatch.context() as unread:
-        unread.setattr(type(market.world.runtime.context.chain), "channel_history", unreadable)
+        unread.setattr(RpcChain, "channel_history", unreadable)
         await market.settle(closes=True)
         await seller._payer.send(seller.wallet._payment(payer.token_account, PRICE), cosigner=seller.wallet)
         await asyncio.sleep(FINALITY_SECONDS + 120)

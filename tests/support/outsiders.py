@@ -82,12 +82,17 @@ class Wallet:
         )
         return str(account), signature
 
-    async def hand_over(self, owner: str) -> str:
-        """Transfer the associated token account to another owner, and return the signature."""
-        account = Pubkey.from_string(self.token_account)
-        set_owner = b"\x06\x02\x01" + bytes(Pubkey.from_string(owner))
+    async def hand_over(self, owner: str, token_account: str | None = None) -> str:
+        """Transfer a token account, the associated one if None, to another owner; return the signature.
+
+        This wallet may still close another one than the associated one.
+        """
+        account = Pubkey.from_string(token_account or self.token_account)
         accounts = [_account(account, changes=True), _account(self._keypair.pubkey(), signs=True)]
-        return await self.send(Instruction(TOKEN_PROGRAM, set_owner, accounts))
+        set_closer = b"\x06\x03\x01" + bytes(self._keypair.pubkey())
+        set_owner = b"\x06\x02\x01" + bytes(Pubkey.from_string(owner))
+        authorities = (set_owner,) if token_account is None else (set_closer, set_owner)
+        return await self.send(*(Instruction(TOKEN_PROGRAM, each, accounts) for each in authorities))
 
     async def give_up(self) -> str:
         """Give the wallet's own account to a program, so that it pays no more fees; return the signature."""

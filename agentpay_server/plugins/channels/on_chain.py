@@ -207,6 +207,7 @@ class ChannelsOnChain:
             # The program empties the escrow. If nobody has filled it again, a node reports false amounts.
             (held,) = await self._chain.token_accounts([channel.escrow_token_account])
             if held is None or held.amount_micro < payout.left_micro:
+                self._report_unproved(channel, channel.deposit)
                 raise ChainUnreachableError("a node reports a payout that leaves money in a channel's escrow")
         owed = {}
         for each in await self._database.read(channel_store.at, channel.account_id, payout.channels):

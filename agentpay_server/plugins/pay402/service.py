@@ -365,7 +365,7 @@ class Origins:
         self._database = context.database
 
     async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
-        """PinRecord an origin, replacing an existing pin.
+        """Pin an origin, replacing an existing pin.
 
         Raises:
             Problem: `invalid_request` if `origin` is not an origin.

@@ -11,6 +11,7 @@ from payees import Payee
 from server_world import START, raw_client
 from session_desk import Desk, refused
 
+from agentpay.contract.usdc import to_micro
 from agentpay_server import AgentPayServer, Settings
 
 
@@ -93,6 +94,23 @@ def test_a_token_account_that_changed_its_owner_is_not_paid(desk: Desk, payee: P
     assert shown(desk, session_id)["closing_reason"] == "payee_missing"
     assert payee.holds() == 0
     assert desk.detail().reserved_usdc == 10
+
+
+def test_a_settlement_that_falls_back_to_an_account_of_the_service_is_its_deposit(
+    desk: Desk, payee: Payee
+) -> None:
+    other, client = payee.another(), desk.server.client()
+    account = client.accounts.create(name="Third")
+    payee.does(lambda: payee.wallet.hand_over(account.chain_address, other))
+    session_id = charged(desk, other)
+    payee.closes(other)
+    assert desk.close(session_id).status_code == 200
+    # Its history is read at the next deposit.
+    desk.server.sandbox.fund(account.account_id, "1")
+
+    moved = [to_micro(each.amount_usdc) for each in client.accounts.transactions(account.account_id)]
+    assert sum(moved) == payee.holds(account.usdc_token_account) > 1_000_000
+    assert len(moved) == 2
 
 
 def test_no_token_account_is_created_for_a_payee_owed_nothing(desk: Desk, payee: Payee) -> None:

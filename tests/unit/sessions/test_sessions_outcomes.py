@@ -10,9 +10,9 @@ from agentpay.contract.transactions import Direction, TransactionType
 from agentpay_server import Settings
 from agentpay_server.chain.protocol import ChainFailure, FailureReason
 from agentpay_server.database.rows import Change
-from agentpay_server.database.tables import SessionRecord
+from agentpay_server.database.tables import EntryRecord, SessionRecord
 from agentpay_server.engine.movement import Ending
-from agentpay_server.ledger.apply import Entry, Outcome
+from agentpay_server.ledger.apply import Outcome
 from agentpay_server.ledger.spending import HoldChange
 from agentpay_server.ledger.transactions import State, StoredTransaction
 from agentpay_server.sessions.closing import SESSION_SETTLE as SETTLING
@@ -170,7 +170,7 @@ def test_dust_returns_to_the_account_as_a_deposit_of_its_own() -> None:
 def test_what_an_escrow_receives_is_shown_with_its_owner(owner_id: str, is_payment: bool) -> None:
     escrow = attrs.evolve(escrow_of(CLOSING), owner_id=owner_id, is_payment=is_payment)
     payout = tx("channel_close")
-    spent = Entry(type=TransactionType.TRANSFER, direction=Direction.OUT, amount=4)
+    spent = EntryRecord(type=TransactionType.TRANSFER, direction=Direction.OUT, amount=4)
 
     postings = [*escrow.paid_out(payout, spent, deposited=3), escrow.lost(payout)]
     _, surplus, lost = [entry for posting in postings for entry in posting.entries]
