@@ -16,7 +16,7 @@ def test_accepted_connections_disable_nagle(server: AgentPayServer) -> None:
         assert peer.send(GET_HEALTH).answer().status == 200
         assert server._running is not None
         (listener,) = server._running._listeners
-        (connection,) = listener._server.server_state.connections
+        (connection,) = listener.server_state.connections
         accepted = connection.transport.get_extra_info("socket")
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
