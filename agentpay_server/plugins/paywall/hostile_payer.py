@@ -324,10 +324,10 @@ class _Wallet:
 
     # --- As `Signer`
 
-    def address(self, _key: KeyPath = _WALLET) -> str:
+    def address(self, key: KeyPath = _WALLET) -> str:  # noqa: ARG002 - it has one key
         return str(self._keypair.pubkey())
 
-    def sign(self, _key: KeyPath, message: bytes) -> bytes:
+    def sign(self, key: KeyPath, message: bytes) -> bytes:  # noqa: ARG002 - as above
         return bytes(self._keypair.sign_message(message))
 
     def sign_voucher(self, key: KeyPath, voucher: bytes) -> bytes:
