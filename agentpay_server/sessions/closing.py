@@ -139,16 +139,17 @@ class Closing:
         is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_postponed:
             return session
-        claimed = await self._database.run(self._claim, session.session_id, principal)
+        claimed = await self._database.run(self._claim, session, principal)
         failpoint(Operation.SESSION_CLOSE, Step.CLAIMED)
         return claimed
 
-    def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
-        now_us, reason = self._context.clock.now_us(), None
+    def _claim(
+        self, connection: Connection, session: SessionRecord, principal: Principal | None
+    ) -> SessionRecord:
+        session_id, now_us, reason = session.session_id, self._context.clock.now_us(), None
         # Other servers would wait for a time in the future.
         self._context.clock_check.require(now_us)
         sign_us = takeover_us(self._context, now_us)
-        session = store.SESSIONS.existing(connection, session_id)
         if principal is None and session.opened_us is not None:
             reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
         claimed = claim(

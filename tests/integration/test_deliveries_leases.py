@@ -486,7 +486,7 @@ async def test_a_busy_operator_does_not_delay_others():
         other = await runtime.services.built["operators"].keys.create_operator(
             "b", requested_by=runtime.principal
         )
-        principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
+        principal = Principal(operator_id=other.operator_id, key_id=runtime.principal.key_id)
         await with_events(runtime, 1, principal)
 
         claimed = await dispatcher(runtime).claim(2)
