@@ -64,7 +64,7 @@ def test_every_kind_of_fault_strikes_somewhere() -> None:
     pauses = {kind: value / 3 for kind, value in EVERY_SECONDS.items()}
     # Where servers die and clocks jump all the time, no expiry is accepted, and no reply is about one.
     before_expiry = {"lie.validity": 1.0, "lie.first block": 0.1, "lie.block": 0.02, "lie.blocks": 0.02}
-    before_expiry["lie.blockhash"] = 0.02  # Only a wrong one is asked about.
+    before_expiry["lie.blockhash"] = 0.06  # Only a wrong one is asked about.
     # After a wrong last valid height, a validity is asked for only two lives of a blockhash later: 2 minutes.
     calm = Plan(
         seed=0,
