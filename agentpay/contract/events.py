@@ -386,7 +386,7 @@ class EventKind(NamedTuple):
         model: its class.
         status: the status of what it is about, from then on.
         tone: how a list of events shows it: `good`, `warning` or `bad`; None if it is one step of several.
-        cause: the type whose scene causes it too; None if it has a scene of its own.
+        cause: the type whose scene causes it too; None if a scene has its name.
     """
 
     model: type[Event]

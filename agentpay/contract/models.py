@@ -62,7 +62,7 @@ class Model:
         """The HTTP response of the call that returned this object; None if no call returned it.
 
         Comparisons, `repr` and `to_dict` ignore it. After several requests, as of `policies.update`, it is
-        the last one. Items of a page have none; their page has it.
+        the last one. Items of a page have none; the page has the response.
         """
         return getattr(self, "_response", None)
 

@@ -248,8 +248,8 @@ class Deposits:
 
         Args:
             token_account: its address.
-            also: an additional write, executed once: in the commit that posts it, or alone if no deposit is
-                found.
+            also: an additional write, executed once: in the commit that posts it; if no deposit is found,
+                in a separate one.
 
         Raises:
             ChainUnreachableError: the rest must be scanned again later.

@@ -135,7 +135,7 @@ class Payout:
 
 @frozen(kw_only=True)
 class ChannelHistory:
-    """What the irreversible transactions of a channel prove.
+    """The proofs in the irreversible transactions of a channel.
 
     Attributes:
         proven_micro: the highest total that it has settled by a voucher of its signer.
@@ -231,7 +231,7 @@ class Cosigned:
 
 @frozen(kw_only=True)
 class Absence:
-    """What must be shown so that a transaction without a status has certainly not landed.
+    """The proof that a transaction without a status has certainly not landed.
 
     Attributes:
         token_account: the account that it debits, whose history must not contain it; None for none.

@@ -133,7 +133,7 @@ def takes(
 ) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Add the options of the settings of a class.
 
-    The command gets a dictionary of those that differ from their defaults, for `kind(**argument)`.
+    The command gets a dictionary of the options that differ from their defaults, for `kind(**argument)`.
 
     Args:
         kind: the class, such as `Settings`.

@@ -170,7 +170,7 @@ class Rows(Generic[R]):
         """Change a row that must be in the required state; see `change`.
 
         Raises:
-            StaleRowError: it is not. The unit of work must be run again on what is stored now.
+            StaleRowError: it is not. The unit of work must be run again, on the row as it is now.
         """
         found = self.change(connection, row, *conditions, given=given, add=add, **values)
         if found is None:

@@ -217,7 +217,7 @@ class Gate(Unit):
 
     @property
     def preflight(self) -> Preflight:
-        """What the chain shows. Ask `paused` before."""
+        """The reads of the chain. Ask `paused` before."""
         assert self.read is not None  # noqa: S101 - None only for a paused account
         return self.read
 

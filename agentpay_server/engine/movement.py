@@ -49,7 +49,7 @@ class Ending(Generic[S]):
         failure: why the chain rejected it; None otherwise.
         reason: what `Movement.resign` returned instead of a replacement of an expired one.
         accounts: the locked rows of `Movement.accounts`, by identifier; empty unless they are needed.
-        received_by: for a late landing, the recipients whose history already has it as a deposit.
+        received_by: for a late landing, the recipients whose history already contains it as a deposit.
     """
 
     context: Context
@@ -149,7 +149,7 @@ class Movement(Generic[S]):
         expired: of one that has expired and is not replaced.
         late: of one that landed after it was considered expired.
         newest: the signature of the subject's newest transaction; None if it is never replaced.
-        announced: the outcome that it was sent and is not final yet; None if nobody is told.
+        announced: the outcome that it was sent and is not final yet; None if it is not reported.
         resign: signs the replacement of an expired one, or returns a reason for `expired`. None if there is
             never a replacement: then an expiry does not wait for an account that may not sign.
         prepare: reads from the chain what `resign` needs besides a blockhash; nothing is signed for now if it

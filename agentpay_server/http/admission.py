@@ -1,4 +1,4 @@
-"""What is admitted: a request from a socket (interface R19), and as many as a key or operator may have.
+"""Admission: of a request from a socket (interface R19), and of as many as a key or operator may have.
 
 Checks of a socket run before the application sees the request. The framing must be unambiguous: otherwise
 the port refuses the request as malformed HTTP. The target must be a path or an absolute URL, and the host

@@ -84,7 +84,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:
-    """What is known so far about a request, of which `send` sends the response."""
+    """The progress of a request, of which `send` sends the response."""
 
     __slots__ = (
         "_send",

@@ -211,7 +211,7 @@ _FIXED: Final = frozenset(path for path in METHODS_OF if "{" not in path)
 
 
 def matched(path: str) -> tuple[str, Mapping[str, str]]:
-    """Return the template that a path matches, and its parameters; raise `not_found` if there is none."""
+    """Return the template that a path matches, and its parameters; raise `not_found` without one."""
     if path in _FIXED:
         return path, {}
     for pattern, template in _patterns().get(_family(path), ()):

@@ -185,7 +185,7 @@ _NEWEST: Final = select(table.c.created_us).order_by(table.c.seq.desc()).limit(1
 
 
 def newest_us(connection: Connection) -> int:
-    """Return when the newest transaction was signed; 0 if there is none."""
+    """Return when the newest transaction was signed; 0 without one."""
     return int(connection.execute(_NEWEST).scalar_one_or_none() or 0)
 
 

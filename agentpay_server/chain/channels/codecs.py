@@ -190,12 +190,12 @@ def escrow_address(channel: Pubkey, mint: Pubkey) -> Pubkey:
 
 @frozen(kw_only=True)
 class OnchainTerms:
-    """The terms of a channel, which nobody can change once it is open.
+    """The terms of a channel, which are fixed once it is open.
 
     Attributes:
-        payer: pays the deposit, and alone can close by force.
+        payer: pays the deposit; only it can close by force.
         rent_payer: lends the rent of channel and escrow, and gets it back.
-        payee: gets what the shares leave, and alone can settle and seal.
+        payee: gets what the shares leave; only it can settle and seal.
         signer: authorized to sign vouchers; must be a public key on the curve.
         salt: distinguishes channels of equal terms.
         open_slot: a recent slot; see `OPEN_SLOT_WINDOW`.

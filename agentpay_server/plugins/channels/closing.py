@@ -171,7 +171,7 @@ class ChannelClosing:
         if act is Act.POST:
             await self._post(channel)
             return False
-        # What was postponed waits for its time, whoever asks: each attempt costs a fee.
+        # A postponed step waits for its time, also if a caller asks: each attempt costs a fee.
         due_us = max(due_us, (channel.due_us or 0) if channel.postponements else 0)
         if due_us > self._context.clock.now_us():
             await self._database.run(self._wait, owner_id, due_us)

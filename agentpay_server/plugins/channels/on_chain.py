@@ -198,13 +198,13 @@ class ChannelsOnChain:
         """Return what the irreversible payout of a channel means for its account.
 
         Raises:
-            ChainUnreachableError: there is none yet, or a reply contradicts another one or itself.
+            ChainUnreachableError: none is irreversible yet, or a reply contradicts another one or itself.
         """
         payout = (await self._history(channel)).payout
         if payout is None:
             raise ChainUnreachableError("the payout of a channel is not irreversible yet")
         if payout.left_micro:
-            # The program empties the escrow. If nobody has filled it again, a node reports false amounts.
+            # The program empties the escrow. Unless it was filled again, a node reports false amounts.
             (held,) = await self._chain.token_accounts([channel.escrow_token_account])
             if held is None or held.amount_micro < payout.left_micro:
                 self._report_unproved(channel, channel.deposit)

@@ -179,7 +179,7 @@ class RpcClient:
             return reply
 
     async def _kept(self) -> httpcore.AsyncConnectionInterface | None:
-        """Return the connection that was used last; close those that are expired or that the node closed."""
+        """Return the connection that was used last; close the expired and the closed ones."""
         while self._idle and self._idle[0].has_expired():
             await self._idle.popleft().aclose()
         while self._idle:

@@ -44,7 +44,7 @@ from agentpay_server.plugins.pay402.challenges.terms import ChallengeTerms, Offe
 from agentpay_server.transfers.rules import Split, TransferTerms
 
 Shown = Mapping[str, AccountData | None]
-"""What the chain shows at the addresses that offers name; None where it shows nothing."""
+"""The accounts on chain at the addresses that offers name; None where no account exists."""
 
 _MAX_ADDRESSES: Final = 100
 """How many accounts a node returns at once: those of all offers, unless they have many splits."""
@@ -329,7 +329,7 @@ class Purchase:
 
     @property
     def parties(self) -> Parties:
-        """Who pays whom."""
+        """The account that pays, and those that are paid."""
         first, *others = self.token_accounts
         return Parties(
             source=self.source,

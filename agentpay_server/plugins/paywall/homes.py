@@ -41,7 +41,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class Host(Protocol):
-    """A server in this process: its loop, its chain, and ports beside it."""
+    """A server in this process: its loop, its chain, and additional ports."""
 
     @property
     def server(self) -> Server: ...

@@ -1,7 +1,7 @@
 """Sellers of sessions (MPP) and of payments up to a maximum (x402 `upto`), and the agents' purchases there.
 
 They are the paywall's: its desk opens channels, keeps vouchers and settles. Its hostile modes are faults. It
-reads the cluster through nodes of its own, which are honest.
+reads the cluster through separate nodes, which are honest.
 """
 
 import asyncio
