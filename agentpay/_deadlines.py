@@ -1,12 +1,12 @@
 """Deadlines within an exchange: a step of an HTTP library may take many reads, each with the same timeout.
 
 A peer that sends one byte a second, or one `103` after the other, never exceeds such a timeout. The async
-client cancels the exchange at its deadline. In sync code nothing can cancel a read, so the connections of
-httpcore are wrapped: each read and write gets only the time that is left. This module is independent of the
-HTTP library, and passes on everything that has no deadline.
+client cancels the exchange at its deadline. In sync code nothing can cancel a read, so the pools of httpcore
+get a network backend of ours: each read and write gets only the time that is left. This module is independent
+of the HTTP library.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 LEAST_SECONDS: Final = 0.001
@@ -18,7 +18,7 @@ GRACE_SECONDS: Final = 0.05
 _PIECE_BYTES: Final = 4_096
 """What is written before looking at the time again."""
 
-# Streams and backends are of either httpcore, so they have no static type.
+# Streams and backends are of httpcore, which is not imported here, so they have no static type.
 # ruff: noqa: ANN401
 
 
@@ -59,43 +59,17 @@ class StepsUntil(dict[str, float | None]):
         return self[step] if step in self else default  # noqa: SIM401 - `get` is what is defined here
 
 
-def bound(given: object) -> None:
-    """Let the new connections of a sync client or transport of httpx or httpx2 keep deadlines.
-
-    Neither library has a public setting for this. Of a client or transport that is built otherwise, only the
-    timeouts of the steps are kept.
-    """
-    for transport in _transports(given):
-        pool = getattr(transport, "_pool", None)
-        backend = getattr(pool, "_network_backend", None)
-        if backend is not None and not isinstance(backend, _Backend):
-            pool._network_backend = _Backend(backend)  # type: ignore[union-attr]  # noqa: SLF001
-
-
-def _transports(given: object) -> Iterator[object]:
-    yield given
-    yield getattr(given, "_transport", None)
-    mounts = getattr(given, "_mounts", None)
-    yield from mounts.values() if isinstance(mounts, dict) else ()
-
-
-class _Backend:
+class BoundedBackend:
     """A network backend of httpcore whose streams keep deadlines."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
 
     def connect_tcp(self, *args: Any, **options: Any) -> Any:
-        return _DeadlineStream(self._backend.connect_tcp(*args, **options))
-
-    def connect_unix_socket(self, *args: Any, **options: Any) -> Any:
-        return _DeadlineStream(self._backend.connect_unix_socket(*args, **options))
-
-    def sleep(self, seconds: float) -> None:
-        self._backend.sleep(seconds)
+        return _BoundedStream(self._backend.connect_tcp(*args, **options))
 
 
-class _DeadlineStream:
+class _BoundedStream:
     """A network stream of httpcore that keeps deadlines."""
 
     def __init__(self, stream: Any) -> None:
@@ -112,7 +86,7 @@ class _DeadlineStream:
             self._stream.write(buffer[start : start + _PIECE_BYTES], timeout.now())
 
     def start_tls(self, *args: Any, **options: Any) -> Any:
-        return _DeadlineStream(self._stream.start_tls(*args, **options))
+        return _BoundedStream(self._stream.start_tls(*args, **options))
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

@@ -1,4 +1,4 @@
-"""The network edge, and the only module that imports httpx: sends requests and reads responses.
+"""The network edge: sends requests and reads responses. It alone imports httpx.
 
 `Http` and `AsyncHttp` hold the connections of an SDK client and all its copies. Failures are returned as
 exceptions of `agentpay.errors`. Once a request was handed over, no exception of another library is raised: it
@@ -17,6 +17,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Generator,
+    Iterator,
     Mapping,
     Sequence,
 )
@@ -28,7 +29,7 @@ from urllib.request import getproxies
 import httpx
 
 from agentpay import _failures
-from agentpay._deadlines import GRACE_SECONDS, bound
+from agentpay._deadlines import GRACE_SECONDS, BoundedBackend
 from agentpay._edge import BaseTransport, TimedRequest, body_of, check_stream
 from agentpay._environment import proxy_variable, unreadable_certificates
 from agentpay._exposure import is_local
@@ -52,6 +53,7 @@ from agentpay.errors import AgentPayError, ConfigurationError
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
 
 if TYPE_CHECKING:
+    import httpcore
 
     class Auth(httpx.Auth):
         # Only for type checkers: httpx2 accepts it as a callable.
@@ -135,6 +137,9 @@ def _merged(sent: str | None, new: str | None) -> str | None:
 C = TypeVar("C")
 
 
+_PROXIED: Final = ("http", "https", "all")
+"""The keys of `getproxies` that httpx uses."""
+
 _CORRECT: Final = "Correct it, or pass an http_client"
 
 
@@ -151,7 +156,7 @@ def _new(kind: Callable[..., C], limits: httpx.Limits, *, is_local: bool) -> C:
 def _unusable_proxy(context: ssl.SSLContext) -> tuple[str, str] | None:
     """Return what names a proxy that httpx refuses, and why; None if it accepts each."""
     found = getproxies()
-    for scheme in ("http", "https", "all"):
+    for scheme in _PROXIED:
         if proxy := found.get(scheme):
             try:
                 httpx.HTTPTransport(proxy=proxy if "://" in proxy else f"http://{proxy}", verify=context)
@@ -165,10 +170,75 @@ def _reason(error: Exception) -> str:
     return "it has no valid address" if isinstance(error, httpx.InvalidURL) else f"{error}".rstrip(".")
 
 
-def _bounded(limits: httpx.Limits, *, is_local: bool) -> httpx.Client:
-    client = _new(httpx.Client, limits, is_local=is_local)
-    bound(client)
-    return client
+class BoundedTransport(httpx.BaseTransport):
+    """The transport of httpx, whose pool keeps deadlines: httpx passes no network backend on."""
+
+    def __init__(self, context: ssl.SSLContext, limits: httpx.Limits) -> None:
+        # With the first request: it takes long to import.
+        import httpcore  # noqa: PLC0415
+
+        backend: Any = BoundedBackend(httpcore.SyncBackend())
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=context,
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
+            network_backend=backend,
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        import httpcore  # noqa: PLC0415 - as above
+
+        url = request.url
+        sent = httpcore.Request(
+            request.method,
+            httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with _errors_of_httpx():
+            response = self._pool.handle_request(sent)
+        return httpx.Response(
+            response.status,
+            headers=response.headers,
+            stream=_Body(response),
+            extensions=response.extensions,
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Body(httpx.SyncByteStream):
+    def __init__(self, response: "httpcore.Response") -> None:
+        self._response = response
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _errors_of_httpx():
+            yield from self._response.iter_stream()
+
+    def close(self) -> None:
+        self._response.close()
+
+
+@contextlib.contextmanager
+def _errors_of_httpx() -> Iterator[None]:
+    """Raise the exception of httpx that has the same name."""
+    try:
+        yield
+    except Exception as error:
+        kind = type(error)
+        if kind.__module__.partition(".")[0] != "httpcore":
+            raise
+        raise getattr(httpx, kind.__name__, httpx.TransportError)(str(error)) from error
+
+
+def _new_sync(*, is_local: bool) -> httpx.Client:
+    """Return a client that keeps deadlines, unless the environment names proxies."""
+    if not is_local and not getproxies().keys().isdisjoint(_PROXIED):
+        return _new(httpx.Client, _LIMITS, is_local=False)
+    return httpx.Client(transport=BoundedTransport(shared_ssl_context(), _LIMITS), trust_env=False)
 
 
 class Http(BaseTransport):
@@ -178,9 +248,8 @@ class Http(BaseTransport):
         self._given = given
         self._transport = transport
         self._pools: Pools[httpx.Client] = Pools(
-            partial(_bounded, _LIMITS, is_local=is_local(base_url)), httpx.Client.close
+            partial(_new_sync, is_local=is_local(base_url)), httpx.Client.close
         )
-        bound(given or transport)
 
     def send(self, request: PreparedRequest, call: CallSettings) -> RawResponse | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
@@ -222,14 +291,9 @@ class Http(BaseTransport):
         try:
             response = sender(built)
             try:
-                body, is_late = body_of(response), False
-                # Not `iter_raw`, which also closes: an error while closing says nothing about a complete
-                # response.
-                for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
-                    if is_late:
-                        raise TimeoutError  # A complete response is accepted, however late.
+                body = body_of(response)
+                for chunk in self._chunks(response, attempt):
                     body.feed(chunk)
-                    is_late = self._is_late(attempt)
                 return RawResponse(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)
@@ -242,6 +306,16 @@ class Http(BaseTransport):
             # Cancelled or interrupted. Clears frames of the HTTP library, which may hold the request and its
             # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
+
+    def _chunks(self, response: Response, attempt: TimedRequest) -> Iterator[bytes]:
+        """Yield the body as it arrives. A complete response is accepted, however late."""
+        # Not `iter_raw`, which also closes: an error while closing says nothing about a complete response.
+        is_late = False
+        for chunk in response.iter_bytes() if response.is_stream_consumed else response.stream:
+            if is_late:
+                raise TimeoutError
+            yield chunk
+            is_late = self._is_late(attempt)
 
     def pieces(
         self, request: PreparedRequest, call: CallSettings
@@ -259,11 +333,10 @@ class Http(BaseTransport):
                 if status == _OK:
                     check_stream(request, response)
                     yield RawResponse(status, response.headers, b"")
-                    for chunk in response.stream:
-                        yield chunk
+                    yield from self._chunks(response, attempt)
                     return
                 body = body_of(response)
-                for chunk in response.stream:
+                for chunk in self._chunks(response, attempt):
                     body.feed(chunk)
                 refused = RawResponse(status, response.headers, body.finish())
             except AgentPayError:
@@ -372,7 +445,7 @@ class AsyncHttp(BaseTransport):
             # As in `Http`.
             async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
                 if is_late:
-                    raise TimeoutError  # A complete response is accepted, however late.
+                    raise TimeoutError
                 body.feed(chunk)
                 is_late = self._is_late(attempt)
             return RawResponse(response.status_code, response.headers, body.finish())
@@ -389,14 +462,18 @@ class AsyncHttp(BaseTransport):
         return self._fail_after(max(self._left(attempt.ends_at), 0.0) + GRACE_SECONDS)
 
     async def _chunks(self, response: AsyncResponse, attempt: TimedRequest) -> AsyncIterator[bytes]:
-        chunks = aiter(response.stream)
+        """Yield the body as it arrives: no cancel scope may contain a `yield`, so each read has its own."""
+        chunks, is_late = aiter(response.stream), False
         while True:
             with self._until(attempt):
                 try:
                     chunk = await anext(chunks)
                 except StopAsyncIteration:
                     return
+            if is_late:
+                raise TimeoutError
             yield chunk
+            is_late = self._is_late(attempt)
 
     async def pieces(
         self, request: PreparedRequest, call: CallSettings

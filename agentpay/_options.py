@@ -25,8 +25,10 @@ class CallOptions(TypedDict, total=False):
         max_retries: how often the request is retried after a temporary failure, from 0.
         total_timeout: seconds for the whole call, including retries and pauses; None means no limit. It never
             turns an unknown outcome into a failure: a payment that exceeds it raises the same error as one
-            whose response was lost. In the sync client it bounds neither the look-up of a host name, nor
-            transports of a given client that are not of httpx or httpx2.
+            whose response was lost. The sync client cannot end the look-up of a host name. With a given
+            `http_client` or `transport`, or a proxy of the environment, it ends each step of an exchange and
+            looks at the time between pieces of a body; but the head of a response that arrives in small
+            pieces is read to its end, and one pause in a body may last as long as was left when it began.
         extra_headers: header fields to add. Fields that the client sets are refused, such as `Authorization`.
         extra_query: parameters to add to the query, for what a newer service knows. None values are omitted.
         extra_body: fields to add to the JSON body, likewise. Fields that are arguments of the method are

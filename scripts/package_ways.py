@@ -38,8 +38,7 @@ import agentpay, agentpay.webhooks, agentpay.integrations
 installed = {one.name.lower().replace("_", "-") for one in importlib.metadata.distributions()}
 required = importlib.metadata.requires("agentpay-kit")
 of_extras = {re.match(r"[\\w-]+", one)[0] for one in required if "extra ==" in one}
-# The extra `cluster` names httpcore, which httpx brings to every client.
-found = (of_extras & installed) - {"httpcore"}
+found = of_extras & installed
 assert "solders" in of_extras and not found, found
 assert agentpay.__version__ == importlib.metadata.version("agentpay-kit")
 """
