@@ -50,7 +50,7 @@ LABORATORY_HOLDS = {
     "agentpay_lab/__main__.py",
     "agentpay_lab/crash_test/adapters/payer.py",
     "agentpay_lab/crash_test/adapters/payer.sh",
-    "agentpay_lab/crash_test/adapters/payer.ts",
+    "agentpay_lab/crash_test/adapters/payer.mjs",
     "agentpay_lab/simulation/next_release/additions.py",
 }
 SDIST_HOLDS = {

@@ -26,7 +26,7 @@ _MOST_ORDERS: Final = 10_000
 _ADAPTERS: Final = {
     "python": "payer.py",
     "shell": "payer.sh",
-    "typescript": "payer.ts",
+    "typescript": "payer.mjs",
     "x402-python": "wallets/x402_python.py",
     "x402-fetch": "wallets/x402_fetch.mjs",
     "pympp": "wallets/pympp_client.py",
