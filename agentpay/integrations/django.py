@@ -1,6 +1,7 @@
-"""A webhook receiver for Django: a view that responds at once; threads of the router run the handlers."""
+"""A webhook receiver for Django: a view that runs the handlers, or lets threads of the router run them."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import cast
 
 from django.core.exceptions import RequestDataTooBig
@@ -37,10 +38,10 @@ def receiver(webhooks: WebhookRouter) -> View:
             answer = webhooks.submit(process, answer)
         return HttpResponse(status=answer)
 
-    def process(event: Event) -> None:
+    def process(event: Event) -> HTTPStatus:
         close_old_connections()
         try:
-            webhooks.process(event)
+            return webhooks.process(event)
         finally:
             close_old_connections()
 

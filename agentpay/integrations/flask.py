@@ -1,6 +1,7 @@
-"""A webhook receiver for Flask: a view that responds at once; threads of the router run the handlers."""
+"""A webhook receiver for Flask: a view that runs the handlers, or lets threads of the router run them."""
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import cast
 
 from flask import Flask, Response, current_app, request
@@ -39,9 +40,9 @@ def _application() -> Flask:
     return cast("LocalProxy[Flask]", current_app)._get_current_object()  # noqa: SLF001 - as Flask documents
 
 
-def _within(application: Flask, webhooks: WebhookRouter) -> Callable[[Event], None]:
-    def process(event: Event) -> None:
+def _within(application: Flask, webhooks: WebhookRouter) -> Callable[[Event], HTTPStatus]:
+    def process(event: Event) -> HTTPStatus:
         with application.app_context():
-            webhooks.process(event)
+            return webhooks.process(event)
 
     return process

@@ -1,8 +1,9 @@
 """Routes deliveries to handlers, for any framework: the response, the handlers to run, and error handling.
 
-A receiver calls `accept` for a delivery, responds at once, and lets `process` or `process_async` run the
-handlers afterwards (interface W6). The rules of processing are in one generator, `_flow`, which does no I/O
-and has two short drivers. The modules of the frameworks read the requests.
+A receiver calls `accept` for a delivery, and `process` or `process_async` to run the handlers: after the
+response (interface W6), or before it, which then says whether they succeeded. The rules of processing are in
+one generator, `_flow`, which does no I/O and has two short drivers. The modules of the frameworks read the
+requests.
 """
 
 import asyncio
@@ -16,7 +17,7 @@ from datetime import timedelta
 from functools import partial
 from http import HTTPStatus
 from threading import Lock
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from agentpay.errors import WebhookPayloadError, WebhookSignatureError
 from agentpay.integrations.seen import MemorySeenEvents, SeenEvents
@@ -53,22 +54,28 @@ HANDLING: ContextVar[Callable[[Future[Any]], None] | None] = ContextVar("agentpa
 class WebhookRouter:
     """Verifies deliveries and passes their events to handlers, each event once.
 
-    The response is 200 before the handlers run, so the service does not retry an event whose handler fails.
-    Failures are logged and the event is released: if you replay it from the dashboard, all its handlers run
-    again. A process that dies after the response loses the event in the same way. If that is not acceptable,
-    use `unwrap`, and respond once the event is stored or the work is done.
+    By default the response is 200 before the handlers run, so the service does not retry an event whose
+    handler fails. Failures are logged and the event is released: if you replay it from the dashboard, all its
+    handlers run again. A process that dies after the response loses the event in the same way.
+
+    With `answer="after"` the response follows the handlers: 200 if they succeeded, 500 if one failed, and the
+    service retries until they succeed or its schedule ends. A retry runs all handlers of the event again,
+    also those that succeeded. While an event is handled, other deliveries of it get 503 and are retried too.
+    Handlers must be fast: the service waits 10 seconds for a response, and calls a longer one a failure.
 
     Args:
         secret: the webhook's secret, or a list of valid ones during a rotation.
+        answer: when to respond: `before` the handlers run, or `after`.
         seen: remembers the handled events; in this process by default.
         tolerance: maximum difference between `created_at` and now; see `agentpay.webhooks.unwrap`.
-        executor: runs handlers if the framework is not asynchronous; four threads by default.
+        executor: runs handlers if the framework is not asynchronous and the response comes first; four
+            threads by default. Otherwise they run where the framework received the request.
         max_body_bytes: larger bodies get 413.
         max_pending: how many events may wait or run in the executor; further ones get 503.
 
     Raises:
         ConfigurationError: no secret, or an empty one.
-        ValueError: `tolerance` is shorter than the period of retries.
+        ValueError: `tolerance` is shorter than the period of retries, or `answer` is neither of the two.
     """
 
     __module__ = "agentpay.integrations"
@@ -77,6 +84,7 @@ class WebhookRouter:
         self,
         *,
         secret: Secret,
+        answer: Literal["before", "after"] = "before",
         seen: SeenEvents | None = None,
         tolerance: timedelta | float | None = None,
         executor: Executor | None = None,
@@ -85,6 +93,9 @@ class WebhookRouter:
     ) -> None:
         secret = secret if isinstance(secret, WebhookSecrets) else WebhookSecrets(secret)
         secret.check()
+        if answer not in ("before", "after"):
+            raise ValueError(f"answer must be 'before' or 'after', not {answer!r}")
+        self.answer = answer
         self.max_body_bytes = max_body_bytes
         self._secret = secret
         self._seen: SeenEvents = MemorySeenEvents() if seen is None else seen
@@ -143,14 +154,18 @@ class WebhookRouter:
             logger.warning("a delivery was refused with 400: %s", error)
             return HTTPStatus.BAD_REQUEST
 
-    def process(self, event: Event) -> None:
+    def process(self, event: Event) -> HTTPStatus:
         """Run the handlers of an event in this thread; async ones in a new event loop.
 
         Exceptions of handlers are logged, not raised.
+
+        Returns:
+            The status for a response that follows: 200; 500 if a handler failed; with `answer="after"`, 503
+            if another delivery of the event is being handled.
         """
         with closing(self._flow(event)) as flow:
-            step = next(flow, None)
-            while step is not None:
+            step = _after(flow.send, None)
+            while not isinstance(step, HTTPStatus):
                 function, argument = step
                 try:
                     result = function(argument)
@@ -160,10 +175,11 @@ class WebhookRouter:
                     step = _after(flow.throw, error)
                 else:
                     step = _after(flow.send, result)
+        return step
 
     async def process_async(
         self, event: Event, in_thread: Callable[[Callable[[], object]], Awaitable[object]]
-    ) -> None:
+    ) -> HTTPStatus:
         """Run the handlers of an event: async ones on this event loop, the others by `in_thread`.
 
         Exceptions of handlers are logged, not raised.
@@ -171,10 +187,13 @@ class WebhookRouter:
         Args:
             event: the event.
             in_thread: awaits a function that may block.
+
+        Returns:
+            The status for a response that follows, as of `process`.
         """
         with closing(self._flow(event)) as flow:
-            step = next(flow, None)
-            while step is not None:
+            step = _after(flow.send, None)
+            while not isinstance(step, HTTPStatus):
                 function, argument = step
                 try:
                     if inspect.iscoroutinefunction(function):
@@ -187,12 +206,13 @@ class WebhookRouter:
                     step = _after(flow.throw, error)
                 else:
                     step = _after(flow.send, result)
+        return step
 
-    def _flow(self, event: Event) -> Generator[_Step, object, None]:
+    def _flow(self, event: Event) -> Generator[_Step, object, HTTPStatus]:
         """Process an event: yields calls, and receives their results or errors."""
         handlers = [handler for kind, handler in self._handlers if isinstance(event, kind)]
         if not handlers:
-            return
+            return HTTPStatus.OK
         settled = False
         try:
             try:
@@ -201,23 +221,40 @@ class WebhookRouter:
                 # Handling it twice is allowed, since delivery is at least once; losing it is not.
                 logger.exception("cannot tell whether event %r was handled before: handling it", event.id)
                 claimed = True
-            failed = False
             if not claimed:
-                logger.info("event %r was handled before", event.id)
-            for handler in handlers if claimed else ():
+                settled = True
+                return (yield from self._repeated(event))
+            failed = False
+            for handler in handlers:
                 try:
                     yield handler, event
                 except Exception:
                     failed = True
                     name = getattr(handler, "__qualname__", type(handler).__name__)
                     logger.exception("handler %s failed on event %r (%r)", name, event.id, event.type)
-            if failed:
-                yield self._release, event.id
+            yield self._release if failed else self._finish, event.id
             settled = True
+            return HTTPStatus.INTERNAL_SERVER_ERROR if failed else HTTPStatus.OK
         finally:
             # A driver that is cancelled closes the flow.
             if not settled:
                 self._release(event.id)
+
+    def _repeated(self, event: Event) -> Generator[_Step, object, HTTPStatus]:
+        try:
+            # After the response, nothing depends on it.
+            is_finished = self.answer == "before" or (yield self._seen.is_finished, event.id)
+        except Exception:
+            logger.exception("cannot tell whether event %r is handled: it must be retried", event.id)
+            return HTTPStatus.SERVICE_UNAVAILABLE
+        logger.info("event %r %s", event.id, "was handled before" if is_finished else "is being handled")
+        return HTTPStatus.OK if is_finished else HTTPStatus.SERVICE_UNAVAILABLE
+
+    def _finish(self, event_id: str) -> None:
+        try:
+            self._seen.finish(event_id)
+        except Exception:
+            logger.exception("event %r was handled, but is not marked as finished", event_id)
 
     def _release(self, event_id: str) -> None:
         try:
@@ -225,12 +262,19 @@ class WebhookRouter:
         except Exception:
             logger.exception("event %r remains marked as handled, though it was not", event_id)
 
-    def submit(self, function: Callable[[Event], None], event: Event) -> HTTPStatus:
-        """Let a thread call `function` with `event`; return the response status at once.
+    def submit(self, function: Callable[[Event], HTTPStatus], event: Event) -> HTTPStatus:
+        """Let a thread call `function` with `event`; with `answer="after"`, call it in this thread.
+
+        Args:
+            function: `process`, or a function that calls it.
+            event: the event.
 
         Returns:
-            200, or 503 if too many events wait or the router is closed: the service retries later.
+            The status of the response. 503 if too many events wait or the router is closed: the service
+            retries later. Else 200 at once, or with `answer="after"` what `function` returns.
         """
+        if self.answer == "after" and not self._closed:
+            return function(event)
         with self._lock:
             if self._closed or self._pending >= self._max_pending:
                 return HTTPStatus.SERVICE_UNAVAILABLE
@@ -242,7 +286,7 @@ class WebhookRouter:
             with self._lock:
                 self._pending -= 1
             return HTTPStatus.SERVICE_UNAVAILABLE
-        future.add_done_callback(self._finish)
+        future.add_done_callback(self._done)
         if (notice := HANDLING.get()) is not None:
             notice(future)
         return HTTPStatus.OK
@@ -253,7 +297,7 @@ class WebhookRouter:
             self._own_executor = ThreadPoolExecutor(_THREADS, thread_name_prefix="agentpay-webhooks")
         return self._own_executor
 
-    def _finish(self, future: Future[None]) -> None:
+    def _done(self, future: Future[HTTPStatus]) -> None:
         with self._lock:
             self._pending -= 1
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -281,11 +325,11 @@ def _class_of(kind: object) -> type[Event]:
     return EVENT_CLASSES[kind]
 
 
-def _after(resume: Callable[[Any], _Step], value: object) -> _Step | None:
+def _after(resume: Callable[[Any], _Step], value: object) -> _Step | HTTPStatus:
     try:
         return resume(value)
-    except StopIteration:
-        return None
+    except StopIteration as end:
+        return HTTPStatus(end.value)
 
 
 async def _finished(result: Awaitable[object]) -> object:

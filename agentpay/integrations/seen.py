@@ -1,7 +1,7 @@
 """Remembers which events were handled: delivery is at least once, but handlers want each event once.
 
 An event is claimed before its handlers run. If one fails, the claim is released, so that a later delivery
-runs them again. Storage of claims is behind a protocol of two methods.
+runs them again; else it is finished. Storage of claims is behind a protocol.
 """
 
 from threading import Lock
@@ -29,6 +29,14 @@ class SeenEvents(Protocol):
         """Release an event whose handlers failed. Releasing one that is not claimed is allowed."""
         ...
 
+    def finish(self, event_id: str) -> None:
+        """Mark a claimed event as handled."""
+        ...
+
+    def is_finished(self, event_id: str) -> bool:
+        """Whether a claimed event is handled; if not, its handlers run. Asked only with `answer="after"`."""
+        ...
+
 
 class MemorySeenEvents:
     """The events of this process; the oldest are forgotten first.
@@ -43,20 +51,31 @@ class MemorySeenEvents:
         if max_events < 1:
             raise ValueError("max_events must be at least 1")
         self._max_events = max_events
-        self._ids: dict[str, None] = {}
+        self._finished: dict[str, bool] = {}
         self._lock = Lock()
 
     def add(self, event_id: str) -> bool:
         """Claim an event; False if it is claimed already."""
         with self._lock:
-            if event_id in self._ids:
+            if event_id in self._finished:
                 return False
-            if len(self._ids) >= self._max_events:
-                del self._ids[next(iter(self._ids))]
-            self._ids[event_id] = None
+            if len(self._finished) >= self._max_events:
+                del self._finished[next(iter(self._finished))]
+            self._finished[event_id] = False
             return True
 
     def discard(self, event_id: str) -> None:
         """Release an event whose handlers failed."""
         with self._lock:
-            self._ids.pop(event_id, None)
+            self._finished.pop(event_id, None)
+
+    def finish(self, event_id: str) -> None:
+        """Mark a claimed event as handled."""
+        with self._lock:
+            if event_id in self._finished:
+                self._finished[event_id] = True
+
+    def is_finished(self, event_id: str) -> bool:
+        """Whether a claimed event is handled."""
+        with self._lock:
+            return self._finished.get(event_id, False)

@@ -1,4 +1,4 @@
-"""A webhook receiver for Starlette and FastAPI: an endpoint that responds, then runs the handlers."""
+"""A webhook receiver for Starlette and FastAPI: an endpoint that also runs the handlers."""
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
@@ -17,9 +17,10 @@ __all__ = ["receiver"]
 def receiver(webhooks: WebhookRouter) -> Callable[[Request], Awaitable[Response]]:
     """Return the endpoint that receives the deliveries of `webhooks`.
 
-    Async handlers run on the application's event loop, others in its threads, after the response.
+    Async handlers run on the application's event loop, others in its threads.
     In Starlette: `Route("/webhooks", receiver(webhooks), methods=["POST"])`. In FastAPI:
-    `app.add_route("/webhooks", receiver(webhooks), methods=["POST"])`.
+    `app.add_route("/webhooks", receiver(webhooks), methods=["POST"])`, or `add_api_route` of an `APIRouter`
+    with a prefix, whose `add_route` ignores the prefix.
     """
 
     async def receive(request: Request) -> Response:
@@ -29,6 +30,8 @@ def receiver(webhooks: WebhookRouter) -> Callable[[Request], Awaitable[Response]
         answer = webhooks.accept(body, request.headers)
         if not isinstance(answer, Event):
             return Response(status_code=answer)
+        if webhooks.answer == "after":
+            return Response(status_code=await webhooks.process_async(answer, run_in_threadpool))
         return Response(background=BackgroundTask(webhooks.process_async, answer, run_in_threadpool))
 
     return receive

@@ -9,6 +9,7 @@ from threading import Event as Signal
 
 import django.test
 import pytest
+from fastapi import APIRouter, FastAPI
 from fastapi.testclient import TestClient as FastAPIClient
 from flask import Flask, current_app
 from starlette.applications import Starlette
@@ -138,6 +139,33 @@ def test_a_failing_handler_does_not_change_the_response_and_runs_again(example, 
     assert "ZeroDivisionError" in caplog.text
     module.webhooks.process(module.webhooks.accept(PAYLOAD, signed()))
     assert heard == ["evt_a"] * 2
+
+
+@every_example
+def test_a_response_that_follows_the_handlers_says_whether_they_failed(example):
+    module, post = example
+    module.webhooks.answer = "after"
+    failures = [1, 1]
+    module.webhooks.on(Event)(lambda _: 1 / 0 if failures and failures.pop() else heard.append(1))
+    heard = []
+    assert [post(PAYLOAD, signed()) for _ in range(4)] == [500, 500, 200, 200]
+    assert heard == [1]
+    assert post(PAYLOAD, {}) == 401
+
+
+@pytest.mark.parametrize("include", [{}, {"prefix": "/hooks"}])
+def test_fastapi_receives_below_the_prefix_of_a_router(include):
+    webhooks = WebhookRouter(secret=SECRET)
+    webhooks.on(Event)((heard := []).append)
+    router = APIRouter(prefix="" if include else "/hooks")
+    router.add_api_route("/webhooks", starlette_receivers.receiver(webhooks), methods=["POST"])
+    app = FastAPI()
+    app.include_router(router, **include)
+    client = FastAPIClient(app)
+    assert client.post("/hooks/webhooks", content=PAYLOAD, headers=signed()).status_code == 200
+    assert client.post("/hooks/webhooks", content=PAYLOAD).status_code == 401
+    assert client.get("/openapi.json").status_code == 200
+    assert len(heard) == 1
 
 
 @every_example

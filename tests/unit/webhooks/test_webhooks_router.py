@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import pickle
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, as_completed
 from contextlib import closing
 from datetime import timedelta
 from http import HTTPStatus
@@ -290,12 +290,81 @@ def test_an_error_outside_of_handlers_is_logged(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
+@pytest.mark.parametrize("answer", ["later", None])
+def test_a_router_responds_before_or_after_its_handlers(answer):
+    with pytest.raises(ValueError, match="'before' or 'after'"):
+        WebhookRouter(secret=SECRET, answer=answer)
+
+
+def status_of(router, event):
+    return asyncio.run(router.process_async(event, in_thread))
+
+
+both_statuses = pytest.mark.parametrize("process", [WebhookRouter.process, status_of], ids=["sync", "async"])
+
+
+@both_statuses
+def test_a_handler_that_fails_is_500_until_a_retry_succeeds(process):
+    router = router_with(heard := Heard(failures=2), answer="after")
+    assert [process(router, SETTLED) for _ in range(4)] == [500, 500, 200, 200]
+    assert len(heard) == 3
+    assert process(router_with(Heard(), "session.settled", answer="after"), SETTLED) == 200
+
+
+@both_statuses
+@pytest.mark.parametrize("failures", [0, 1])
+def test_a_delivery_of_an_event_that_is_being_handled_is_503(process, failures):
+    during = []
+
+    def handler(event):
+        during.append(process(router, event) if not during else None)
+        heard(event)
+
+    heard = Heard(failures)
+    router = router_with(handler, answer="after")
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(process, router, SETTLED).result() == (500 if failures else 200)
+    assert during[0] == 503, "200 would end its retries, though the handler may still fail"
+    assert (process(router, SETTLED), len(heard)) == (200, 1 + failures)
+
+
+def test_concurrent_deliveries_are_handled_once_before_the_response():
+    go, heard = Signal(), []
+    router = router_with(lambda event: go.wait(60) and heard.append(event), answer="after")
+    with ThreadPoolExecutor(8) as threads:
+        running = [threads.submit(router.process, SETTLED) for _ in range(8)]
+        assert next(as_completed(running)).result() == 503
+        go.set()
+        assert {each.result() for each in running} == {200, 503}
+    assert heard == [SETTLED]
+
+
+@both_statuses
+def test_an_event_is_retried_while_the_store_cannot_say_whether_it_was_handled(process, caplog):
+    class Half(MemorySeenEvents):
+        def finish(self, event_id):
+            raise ConnectionError("the store is away")
+
+        def is_finished(self, event_id):
+            raise ConnectionError("the store is away")
+
+    router = router_with(heard := Heard(), seen=Half(), answer="after")
+    assert [process(router, SETTLED), process(router, SETTLED)] == [200, 503]
+    assert heard == [SETTLED]
+    assert "'evt_a' was handled, but is not marked as finished" in caplog.text
+    assert "cannot tell whether event 'evt_a' is handled" in caplog.text
+
+
 def test_seen_events_in_memory_are_bounded_and_evict_the_oldest():
     seen: SeenEvents = MemorySeenEvents(max_events=2)
     assert [seen.add(name) for name in "aabcba"] == [True, False, True, True, False, True]
     seen.discard("a")
     seen.discard("never there")
     assert seen.add("a")
+    assert not seen.is_finished("a")
+    seen.finish("a")
+    seen.finish("never there")
+    assert [seen.is_finished(name) for name in ("a", "never there")] == [True, False]
     with pytest.raises(ValueError, match="at least 1"):
         MemorySeenEvents(max_events=0)
 
