@@ -224,12 +224,12 @@ class _Body(httpx.SyncByteStream):
 
 @contextlib.contextmanager
 def _errors_of_httpx() -> Iterator[None]:
-    """Raise the exception of httpx that has the same name."""
+    """Raise the exception of httpx that has the same name as one of httpcore, or of its successor."""
     try:
         yield
     except Exception as error:
         kind = type(error)
-        if kind.__module__.partition(".")[0] != "httpcore":
+        if kind.__module__.partition(".")[0] not in ("httpcore", "httpcore2"):
             raise
         raise getattr(httpx, kind.__name__, httpx.TransportError)(str(error)) from error
 
