@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay as AsyncAgentPay
     from agentpay._options import CallOptions as CallOptions
-    from agentpay._params import CreateTransferParams as CreateTransferParams
     from agentpay._sync.client import AgentPay as AgentPay
     from agentpay.contract.accounts import Account as Account
     from agentpay.contract.accounts import Balance as Balance
@@ -63,6 +62,7 @@ if TYPE_CHECKING:
     from agentpay.contract.spending import Budget as Budget
     from agentpay.contract.spending import TransferCheck as TransferCheck
     from agentpay.contract.transactions import Transaction as Transaction
+    from agentpay.contract.transfers import CreateTransferParams as CreateTransferParams
     from agentpay.contract.transfers import Transfer as Transfer
     from agentpay.contract.webhooks import NewWebhook as NewWebhook
     from agentpay.contract.webhooks import Webhook as Webhook
@@ -72,7 +72,6 @@ else:
     _NAMES = {
         "_async.client": "AsyncAgentPay",
         "_options": "CallOptions",
-        "_params": "CreateTransferParams",
         "contract.responses": "RawResponse",
         "_sync.client": "AgentPay",
         "contract.accounts": "Account Balance",
@@ -94,7 +93,7 @@ else:
         "contract.sign_in": "ConsoleKey SignInCode",
         "contract.spending": "Budget TransferCheck",
         "contract.transactions": "Transaction",
-        "contract.transfers": "Transfer",
+        "contract.transfers": "CreateTransferParams Transfer",
         "contract.webhooks": "NewWebhook Webhook",
         "errors": (
             "APIConnectionError APIError APITimeoutError AccountPausedError AgentPayError "

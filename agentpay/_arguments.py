@@ -27,45 +27,43 @@ R = TypeVar("R", bound=Request)
 
 _ACCOUNTS: Final = frozenset({"from_", "to"})
 
-_WORDS: Final[dict[type, str]] = {
-    bool: "True or False",
-    int: "an integer",
-    datetime: "a datetime with a UTC offset",
-}
-
 
 def request_of(kind: type[R], arguments: Mapping[str, object]) -> R:
-    """Return a request with the arguments that are named like its fields, converted as it declares them.
+    """Return a request with the arguments that are named like its fields; see `converted`."""
+    return kind(**converted(kind, arguments))
 
-    A method passes its `locals()`, whose other names are ignored.
+
+def converted(
+    kind: type[Request], arguments: Mapping[str, object], *, is_query: bool = False
+) -> dict[str, Any]:
+    """Return the arguments that are named like a request's fields, converted and checked as it declares.
+
+    A method passes its `locals()`, whose other names are ignored. Of a query, None is left out.
 
     Raises:
-        InvalidRequestError: an amount is a float, negative, not finite, or has more than 6 decimals; a list
-            of names is one string; or a value has no JSON form.
+        InvalidRequestError: an argument has a wrong type; an amount is a float, negative, not finite, or has
+            more than 6 decimals; a list of names is one string; a time has no UTC offset; or a value has no
+            JSON form.
     """
-    declared, conversions = _declared(kind)  # type: ignore[arg-type]  # mypy/issues/11470
-    values = {name: arguments[name] for name in declared if name in arguments}
-    for name, convert, is_nullable in conversions:
-        value = values.get(name, UNSET)
-        if value is not UNSET and not (value is None and is_nullable):
-            values[name] = convert(name, value)
-    return kind(**values)
+    values: dict[str, Any] = {}
+    for name, convert, is_nullable in _declared(kind):  # type: ignore[arg-type]  # mypy/issues/11470
+        value = arguments.get(name, UNSET)
+        if value is UNSET or (is_query and value is None):
+            continue
+        values[name] = value if convert is None or (value is None and is_nullable) else convert(name, value)
+    return values
 
 
-@lru_cache(maxsize=64)
-def _declared(
-    kind: type[Request],
-) -> tuple[tuple[str, ...], tuple[tuple[str, Callable[[str, Any], object], bool], ...]]:
-    """Return the names of a request's fields, and those to convert: how, and whether None is allowed."""
+@lru_cache(maxsize=128)
+def _declared(kind: type[Request]) -> tuple[tuple[str, Callable[[str, Any], object] | None, bool], ...]:
+    """Return the name of each field, how its argument is converted, and whether None is allowed."""
     found = []
     for attribute in attrs.fields(kind):
         kinds = _alternatives(attribute.type)
-        for marked, convert in _CONVERSIONS:
-            if marked in kinds:
-                found.append((attribute.name, convert, NoneType in kinds))
-        if tuple in map(_plain, kinds):
-            found.append((attribute.name, names, NoneType in kinds))
-    return tuple(attrs.fields_dict(kind)), tuple(found)
+        plain = [_plain(each) for each in kinds]
+        convert = next((_CONVERSIONS[each] for each in _CONVERSIONS if each in kinds or each in plain), None)
+        found.append((attribute.name, convert, NoneType in kinds))
+    return tuple(found)
 
 
 def usdc(argument: str, value: Decimal | int | str) -> Decimal:
@@ -120,14 +118,7 @@ def names(argument: str, value: Sequence[str]) -> tuple[str, ...]:
     """Refuse a single string, whose characters would count as names."""
     if isinstance(value, str):
         raise InvalidArgumentError(f"{argument} is a list of strings, not one string: write [{value[:64]!r}]")
-    return tuple(value)
-
-
-_CONVERSIONS: Final[tuple[tuple[object, Callable[[str, Any], object]], ...]] = (
-    (UsdcAmount, usdc),
-    (UsdcNumber, usdc),
-    (JsonObject, json_object),
-)
+    return tuple(check_text(f"{argument}[{place}]", item) for place, item in enumerate(value))
 
 
 def check_text(argument: str, value: object) -> str:
@@ -156,49 +147,42 @@ def timestamp(argument: str, value: datetime) -> str:
         raise InvalidArgumentError(f"{argument} {error}") from None
 
 
-def check_body(body: Request) -> None:
-    """Check the strings, flags, integers, times and lists of strings in a body."""
-    for name, kind, is_nullable in _fields(type(body)):  # type: ignore[arg-type]  # mypy/issues/11470
-        value: Any = getattr(body, name)
-        if value is UNSET or (value is None and is_nullable):
-            continue
-        if kind is tuple:
-            for place, item in enumerate(value or ()):
-                check_text(f"{name}[{place}]", item)
-        else:
-            _check(name, kind, value)
+def _time(argument: str, value: object) -> object:
+    # A time of a query may also be a string in the service's format.
+    if isinstance(value, str):
+        return check_text(argument, value)
+    if not isinstance(value, datetime):
+        raise _wrong_type(argument, "a datetime with a UTC offset", value)
+    timestamp(argument, value)
+    return value
 
 
-def check_query(kind: type[Request], query: Mapping[str, object]) -> None:
-    """Check against the query's model; None is left out."""
-    for name, wanted, _ in _fields(kind):  # type: ignore[arg-type]  # mypy/issues/11470
-        value = query.get(name)
-        # A time may also be a string in the service's format.
-        if value is not None and not (wanted is datetime and isinstance(value, str)):
-            _check(name, wanted, value)
+def _flag(argument: str, value: object) -> object:
+    if not isinstance(value, bool):
+        raise _wrong_type(argument, "True or False", value)
+    return value
 
 
-def _check(name: str, kind: type, value: object) -> None:
-    if kind is str:
-        check_text(name, value)
-    elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-        raise InvalidArgumentError(f"{name} must be {_WORDS[kind]}, not {type(value).__name__}")
-    elif isinstance(value, datetime):
-        timestamp(name, value)
+def _integer(argument: str, value: object) -> object:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise _wrong_type(argument, "an integer", value)
+    return value
 
 
-@lru_cache(maxsize=64)
-def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
-    """Return name, type, and whether None is allowed."""
-    found: list[tuple[str, type, bool]] = []
-    for attribute in attrs.fields(body):
-        kinds = [_plain(kind) for kind in _alternatives(attribute.type)]
-        # Callers may pass plain strings for the names of a closed set.
-        kinds = [str if isinstance(kind, type) and issubclass(kind, str) else kind for kind in kinds]
-        found += [
-            (attribute.name, kind, NoneType in kinds) for kind in (str, *_WORDS, tuple) if kind in kinds
-        ]
-    return tuple(found)
+def _wrong_type(argument: str, wanted: str, value: object) -> InvalidArgumentError:
+    return InvalidArgumentError(f"{argument} must be {wanted}, not {type(value).__name__}")
+
+
+_CONVERSIONS: Final[dict[object, Callable[[str, Any], object]]] = {
+    UsdcAmount: usdc,
+    UsdcNumber: usdc,
+    JsonObject: json_object,
+    str: check_text,
+    bool: _flag,
+    int: _integer,
+    datetime: _time,
+    tuple: names,
+}
 
 
 def _alternatives(annotation: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any type annotation
@@ -208,6 +192,8 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:  # noqa: ANN401 - any typ
 def _plain(annotation: Any) -> Any:  # noqa: ANN401 - any type annotation
     if get_origin(annotation) is Annotated:
         return _plain(get_args(annotation)[0])
+    if isinstance(annotation, type) and issubclass(annotation, str):
+        return str  # callers may pass plain strings for the names of a closed set
     if get_origin(annotation) is Literal and all(isinstance(value, str) for value in get_args(annotation)):
         return str
     if get_origin(annotation) is tuple and _plain(get_args(annotation)[0]) is str:

@@ -5,9 +5,10 @@
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import Any, Final, TypedDict
+from types import ModuleType
+from typing import Final, TypedDict
 
-from attrs import evolve, fields, frozen
+from attrs import evolve, frozen
 
 from agentpay import _settings
 from agentpay._settings import Steps, Timeout
@@ -49,18 +50,25 @@ CallOptions.__module__ = "agentpay"
 _NAMES: Final = frozenset(CallOptions.__annotations__)
 
 
-def _unexpected(name: str) -> str:
-    # Loaded only here: everything that a call can take.
-    from difflib import get_close_matches  # noqa: PLC0415
+SIMILAR_FROM: Final = 0.7
+"""How similar names must be, up to 1, for one to be suggested instead of the other."""
 
-    from agentpay.contract.endpoints import ENDPOINTS  # noqa: PLC0415
 
-    models: list[Any] = [model for each in ENDPOINTS for model in (each.request, each.query) if model]
-    known = {field.name for model in models for field in fields(model)} | _NAMES
-    near = get_close_matches(name, sorted(known), 1, 0.5)
-    meant = f"; did you mean {near[0]}?" if near else ""
-    others = f"besides the arguments of the method, a call takes {', '.join(sorted(_NAMES))}"
-    return f"unexpected keyword argument {name!r}{meant or f'; {others}'}"
+def _unexpected(name: str, arguments: Mapping[str, object]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - nobody else needs it
+
+    # Beside its parameters, a method's `locals()` may have a module that it imports.
+    own = [
+        each
+        for each, value in arguments.items()
+        if each not in ("self", "options") and not isinstance(value, ModuleType)
+    ]
+    near = get_close_matches(name, sorted({*own, *_NAMES}), 1, SIMILAR_FROM)
+    if near:
+        return f"unexpected keyword argument {name!r}; did you mean {near[0]}?"
+    listed = f" ({', '.join(own)})" if own else ""
+    others = f"besides the arguments of the method{listed}, a call takes {', '.join(sorted(_NAMES))}"
+    return f"unexpected keyword argument {name!r}; {others}"
 
 
 DEADLINE_LEFT: Final = 0.1
@@ -82,10 +90,12 @@ class CallSettings:
     ends_at: float | None = None
     extras: tuple[Mapping[str, object], Mapping[str, object]] | None = None
 
-    def begun(self, options: CallOptions, now: Callable[[], float]) -> "CallSettings":
+    def begun(
+        self, options: CallOptions, arguments: Mapping[str, object], now: Callable[[], float]
+    ) -> "CallSettings":
         unknown = options.keys() - _NAMES
         if unknown:
-            raise TypeError(_unexpected(min(unknown)))
+            raise TypeError(_unexpected(min(unknown), arguments))
         timeout = options.get("timeout", UNSET)
         max_retries = options.get("max_retries", UNSET)
         given = options.get("total_timeout", UNSET)

@@ -5,8 +5,7 @@ raise one or to retry.
 """
 
 import re
-import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
@@ -18,7 +17,7 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay._arguments import check_body, check_query, check_text, timestamp
+from agentpay._arguments import check_text, converted, request_of, timestamp
 from agentpay._invalid import InvalidArgumentError
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
@@ -33,9 +32,8 @@ from agentpay.contract.errors import (
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED, is_header_value
 from agentpay.contract.models import with_response
-from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
-from agentpay.contract.requests import UNSET, Request
+from agentpay.contract.requests import UNSET
 from agentpay.contract.responses import RawResponse
 
 MESSAGE_MAX_CHARACTERS: Final = 2000
@@ -48,53 +46,45 @@ _SHOWN_CHARACTERS: Final = 128
 class PreparedRequest:
     """A request that can be sent any number of times.
 
-    `target` is path and query, from the slash on. `idempotency_key` makes retrying it safe. `expected` are
-    attributes that the response, or each item of its page, must have, with their values.
+    `target` is path and query, from the slash on. `idempotency_key` makes retrying it safe.
     """
 
-    endpoint: Endpoint
+    endpoint: Endpoint[Any]
     target: str
     content: bytes | None = field(default=None, repr=False)
     if_match: str | None = None
     idempotency_key: str | None = None
-    expected: tuple[tuple[str, object], ...] = field(default=(), repr=False)
 
 
 def prepare(
-    endpoint: Endpoint,
-    *,
-    path: Mapping[str, str] | None = None,
-    query: Mapping[str, object] | None = None,
-    body: Request | None = None,
-    if_match: str | None = None,
+    endpoint: Endpoint[Any], arguments: Mapping[str, object], *, if_match: str | None = None
 ) -> PreparedRequest:
-    """Build the request for an endpoint and its arguments.
+    """Build the request for an endpoint and the arguments of its method.
 
-    `path` values are unquoted; None values of `query` are omitted. `if_match` is the version that a write
-    requires, as the service returned it.
+    The endpoint declares which of them its path, query and body take; others are ignored. `if_match` is the
+    version that a write requires, as the service returned it.
 
     Raises:
-        InvalidRequestError: an argument has a wrong type, an identifier is empty or would change the path, or
-            a datetime has no UTC offset.
+        InvalidRequestError: an argument is invalid, or an identifier is empty or would change the path.
         TypeError: a value of the body has no exact JSON form.
     """
-    if body is not None:
-        check_body(body)
-    if query and endpoint.query is not None:
-        check_query(endpoint.query, query)
     target = endpoint.path
-    if path:
+    if "{" in target:
         quoted = _free_text if endpoint.takes_rest_of_path else _quoted
-        target = target.format(**{name: quoted(name, value) for name, value in path.items()})
+        target = _PARAMETER.sub(lambda found: quoted(found[1], arguments[found[1]]), target)
+    if endpoint.query is not None:
+        target += _query(converted(endpoint.query, arguments, is_query=True))
+    body = None if endpoint.request is None else request_of(endpoint.request, arguments)
     return PreparedRequest(
         endpoint=endpoint,
-        target=target + _query(query),
+        target=target,
         content=None if body is None else json_text.print_json(codec.unstructure(body)),
         if_match=if_match,
         idempotency_key=getattr(body, "idempotency_key", None),
-        expected=_expected(endpoint, path, query, body) if endpoint.echoes else (),
     )
 
+
+_PARAMETER: Final = re.compile(r"{(\w+)}")
 
 ANY_SUCCESS: Final[Mapping[int, Any]] = MappingProxyType({})
 """The responses of a request without a described endpoint: any 2xx, with an unparsed body."""
@@ -130,7 +120,7 @@ def prepare_undescribed(
     if params is not None and not isinstance(params, Mapping):
         raise TypeError(f"params must be a mapping of names to values, not {type(params).__name__}")
     key = json.get("idempotency_key") if isinstance(json, Mapping) else None
-    endpoint = Endpoint(
+    endpoint: Endpoint[Any] = Endpoint(
         name=f"{method} {path}",
         method=method,
         path=path,
@@ -189,21 +179,6 @@ def _query(query: Mapping[str, object] | None) -> str:
         if value is not None
     }
     return f"?{urlencode(given)}" if given else ""
-
-
-def _expected(
-    endpoint: Endpoint,
-    path: Mapping[str, str] | None,
-    query: Mapping[str, object] | None,
-    body: Request | None,
-) -> tuple[tuple[str, object], ...]:
-    """Return the values that the response must repeat from the request."""
-    given = {**(path or {}), **(query or {})}
-    asked = (
-        (attribute, given[name] if name in given else getattr(body, name, None))
-        for attribute, name in endpoint.echoes.items()
-    )
-    return tuple((attribute, value) for attribute, value in asked if value is not None and value is not UNSET)
 
 
 def _quoted(name: str, value: object) -> str:
@@ -307,38 +282,21 @@ def _identifiers(content: bytes) -> dict[str, str]:
 _IDENTIFIERS: Final = ("transfer_id", "session_id")
 _IDENTIFIER: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
-_NORMALIZED: Final = frozenset({"name", "url"})
-"""Attributes that a service may normalize: it trims a name, and adds the slash that ends a URL."""
-
 
 def _mismatch(
     request: PreparedRequest, reply: RawResponse, answer: object
 ) -> errors.AnswerMismatchError | None:
-    """Return the error for a response that belongs to another request."""
-    items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
-    expected = request.expected
-    if request.idempotency_key is not None:
-        # The key names the request. A service may write the other values in another form.
-        expected = tuple(each for each in expected if each[0] == "idempotency_key") or expected
-    for attribute, asked in expected:
-        for item in items:
-            told = getattr(item, attribute)
-            # Fields that the contract does not guarantee may be missing.
-            if told is not None and told != asked and _tidied(attribute, told) != _tidied(attribute, asked):
-                return errors.AnswerMismatchError(
-                    operation=request.endpoint.name,
-                    difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
-                    may_have_been_processed=not request.endpoint.is_read,
-                    status_code=reply.status_code,
-                    request_id=reply.request_id,
-                )
-    return None
-
-
-def _tidied(attribute: str, value: object) -> object:
-    if attribute not in _NORMALIZED or not isinstance(value, str):
-        return value
-    return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", value).casefold()))
+    """Return the error for a response to another request: one that names another idempotency key."""
+    asked, told = request.idempotency_key, getattr(answer, "idempotency_key", None)
+    if asked is None or told is None or asked == told:
+        return None
+    return errors.AnswerMismatchError(
+        operation=request.endpoint.name,
+        difference=f"idempotency_key is {_brief(told)}, not {_brief(asked)}",
+        may_have_been_processed=not request.endpoint.is_read,
+        status_code=reply.status_code,
+        request_id=reply.request_id,
+    )
 
 
 def _brief(value: object) -> str:
@@ -379,7 +337,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 }
 
 
-def error_of(endpoint: Endpoint, reply: RawResponse, now: float) -> errors.APIError:
+def error_of(endpoint: Endpoint[Any], reply: RawResponse, now: float) -> errors.APIError:
     """Arguments are as for `read`."""
     status = reply.status_code
     sent = _error_body(status, reply.content)
@@ -427,7 +385,7 @@ def _timestamp(header: str | None) -> datetime | None:
         return None
 
 
-def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:
+def _is_not_offered(endpoint: Endpoint[Any], status: int, body: ErrorBody | None) -> bool:
     """Return whether the service lacks the endpoint, rather than the object."""
     if status != 404 or not endpoint.is_extension or endpoint.responses is ANY_SUCCESS:
         return False

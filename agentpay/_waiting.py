@@ -1,7 +1,7 @@
 """Sans-IO: when to poll a transfer that is not final, and when to stop waiting.
 
 `looks` is a generator that its driver controls, like `agentpay._retries.attempts`. For `Look` the driver
-sends back the transfer, or the exception. At the end it returns the transfer in its final state, or raises.
+sends back the transfer, or the exception. At the end it yields the transfer in its final state, or raises.
 The rules:
 
 - The pause before the next look is random, from half of a limit to all of it, so that many waiting clients do
@@ -49,8 +49,8 @@ def looks(
     max_retries: float = math.inf,
     now: Callable[[], float],
     random: Callable[[], float] = _random.random,
-) -> Generator[Look | Sleep, Any, Transfer]:
-    """Yield the next step until the transfer is final; return it.
+) -> Generator[Look | Sleep | Transfer, Any, None]:
+    """Yield the next step until the transfer is final, and then the transfer.
 
     Args:
         transfer_id: the transfer, `txn_…`.
@@ -82,7 +82,8 @@ def looks(
                 raise outcome
             failure = outcome
         elif outcome.is_final:
-            return outcome
+            yield outcome
+            return
         else:
             seen, failures = outcome, 0
         left = deadline - now()

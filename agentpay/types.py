@@ -1,13 +1,5 @@
-"""The types of arguments and fields, for annotations: sets of values, and dictionaries of arguments."""
+"""The types of arguments and fields, for annotations."""
 
-from agentpay._params import (
-    AuthorizePaymentParams,
-    CheckTransferParams,
-    CreateAccountParams,
-    CreateWebhookParams,
-    OpenSessionParams,
-    PinOriginParams,
-)
 from agentpay.contract.choices import (
     AccountSort,
     AccountStatus,
@@ -32,18 +24,12 @@ from agentpay.contract.search import SpendEntry, SpendPeriod
 __all__ = [
     "AccountSort",
     "AccountStatus",
-    "AuthorizePaymentParams",
-    "CheckTransferParams",
     "ClosingReason",
-    "CreateAccountParams",
-    "CreateWebhookParams",
     "Decision",
     "Direction",
     "KeyKind",
-    "OpenSessionParams",
     "OperatorKeyKind",
     "PaymentProtocol",
-    "PinOriginParams",
     "PolicyRule",
     "SessionStatus",
     "SessionStep",

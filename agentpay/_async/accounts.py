@@ -4,13 +4,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
-from agentpay.contract.accounts import Account, Balance, CreateAccount
+from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction
@@ -49,9 +47,7 @@ class AsyncAccounts(AsyncResource):
                 not finite.
             ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """
-        body = request_of(CreateAccount, locals())
-        account: Account = await self._call(prepare(endpoints.CREATE_ACCOUNT, body=body), options)
-        return account
+        return await self._call(endpoints.CREATE_ACCOUNT, locals(), options)
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> Account:
         """Read an account, including its policy and its live balance.
@@ -63,9 +59,7 @@ class AsyncAccounts(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        path = {"account_id": account_id}
-        account: Account = await self._call(prepare(endpoints.GET_ACCOUNT, path=path), options)
-        return account
+        return await self._call(endpoints.GET_ACCOUNT, locals(), options)
 
     def list(
         self,
@@ -86,7 +80,7 @@ class AsyncAccounts(AsyncResource):
         Returns:
             The first page. Iterating over it yields all accounts, fetching further pages as needed.
         """
-        return self._pages(endpoints.LIST_ACCOUNTS, options, query=locals())
+        return self._pages(endpoints.LIST_ACCOUNTS, locals(), options)
 
     async def balance(self, account_id: str, **options: Unpack[CallOptions]) -> Balance:
         """Read the live on-chain balance of an account.
@@ -99,9 +93,7 @@ class AsyncAccounts(AsyncResource):
             NotFoundError: no such account of this operator.
             ChainUnavailableError: the blockchain cannot be reached.
         """
-        path = {"account_id": account_id}
-        balance: Balance = await self._call(prepare(endpoints.GET_BALANCE, path=path), options)
-        return balance
+        return await self._call(endpoints.GET_BALANCE, locals(), options)
 
     async def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
         """Read an account's budget: balance, limits, and how much of them is left.
@@ -117,9 +109,7 @@ class AsyncAccounts(AsyncResource):
             ChainUnavailableError: the blockchain cannot be reached.
             NotSupportedError: the service has no budgets.
         """
-        path = {"account_id": account_id}
-        budget: Budget = await self._call(prepare(spending.GET_BUDGET, path=path), options)
-        return budget
+        return await self._call(spending.GET_BUDGET, locals(), options)
 
     def transactions(
         self,
@@ -148,8 +138,7 @@ class AsyncAccounts(AsyncResource):
             NotFoundError: no such account of this operator.
             InvalidRequestError: `since` has no UTC offset.
         """
-        path = {"account_id": account_id}
-        return self._pages(endpoints.LIST_TRANSACTIONS, options, path=path, query=locals())
+        return self._pages(endpoints.LIST_TRANSACTIONS, locals(), options)
 
     async def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Read an account with its metadata, its on-chain policy record, and its spending.
@@ -165,9 +154,7 @@ class AsyncAccounts(AsyncResource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
-        details: AccountDetails = await self._call(request, options)
-        return details
+        return await self._call(console.GET_ACCOUNT_DETAIL, locals(), options)
 
     def list_details(
         self,
@@ -194,8 +181,8 @@ class AsyncAccounts(AsyncResource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        named = None if ids is None else ",".join(ids)
-        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={**locals(), "ids": named})
+        arguments = {**locals(), "ids": None if ids is None else ",".join(ids)}
+        return self._pages(console.LIST_ACCOUNT_DETAILS, arguments, options)
 
     def history(
         self,
@@ -223,7 +210,7 @@ class AsyncAccounts(AsyncResource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        return self._pages(console.LIST_HISTORY, options, query=locals())
+        return self._pages(console.LIST_HISTORY, locals(), options)
 
     async def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Let a suspended account sign again.
@@ -243,6 +230,4 @@ class AsyncAccounts(AsyncResource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
-        details: AccountDetails = await self._call(request, options)
-        return details
+        return await self._call(console.ALLOW_SIGNING, locals(), options)

@@ -5,9 +5,8 @@ from typing import Unpack
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import approvals
-from agentpay.contract.approvals import PendingTransfer, RejectTransfer
+from agentpay.contract.approvals import PendingTransfer
 from agentpay.contract.transfers import Transfer
 
 
@@ -26,7 +25,7 @@ class AsyncApprovals(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(approvals.LIST_APPROVALS, options, query=locals())
+        return self._pages(approvals.LIST_APPROVALS, locals(), options)
 
     async def approve(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Approve a transfer: the policy in force is checked again, and the transfer is executed.
@@ -51,9 +50,7 @@ class AsyncApprovals(AsyncResource):
             ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
                 still pending; with it, it was sent and its outcome is unknown.
         """
-        request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
-        transfer: Transfer = await self._call(request, options)
-        return transfer
+        return await self._call(approvals.APPROVE_TRANSFER, locals(), options)
 
     async def reject(
         self, transfer_id: str, *, reason: str | None = None, **options: Unpack[CallOptions]
@@ -72,8 +69,4 @@ class AsyncApprovals(AsyncResource):
             NotFoundError: no such transfer of this operator.
             ConflictError: it is not pending approval (`not_pending`).
         """
-        request = prepare(
-            approvals.REJECT_TRANSFER, path={"transfer_id": transfer_id}, body=RejectTransfer(reason=reason)
-        )
-        transfer: Transfer = await self._call(request, options)
-        return transfer
+        return await self._call(approvals.REJECT_TRANSFER, locals(), options)

@@ -6,7 +6,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from agentpay._http import AsyncHttp
@@ -36,8 +36,10 @@ class AsyncCaller:
             total_timeout=settings.total_timeout,
         )
 
-    def begin(self, options: CallOptions) -> CallSettings:
+    def begin(self, options: CallOptions, arguments: Mapping[str, object]) -> CallSettings:
         """Return the settings of a call with these options that begins now.
+
+        `arguments` are those of the method, one of which an unknown option may have meant.
 
         Raises:
             ConfigurationError: an option has an invalid value; the message names it.
@@ -45,7 +47,7 @@ class AsyncCaller:
         """
         if not options and self._usual.total_timeout is None:
             return self._usual
-        return self._usual.begun(options, self.http.monotonic)
+        return self._usual.begun(options, arguments, self.http.monotonic)
 
     async def exchange(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
@@ -68,7 +70,7 @@ class AsyncCaller:
         return model, reply
 
     def pieces(
-        self, request: PreparedRequest, options: CallOptions
+        self, request: PreparedRequest, options: CallOptions, arguments: Mapping[str, object]
     ) -> AsyncGenerator[RawResponse | bytes, None]:
         """Send a request once, and yield its response without the body, then the body as it arrives.
 
@@ -76,7 +78,7 @@ class AsyncCaller:
             AgentPayError: the request failed, or the connection was lost.
         """
         self.http.warn_if_exposed()
-        return self.http.pieces(request, self.begin(options))
+        return self.http.pieces(request, self.begin(options, arguments))
 
     async def _noted(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         key = request.idempotency_key

@@ -324,8 +324,9 @@ class AsyncAgentPay:
             ValueError: the method or the path is invalid.
             OutcomeUnknownError: the request may have been carried out.
         """
+        call = self._caller.begin(options, locals())
         request = prepare_undescribed(method, path, params=params, json=json)
-        _, response = await self._caller.exchange(request, self._caller.begin(options))
+        _, response = await self._caller.exchange(request, call)
         return response
 
     def with_options(

@@ -5,7 +5,6 @@ from typing import Literal, Unpack
 
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import console, identity, search
 from agentpay.contract.console import ConsoleSummary
 from agentpay.contract.identity import Identity
@@ -26,8 +25,7 @@ class AsyncIdentities(AsyncResource):
         Raises:
             NotSupportedError: the service does not offer this extension.
         """
-        answer: Identity = await self._call(prepare(identity.WHO_AM_I), options)
-        return answer
+        return await self._call(identity.WHO_AM_I, locals(), options)
 
     async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions.
@@ -35,8 +33,7 @@ class AsyncIdentities(AsyncResource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
-        return summary
+        return await self._call(console.GET_SUMMARY, locals(), options)
 
     async def search(
         self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
@@ -49,10 +46,7 @@ class AsyncIdentities(AsyncResource):
             limit: how many of each kind, 1 to 20; 5 by default.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        found: SearchResult = await self._call(
-            prepare(search.SEARCH, query={"q": q, "limit": limit}), options
-        )
-        return found
+        return await self._call(search.SEARCH, locals(), options)
 
     async def spend(
         self,
@@ -75,6 +69,4 @@ class AsyncIdentities(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        query = {"account_id": account_id, "by": by, "since": since, "until": until}
-        report: SpendReport = await self._call(prepare(search.READ_SPEND, query=query), options)
-        return report
+        return await self._call(search.READ_SPEND, locals(), options)

@@ -3,15 +3,13 @@
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import console, operator_keys, sign_in
-from agentpay.contract.console import AgentKey, CreateAgentKey, NewAgentKey
-from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
-from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
+from agentpay.contract.console import AgentKey, NewAgentKey
+from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.sign_in import ConsoleKey, SignInCode
 
 
 class AsyncAgentKeys(AsyncResource):
@@ -48,10 +46,7 @@ class AsyncAgentKeys(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        body = request_of(CreateAgentKey, locals())
-        request = prepare(console.CREATE_AGENT_KEY, body=body)
-        key: NewAgentKey = await self._call(request, options)
-        return key
+        return await self._call(console.CREATE_AGENT_KEY, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -63,7 +58,7 @@ class AsyncAgentKeys(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AGENT_KEYS, options, query=locals())
+        return self._pages(console.LIST_AGENT_KEYS, locals(), options)
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an agent-scoped key; requests with it are refused, also those in progress.
@@ -75,7 +70,7 @@ class AsyncAgentKeys(AsyncResource):
         Raises:
             NotFoundError: no such valid key of this operator.
         """
-        await self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), options)
+        await self._call(console.REVOKE_AGENT_KEY, locals(), options)
 
 
 class AsyncOperatorKeys(AsyncResource):
@@ -95,9 +90,7 @@ class AsyncOperatorKeys(AsyncResource):
         Returns:
             The key; it is shown only here.
         """
-        request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
-        key: NewOperatorKey = await self._call(request, options)
-        return key
+        return await self._call(operator_keys.CREATE_OPERATOR_KEY, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -109,7 +102,7 @@ class AsyncOperatorKeys(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=locals())
+        return self._pages(operator_keys.LIST_OPERATOR_KEYS, locals(), options)
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an operator key; requests with it are refused, also those in progress.
@@ -122,7 +115,7 @@ class AsyncOperatorKeys(AsyncResource):
             NotFoundError: no such valid key of this operator.
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
-        await self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)
+        await self._call(operator_keys.REVOKE_OPERATOR_KEY, locals(), options)
 
     async def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
         """Create a code that signs in to the console once, within 10 minutes.
@@ -132,8 +125,7 @@ class AsyncOperatorKeys(AsyncResource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        code: SignInCode = await self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
-        return code
+        return await self._call(sign_in.CREATE_SIGN_IN_CODE, locals(), options)
 
     async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
         """Exchange the code of a sign-in link for a key of the console.
@@ -150,5 +142,4 @@ class AsyncOperatorKeys(AsyncResource):
         Raises:
             AuthenticationError: the code is invalid, has expired, or was used before.
         """
-        key: ConsoleKey = await self._call(prepare(sign_in.SIGN_IN, body=SignIn(code=code)), options)
-        return key
+        return await self._call(sign_in.SIGN_IN, locals(), options)

@@ -35,7 +35,7 @@ class AsyncAuditLog(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AUDIT, options, query=locals())
+        return self._pages(console.LIST_AUDIT, locals(), options)
 
 
 class AsyncRequestLogs(AsyncResource):
@@ -53,4 +53,4 @@ class AsyncRequestLogs(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_SERVED_REQUESTS, options, query=locals())
+        return self._pages(console.LIST_SERVED_REQUESTS, locals(), options)

@@ -9,21 +9,13 @@ from typing import Unpack, overload
 
 import attrs
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._challenges import Challenge, Pairs, challenge_of
+from agentpay._challenges import Pairs, challenge_of
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import payments
 from agentpay.contract.choices import TransferStatus
-from agentpay.contract.payments import (
-    AuthorizePayment,
-    Payment,
-    ReportOutcome,
-    SessionStep,
-    VoucherReport,
-)
+from agentpay.contract.payments import Payment, SessionStep, VoucherReport
 
 
 class AsyncPayments(AsyncResource):
@@ -132,12 +124,10 @@ class AsyncPayments(AsyncResource):
             OutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
                 the same key.
         """
+        arguments = locals()
         challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
-        offered = {name: getattr(challenge, name) for name in attrs.fields_dict(Challenge)}
-        request = request_of(AuthorizePayment, {**locals(), **offered})
-        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request)
-        payment: Payment | SessionStep = await self._call(prepared, options)
-        return payment
+        arguments = {**arguments, **attrs.asdict(challenge, recurse=False)}
+        return await self._call(payments.AUTHORIZE_PAYMENT, arguments, options)
 
     async def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
         """Read a payment. Its `header` is None: only `authorize` hands it out.
@@ -149,9 +139,7 @@ class AsyncPayments(AsyncResource):
         Raises:
             NotFoundError: no such payment of this operator.
         """
-        request = prepare(payments.GET_PAYMENT, path={"transfer_id": transfer_id})
-        payment: Payment = await self._call(request, options)
-        return payment
+        return await self._call(payments.GET_PAYMENT, locals(), options)
 
     @overload
     def list(
@@ -218,7 +206,7 @@ class AsyncPayments(AsyncResource):
         Raises:
             InvalidRequestError: `since` has no UTC offset.
         """
-        return self._pages(payments.LIST_PAYMENTS, options, query=locals())
+        return self._pages(payments.LIST_PAYMENTS, locals(), options)
 
     async def report_outcome(
         self,
@@ -243,7 +231,4 @@ class AsyncPayments(AsyncResource):
         Raises:
             NotFoundError: no such payment of this operator.
         """
-        body = request_of(ReportOutcome, locals())
-        request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
-        payment: Payment | SessionStep = await self._call(request, options)
-        return payment
+        return await self._call(payments.REPORT_OUTCOME, locals(), options)

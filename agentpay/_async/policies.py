@@ -4,10 +4,10 @@ from typing import Final, Unpack
 
 import attrs
 
-from agentpay._arguments import check_body, request_of
+from agentpay._arguments import request_of
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import etag_of, prepare
+from agentpay._requests import etag_of
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
@@ -33,9 +33,7 @@ class AsyncPolicies(AsyncResource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
-        path = {"account_id": account_id}
-        policy: AccountPolicy = await self._call(prepare(endpoints.GET_POLICY, path=path), options)
-        return policy
+        return await self._call(endpoints.GET_POLICY, locals(), options)
 
     async def update(
         self,
@@ -80,13 +78,12 @@ class AsyncPolicies(AsyncResource):
             PermissionDeniedError: the key is agent-scoped.
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
-        change = request_of(PolicyChange, locals())
-        call = self._caller.begin(options)  # first: it names a misspelt argument
+        call = self._caller.begin(options, locals())  # first: it names a misspelt argument
+        change = request_of(PolicyChange, locals())  # before the policy is read
         if change == PolicyChange():
             raise TypeError(
                 "policies.update needs at least one field to change; policies.get reads the policy"
             )
-        check_body(change)  # before the policy is read
         return await self._change(account_id, change, call)
 
     async def replace(
@@ -132,15 +129,13 @@ class AsyncPolicies(AsyncResource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
+        call = self._caller.begin(options, locals())
         change = request_of(PolicyChange, locals())
         if policy is None:
             policy = change.applied_to(Policy())
         elif change != PolicyChange():
             raise TypeError("policies.replace takes a Policy or its fields, not both")
-        else:
-            # A Policy converts nothing: its amounts may be integers and strings, its lists any sequence.
-            policy = request_of(PolicyChange, attrs.asdict(policy, recurse=False)).applied_to(Policy())
-        return await self._put(account_id, PolicyChange.to(policy), None, self._caller.begin(options))
+        return await self._put(account_id, policy, call)
 
     async def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.
@@ -149,7 +144,8 @@ class AsyncPolicies(AsyncResource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=True), self._caller.begin(options))
+        call = self._caller.begin(options, locals())
+        return await self._change(account_id, PolicyChange(paused=True), call)
 
     async def resume(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Allow transfers of an account again, within its limits. Raises as `update` does.
@@ -158,28 +154,24 @@ class AsyncPolicies(AsyncResource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return await self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
+        call = self._caller.begin(options, locals())
+        return await self._change(account_id, PolicyChange(paused=False), call)
 
     async def _change(self, account_id: str, change: PolicyChange, call: CallSettings) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
-            request = prepare(endpoints.GET_POLICY, path={"account_id": account_id})
-            current, reply = await self._caller.exchange(request, call)
-            whole = PolicyChange.to(change.applied_to(current))
+            current, reply = await self._exchange(endpoints.GET_POLICY, {"account_id": account_id}, call)
             try:
-                return await self._put(account_id, whole, etag_of(reply), call)
+                return await self._put(account_id, change.applied_to(current), call, if_match=etag_of(reply))
             except PreconditionFailedError:
                 # Another caller's write, or our own with a lost response: in both cases, read it again.
                 if not left:
                     raise
 
     async def _put(
-        self, account_id: str, change: PolicyChange, if_match: str | None, call: CallSettings
+        self, account_id: str, policy: Policy, call: CallSettings, *, if_match: str | None = None
     ) -> AccountPolicy:
-        request = prepare(
-            endpoints.PUT_POLICY, path={"account_id": account_id}, body=change, if_match=if_match
-        )
-        policy: AccountPolicy
-        policy, _ = await self._caller.exchange(request, call)
-        return policy
+        arguments = {**attrs.asdict(policy, recurse=False), "account_id": account_id}
+        result, _ = await self._exchange(endpoints.PUT_POLICY, arguments, call, if_match=if_match)
+        return result

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import payments
-from agentpay.contract.payments import PinnedOrigin, PinOrigin
+from agentpay.contract.payments import PinnedOrigin
 
 
 class AsyncSellers(AsyncResource):
@@ -28,7 +26,7 @@ class AsyncSellers(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, options, query=locals())
+        return self._pages(payments.LIST_ORIGINS, locals(), options)
 
     async def put(
         self,
@@ -57,11 +55,7 @@ class AsyncSellers(AsyncResource):
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        body = request_of(PinOrigin, locals())
-        pin: PinnedOrigin = await self._call(
-            prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
-        )
-        return pin
+        return await self._call(payments.PUT_ORIGIN, locals(), options)
 
     async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
         """Read the pin of a seller.
@@ -73,8 +67,7 @@ class AsyncSellers(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        pin: PinnedOrigin = await self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
-        return pin
+        return await self._call(payments.GET_ORIGIN, locals(), options)
 
     async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
@@ -86,4 +79,4 @@ class AsyncSellers(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        await self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)
+        await self._call(payments.DELETE_ORIGIN, locals(), options)

@@ -5,14 +5,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.choices import SessionStatus
-from agentpay.contract.sessions import ChargeSession, OpenSession, Session
+from agentpay.contract.sessions import Session
 
 
 class AsyncSessions(AsyncResource):
@@ -69,9 +67,7 @@ class AsyncSessions(AsyncResource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(sessions.OPEN_SESSION, body=request_of(OpenSession, locals()))
-        session: Session = await self._call(request, options)
-        return session
+        return await self._call(sessions.OPEN_SESSION, locals(), options)
 
     async def charge(
         self,
@@ -107,13 +103,7 @@ class AsyncSessions(AsyncResource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(
-            sessions.CHARGE_SESSION,
-            path={"session_id": session_id},
-            body=request_of(ChargeSession, locals()),
-        )
-        session: Session = await self._call(request, options)
-        return session
+        return await self._call(sessions.CHARGE_SESSION, locals(), options)
 
     async def close(
         self,
@@ -148,8 +138,7 @@ class AsyncSessions(AsyncResource):
             ChainUnavailableError: it is not settled yet; call again to get the result. If it is still
                 opening, nothing was done; otherwise the server settles it.
         """
-        request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
-        session: Session = await self._call(request, options)
+        session = await self._call(sessions.CLOSE_SESSION, locals(), options)
         if present and session.header is not None:
             from agentpay._async.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
 
@@ -167,9 +156,7 @@ class AsyncSessions(AsyncResource):
         Raises:
             NotFoundError: no such session of this operator.
         """
-        request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
-        session: Session = await self._call(request, options)
-        return session
+        return await self._call(sessions.GET_SESSION, locals(), options)
 
     def list(
         self,
@@ -198,4 +185,4 @@ class AsyncSessions(AsyncResource):
         Returns:
             The first page. Iterating over it yields all sessions, fetching further pages as needed.
         """
-        return self._pages(sessions.LIST_SESSIONS, options, query=locals())
+        return self._pages(sessions.LIST_SESSIONS, locals(), options)

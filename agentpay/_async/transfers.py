@@ -2,23 +2,22 @@
 
 import math
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Final, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
 from agentpay._settings import Steps, checked_max_retries, checked_timeout
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.choices import TransferStatus
 from agentpay.contract.requests import UNSET
-from agentpay.contract.spending import CheckTransfer, TransferCheck
-from agentpay.contract.transfers import CreateTransfer, Transfer
+from agentpay.contract.spending import TransferCheck
+from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError
 
 WAIT_SECONDS: Final = 60.0
@@ -80,9 +79,7 @@ class AsyncTransfers(AsyncResource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(endpoints.CREATE_TRANSFER, body=request_of(CreateTransfer, locals()))
-        transfer: Transfer = await self._call(request, options)
-        return transfer
+        return await self._call(endpoints.CREATE_TRANSFER, locals(), options)
 
     async def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Read a transfer.
@@ -94,9 +91,7 @@ class AsyncTransfers(AsyncResource):
         Raises:
             NotFoundError: no such transfer of this operator.
         """
-        path = {"transfer_id": transfer_id}
-        transfer: Transfer = await self._call(prepare(endpoints.GET_TRANSFER, path=path), options)
-        return transfer
+        return await self._call(endpoints.GET_TRANSFER, locals(), options)
 
     async def check(
         self,
@@ -130,9 +125,7 @@ class AsyncTransfers(AsyncResource):
             ChainUnavailableError: the blockchain cannot be reached.
             NotSupportedError: the service does not offer this extension.
         """
-        body = request_of(CheckTransfer, locals())
-        check: TransferCheck = await self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
-        return check
+        return await self._call(spending.CHECK_TRANSFER, locals(), options)
 
     def list(
         self,
@@ -167,7 +160,7 @@ class AsyncTransfers(AsyncResource):
             InvalidRequestError: `since` has no UTC offset.
             NotSupportedError: the service does not offer this extension.
         """
-        return self._pages(spending.LIST_TRANSFERS, options, query=locals())
+        return self._pages(spending.LIST_TRANSFERS, locals(), options)
 
     async def wait(
         self,
@@ -202,7 +195,7 @@ class AsyncTransfers(AsyncResource):
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.
         """
-        request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
+        arguments = locals()
         http, setting = self._caller.http, self._caller.settings.total_timeout
         seconds = options.pop("total_timeout", UNSET)
         if seconds is UNSET:
@@ -216,20 +209,17 @@ class AsyncTransfers(AsyncResource):
             now=http.monotonic,
             random=http.random,
         )
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, Sleep):
-                    await http.sleep(step.seconds)
-                    step = next(flow)
-                else:
-                    step = flow.send(await self._look(request, step.timeout, options))
-        except StopIteration as done:
-            transfer: Transfer = done.value
-            return transfer
+        step = next(flow)
+        while not isinstance(step, Transfer):
+            if isinstance(step, Sleep):
+                await http.sleep(step.seconds)
+                step = next(flow)
+            else:
+                step = flow.send(await self._look(arguments, step.timeout, options))
+        return step
 
     async def _look(
-        self, request: PreparedRequest, seconds: float, options: CallOptions
+        self, arguments: Mapping[str, object], seconds: float, options: CallOptions
     ) -> Transfer | AgentPayError:
         given = options.get("timeout", UNSET)
         usual = self._caller.settings.timeout if given is UNSET else checked_timeout(given)
@@ -238,7 +228,6 @@ class AsyncTransfers(AsyncResource):
         # Without retries: the wait has its own pauses, and those of retries would add to them.
         once: CallOptions = {**options, "timeout": None if seconds == math.inf else seconds, "max_retries": 0}
         try:
-            transfer: Transfer = await self._call(request, once)
+            return await self._call(endpoints.GET_TRANSFER, arguments, once)
         except AgentPayError as error:
             return error
-        return transfer

@@ -3,24 +3,20 @@
 from collections.abc import Sequence
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import deliveries, endpoints
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS
 from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
     Delivery,
     NewSecret,
-    RotateSecret,
-    UpdateWebhook,
     WebhookDetails,
 )
 from agentpay.contract.policies import Limit
 from agentpay.contract.requests import UNSET, UnsetType
-from agentpay.contract.webhooks import CreateWebhook, NewWebhook
+from agentpay.contract.webhooks import NewWebhook
 
 
 class AsyncWebhooks(AsyncResource):
@@ -56,9 +52,7 @@ class AsyncWebhooks(AsyncResource):
             InvalidRequestError: the request is invalid, such as a threshold that is a float; `details` lists
                 every fault that the service finds.
         """
-        body = request_of(CreateWebhook, locals())
-        webhook: NewWebhook = await self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
-        return webhook
+        return await self._call(endpoints.CREATE_WEBHOOK, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -70,7 +64,7 @@ class AsyncWebhooks(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(deliveries.LIST_WEBHOOKS, options, query=locals())
+        return self._pages(deliveries.LIST_WEBHOOKS, locals(), options)
 
     async def update(
         self,
@@ -92,10 +86,7 @@ class AsyncWebhooks(AsyncResource):
             NotFoundError: no such webhook of this operator.
             InvalidRequestError: an account is not the operator's.
         """
-        body = request_of(UpdateWebhook, locals())
-        request = prepare(deliveries.UPDATE_WEBHOOK, path={"webhook_id": webhook_id}, body=body)
-        updated: WebhookDetails = await self._call(request, options)
-        return updated
+        return await self._call(deliveries.UPDATE_WEBHOOK, locals(), options)
 
     async def test(self, webhook_id: str, **options: Unpack[CallOptions]) -> Delivery:
         """Send an event of the type `webhook.test` to a webhook.
@@ -110,9 +101,7 @@ class AsyncWebhooks(AsyncResource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        request = prepare(deliveries.TEST_WEBHOOK, path={"webhook_id": webhook_id})
-        delivery: Delivery = await self._call(request, options)
-        return delivery
+        return await self._call(deliveries.TEST_WEBHOOK, locals(), options)
 
     async def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
         """Delete a webhook and abandon its pending deliveries.
@@ -124,7 +113,7 @@ class AsyncWebhooks(AsyncResource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        await self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), options)
+        await self._call(deliveries.DELETE_WEBHOOK, locals(), options)
 
     async def rotate_secret(
         self,
@@ -151,10 +140,4 @@ class AsyncWebhooks(AsyncResource):
             NotFoundError: no such webhook of this operator.
             ConflictError: the previous rotation still overlaps (`rotation_in_progress`).
         """
-        request = prepare(
-            deliveries.ROTATE_SECRET,
-            path={"webhook_id": webhook_id},
-            body=RotateSecret(overlap_seconds=overlap_seconds),
-        )
-        secret: NewSecret = await self._call(request, options)
-        return secret
+        return await self._call(deliveries.ROTATE_SECRET, locals(), options)

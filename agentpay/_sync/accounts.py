@@ -5,13 +5,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import endpoints, spending
-from agentpay.contract.accounts import Account, Balance, CreateAccount
+from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
 from agentpay.contract.spending import Budget
 from agentpay.contract.transactions import Transaction
@@ -50,9 +48,7 @@ class Accounts(Resource):
                 not finite.
             ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """
-        body = request_of(CreateAccount, locals())
-        account: Account = self._call(prepare(endpoints.CREATE_ACCOUNT, body=body), options)
-        return account
+        return self._call(endpoints.CREATE_ACCOUNT, locals(), options)
 
     def get(self, account_id: str, **options: Unpack[CallOptions]) -> Account:
         """Read an account, including its policy and its live balance.
@@ -64,9 +60,7 @@ class Accounts(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        path = {"account_id": account_id}
-        account: Account = self._call(prepare(endpoints.GET_ACCOUNT, path=path), options)
-        return account
+        return self._call(endpoints.GET_ACCOUNT, locals(), options)
 
     def list(
         self,
@@ -87,7 +81,7 @@ class Accounts(Resource):
         Returns:
             The first page. Iterating over it yields all accounts, fetching further pages as needed.
         """
-        return self._pages(endpoints.LIST_ACCOUNTS, options, query=locals())
+        return self._pages(endpoints.LIST_ACCOUNTS, locals(), options)
 
     def balance(self, account_id: str, **options: Unpack[CallOptions]) -> Balance:
         """Read the live on-chain balance of an account.
@@ -100,9 +94,7 @@ class Accounts(Resource):
             NotFoundError: no such account of this operator.
             ChainUnavailableError: the blockchain cannot be reached.
         """
-        path = {"account_id": account_id}
-        balance: Balance = self._call(prepare(endpoints.GET_BALANCE, path=path), options)
-        return balance
+        return self._call(endpoints.GET_BALANCE, locals(), options)
 
     def budget(self, account_id: str, **options: Unpack[CallOptions]) -> Budget:
         """Read an account's budget: balance, limits, and how much of them is left.
@@ -118,9 +110,7 @@ class Accounts(Resource):
             ChainUnavailableError: the blockchain cannot be reached.
             NotSupportedError: the service has no budgets.
         """
-        path = {"account_id": account_id}
-        budget: Budget = self._call(prepare(spending.GET_BUDGET, path=path), options)
-        return budget
+        return self._call(spending.GET_BUDGET, locals(), options)
 
     def transactions(
         self,
@@ -149,8 +139,7 @@ class Accounts(Resource):
             NotFoundError: no such account of this operator.
             InvalidRequestError: `since` has no UTC offset.
         """
-        path = {"account_id": account_id}
-        return self._pages(endpoints.LIST_TRANSACTIONS, options, path=path, query=locals())
+        return self._pages(endpoints.LIST_TRANSACTIONS, locals(), options)
 
     def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Read an account with its metadata, its on-chain policy record, and its spending.
@@ -166,9 +155,7 @@ class Accounts(Resource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        request = prepare(console.GET_ACCOUNT_DETAIL, path={"account_id": account_id})
-        details: AccountDetails = self._call(request, options)
-        return details
+        return self._call(console.GET_ACCOUNT_DETAIL, locals(), options)
 
     def list_details(
         self,
@@ -195,8 +182,8 @@ class Accounts(Resource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        named = None if ids is None else ",".join(ids)
-        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={**locals(), "ids": named})
+        arguments = {**locals(), "ids": None if ids is None else ",".join(ids)}
+        return self._pages(console.LIST_ACCOUNT_DETAILS, arguments, options)
 
     def history(
         self,
@@ -224,7 +211,7 @@ class Accounts(Resource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        return self._pages(console.LIST_HISTORY, options, query=locals())
+        return self._pages(console.LIST_HISTORY, locals(), options)
 
     def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
         """Let a suspended account sign again.
@@ -244,6 +231,4 @@ class Accounts(Resource):
         """
         from agentpay.contract import console  # noqa: PLC0415 - few need it
 
-        request = prepare(console.ALLOW_SIGNING, path={"account_id": account_id})
-        details: AccountDetails = self._call(request, options)
-        return details
+        return self._call(console.ALLOW_SIGNING, locals(), options)

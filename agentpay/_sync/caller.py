@@ -7,7 +7,7 @@
 
 import contextlib
 import logging
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from agentpay._http import Http
@@ -37,8 +37,10 @@ class Caller:
             total_timeout=settings.total_timeout,
         )
 
-    def begin(self, options: CallOptions) -> CallSettings:
+    def begin(self, options: CallOptions, arguments: Mapping[str, object]) -> CallSettings:
         """Return the settings of a call with these options that begins now.
+
+        `arguments` are those of the method, one of which an unknown option may have meant.
 
         Raises:
             ConfigurationError: an option has an invalid value; the message names it.
@@ -46,7 +48,7 @@ class Caller:
         """
         if not options and self._usual.total_timeout is None:
             return self._usual
-        return self._usual.begun(options, self.http.monotonic)
+        return self._usual.begun(options, arguments, self.http.monotonic)
 
     def exchange(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
@@ -69,7 +71,7 @@ class Caller:
         return model, reply
 
     def pieces(
-        self, request: PreparedRequest, options: CallOptions
+        self, request: PreparedRequest, options: CallOptions, arguments: Mapping[str, object]
     ) -> Generator[RawResponse | bytes, None]:
         """Send a request once, and yield its response without the body, then the body as it arrives.
 
@@ -77,7 +79,7 @@ class Caller:
             AgentPayError: the request failed, or the connection was lost.
         """
         self.http.warn_if_exposed()
-        return self.http.pieces(request, self.begin(options))
+        return self.http.pieces(request, self.begin(options, arguments))
 
     def _noted(self, request: PreparedRequest, call: CallSettings) -> tuple[Any, RawResponse]:
         key = request.idempotency_key

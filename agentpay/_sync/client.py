@@ -325,8 +325,9 @@ class AgentPay:
             ValueError: the method or the path is invalid.
             OutcomeUnknownError: the request may have been carried out.
         """
+        call = self._caller.begin(options, locals())
         request = prepare_undescribed(method, path, params=params, json=json)
-        _, response = self._caller.exchange(request, self._caller.begin(options))
+        _, response = self._caller.exchange(request, call)
         return response
 
     def with_options(

@@ -14,13 +14,10 @@ from agentpay.contract import deliveries
 from agentpay.contract.choices import DeliveryStatus, EventType, ReplayableStatus
 from agentpay.contract.deliveries import (
     Delivery,
-    ReplayDeliveries,
     ReplayedDeliveries,
-    ReplayEvent,
 )
 from agentpay.contract.events import AnyEvent
 from agentpay.contract.headers import LAST_EVENT_ID
-from agentpay.contract.pages import PageBody
 
 
 class Events(Resource):
@@ -60,7 +57,7 @@ class Events(Resource):
         Raises:
             InvalidRequestError: the type does not exist.
         """
-        return self._pages(deliveries.LIST_EVENTS, options, query=locals())
+        return self._pages(deliveries.LIST_EVENTS, locals(), options)
 
     def replay(
         self, event_id: str, *, webhook_id: str | None = None, **options: Unpack[CallOptions]
@@ -80,11 +77,7 @@ class Events(Resource):
             NotFoundError: no such event of this operator.
             InvalidRequestError: no such webhook of this operator.
         """
-        request = prepare(
-            deliveries.REPLAY_EVENT, path={"event_id": event_id}, body=ReplayEvent(webhook_id=webhook_id)
-        )
-        page: PageBody[Delivery] = self._call(request, options)
-        return page.data
+        return (self._call(deliveries.REPLAY_EVENT, locals(), options)).data
 
     def stream(self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]) -> EventStream:
         """Open a stream of events, which yields each as it is recorded.
@@ -108,10 +101,11 @@ class Events(Resource):
             APIConnectionError: the connection was lost.
             ResponseValidationError: the response is no stream of events; check `base_url`.
         """
+        arguments = locals()
         if last_event_id is not None:
             after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
             options["extra_headers"] = {**options.get("extra_headers", {}), **after}
-        pieces = self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options)
+        pieces = self._caller.pieces(prepare(deliveries.STREAM_EVENTS, arguments), options, arguments)
         return EventStream.open(pieces, last_event_id)
 
 
@@ -148,9 +142,8 @@ class Deliveries(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        attention = "true" if needs_attention else None
-        query = {**locals(), "needs_attention": attention}
-        return self._pages(deliveries.LIST_DELIVERIES, options, query=query)
+        arguments = {**locals(), "needs_attention": "true" if needs_attention else None}
+        return self._pages(deliveries.LIST_DELIVERIES, arguments, options)
 
     def replay(
         self,
@@ -177,9 +170,4 @@ class Deliveries(Resource):
         Raises:
             InvalidRequestError: no such webhook of this operator, or `since` has no UTC offset.
         """
-        wanted = deliveries.ReplayableStatus(status)
-        body = ReplayDeliveries(since=since, webhook_id=webhook_id, status=wanted)
-        replayed: ReplayedDeliveries = self._call(
-            prepare(deliveries.REPLAY_DELIVERIES, body=body), options
-        )
-        return replayed
+        return self._call(deliveries.REPLAY_DELIVERIES, locals(), options)

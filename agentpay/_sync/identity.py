@@ -6,7 +6,6 @@ from typing import Literal, Unpack
 
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import console, identity, search
 from agentpay.contract.console import ConsoleSummary
 from agentpay.contract.identity import Identity
@@ -27,8 +26,7 @@ class Identities(Resource):
         Raises:
             NotSupportedError: the service does not offer this extension.
         """
-        answer: Identity = self._call(prepare(identity.WHO_AM_I), options)
-        return answer
+        return self._call(identity.WHO_AM_I, locals(), options)
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions.
@@ -36,8 +34,7 @@ class Identities(Resource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        summary: ConsoleSummary = self._call(prepare(console.GET_SUMMARY), options)
-        return summary
+        return self._call(console.GET_SUMMARY, locals(), options)
 
     def search(
         self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
@@ -50,10 +47,7 @@ class Identities(Resource):
             limit: how many of each kind, 1 to 20; 5 by default.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        found: SearchResult = self._call(
-            prepare(search.SEARCH, query={"q": q, "limit": limit}), options
-        )
-        return found
+        return self._call(search.SEARCH, locals(), options)
 
     def spend(
         self,
@@ -76,6 +70,4 @@ class Identities(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        query = {"account_id": account_id, "by": by, "since": since, "until": until}
-        report: SpendReport = self._call(prepare(search.READ_SPEND, query=query), options)
-        return report
+        return self._call(search.READ_SPEND, locals(), options)

@@ -4,15 +4,13 @@
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import console, operator_keys, sign_in
-from agentpay.contract.console import AgentKey, CreateAgentKey, NewAgentKey
-from agentpay.contract.operator_keys import CreateOperatorKey, NewOperatorKey, OperatorKey
-from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
+from agentpay.contract.console import AgentKey, NewAgentKey
+from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.sign_in import ConsoleKey, SignInCode
 
 
 class AgentKeys(Resource):
@@ -49,10 +47,7 @@ class AgentKeys(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        body = request_of(CreateAgentKey, locals())
-        request = prepare(console.CREATE_AGENT_KEY, body=body)
-        key: NewAgentKey = self._call(request, options)
-        return key
+        return self._call(console.CREATE_AGENT_KEY, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -64,7 +59,7 @@ class AgentKeys(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AGENT_KEYS, options, query=locals())
+        return self._pages(console.LIST_AGENT_KEYS, locals(), options)
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an agent-scoped key; requests with it are refused, also those in progress.
@@ -76,7 +71,7 @@ class AgentKeys(Resource):
         Raises:
             NotFoundError: no such valid key of this operator.
         """
-        self._call(prepare(console.REVOKE_AGENT_KEY, path={"key_id": key_id}), options)
+        self._call(console.REVOKE_AGENT_KEY, locals(), options)
 
 
 class OperatorKeys(Resource):
@@ -96,9 +91,7 @@ class OperatorKeys(Resource):
         Returns:
             The key; it is shown only here.
         """
-        request = prepare(operator_keys.CREATE_OPERATOR_KEY, body=CreateOperatorKey(name=name))
-        key: NewOperatorKey = self._call(request, options)
-        return key
+        return self._call(operator_keys.CREATE_OPERATOR_KEY, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -110,7 +103,7 @@ class OperatorKeys(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=locals())
+        return self._pages(operator_keys.LIST_OPERATOR_KEYS, locals(), options)
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
         """Revoke an operator key; requests with it are refused, also those in progress.
@@ -123,7 +116,7 @@ class OperatorKeys(Resource):
             NotFoundError: no such valid key of this operator.
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
-        self._call(prepare(operator_keys.REVOKE_OPERATOR_KEY, path={"key_id": key_id}), options)
+        self._call(operator_keys.REVOKE_OPERATOR_KEY, locals(), options)
 
     def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
         """Create a code that signs in to the console once, within 10 minutes.
@@ -133,8 +126,7 @@ class OperatorKeys(Resource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        code: SignInCode = self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
-        return code
+        return self._call(sign_in.CREATE_SIGN_IN_CODE, locals(), options)
 
     def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
         """Exchange the code of a sign-in link for a key of the console.
@@ -151,5 +143,4 @@ class OperatorKeys(Resource):
         Raises:
             AuthenticationError: the code is invalid, has expired, or was used before.
         """
-        key: ConsoleKey = self._call(prepare(sign_in.SIGN_IN, body=SignIn(code=code)), options)
-        return key
+        return self._call(sign_in.SIGN_IN, locals(), options)

@@ -36,7 +36,7 @@ class AuditLog(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_AUDIT, options, query=locals())
+        return self._pages(console.LIST_AUDIT, locals(), options)
 
 
 class RequestLogs(Resource):
@@ -54,4 +54,4 @@ class RequestLogs(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(console.LIST_SERVED_REQUESTS, options, query=locals())
+        return self._pages(console.LIST_SERVED_REQUESTS, locals(), options)

@@ -10,21 +10,13 @@ from typing import Unpack, overload
 
 import attrs
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._challenges import Challenge, Pairs, challenge_of
+from agentpay._challenges import Pairs, challenge_of
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import payments
 from agentpay.contract.choices import TransferStatus
-from agentpay.contract.payments import (
-    AuthorizePayment,
-    Payment,
-    ReportOutcome,
-    SessionStep,
-    VoucherReport,
-)
+from agentpay.contract.payments import Payment, SessionStep, VoucherReport
 
 
 class Payments(Resource):
@@ -133,12 +125,10 @@ class Payments(Resource):
             OutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
                 the same key.
         """
+        arguments = locals()
         challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
-        offered = {name: getattr(challenge, name) for name in attrs.fields_dict(Challenge)}
-        request = request_of(AuthorizePayment, {**locals(), **offered})
-        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request)
-        payment: Payment | SessionStep = self._call(prepared, options)
-        return payment
+        arguments = {**arguments, **attrs.asdict(challenge, recurse=False)}
+        return self._call(payments.AUTHORIZE_PAYMENT, arguments, options)
 
     def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
         """Read a payment. Its `header` is None: only `authorize` hands it out.
@@ -150,9 +140,7 @@ class Payments(Resource):
         Raises:
             NotFoundError: no such payment of this operator.
         """
-        request = prepare(payments.GET_PAYMENT, path={"transfer_id": transfer_id})
-        payment: Payment = self._call(request, options)
-        return payment
+        return self._call(payments.GET_PAYMENT, locals(), options)
 
     @overload
     def list(
@@ -219,7 +207,7 @@ class Payments(Resource):
         Raises:
             InvalidRequestError: `since` has no UTC offset.
         """
-        return self._pages(payments.LIST_PAYMENTS, options, query=locals())
+        return self._pages(payments.LIST_PAYMENTS, locals(), options)
 
     def report_outcome(
         self,
@@ -244,7 +232,4 @@ class Payments(Resource):
         Raises:
             NotFoundError: no such payment of this operator.
         """
-        body = request_of(ReportOutcome, locals())
-        request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
-        payment: Payment | SessionStep = self._call(request, options)
-        return payment
+        return self._call(payments.REPORT_OUTCOME, locals(), options)

@@ -5,10 +5,10 @@ from typing import Final, Unpack
 
 import attrs
 
-from agentpay._arguments import check_body, request_of
+from agentpay._arguments import request_of
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import etag_of, prepare
+from agentpay._requests import etag_of
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
@@ -34,9 +34,7 @@ class Policies(Resource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
-        path = {"account_id": account_id}
-        policy: AccountPolicy = self._call(prepare(endpoints.GET_POLICY, path=path), options)
-        return policy
+        return self._call(endpoints.GET_POLICY, locals(), options)
 
     def update(
         self,
@@ -81,13 +79,12 @@ class Policies(Resource):
             PermissionDeniedError: the key is agent-scoped.
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
-        change = request_of(PolicyChange, locals())
-        call = self._caller.begin(options)  # first: it names a misspelt argument
+        call = self._caller.begin(options, locals())  # first: it names a misspelt argument
+        change = request_of(PolicyChange, locals())  # before the policy is read
         if change == PolicyChange():
             raise TypeError(
                 "policies.update needs at least one field to change; policies.get reads the policy"
             )
-        check_body(change)  # before the policy is read
         return self._change(account_id, change, call)
 
     def replace(
@@ -133,15 +130,13 @@ class Policies(Resource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
+        call = self._caller.begin(options, locals())
         change = request_of(PolicyChange, locals())
         if policy is None:
             policy = change.applied_to(Policy())
         elif change != PolicyChange():
             raise TypeError("policies.replace takes a Policy or its fields, not both")
-        else:
-            # A Policy converts nothing: its amounts may be integers and strings, its lists any sequence.
-            policy = request_of(PolicyChange, attrs.asdict(policy, recurse=False)).applied_to(Policy())
-        return self._put(account_id, PolicyChange.to(policy), None, self._caller.begin(options))
+        return self._put(account_id, policy, call)
 
     def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.
@@ -150,7 +145,8 @@ class Policies(Resource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._change(account_id, PolicyChange(paused=True), self._caller.begin(options))
+        call = self._caller.begin(options, locals())
+        return self._change(account_id, PolicyChange(paused=True), call)
 
     def resume(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:
         """Allow transfers of an account again, within its limits. Raises as `update` does.
@@ -159,28 +155,24 @@ class Policies(Resource):
             account_id: the account, `acct_…`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._change(account_id, PolicyChange(paused=False), self._caller.begin(options))
+        call = self._caller.begin(options, locals())
+        return self._change(account_id, PolicyChange(paused=False), call)
 
     def _change(self, account_id: str, change: PolicyChange, call: CallSettings) -> AccountPolicy:
         left = POLICY_UPDATE_ATTEMPTS
         while True:
             left -= 1
-            request = prepare(endpoints.GET_POLICY, path={"account_id": account_id})
-            current, reply = self._caller.exchange(request, call)
-            whole = PolicyChange.to(change.applied_to(current))
+            current, reply = self._exchange(endpoints.GET_POLICY, {"account_id": account_id}, call)
             try:
-                return self._put(account_id, whole, etag_of(reply), call)
+                return self._put(account_id, change.applied_to(current), call, if_match=etag_of(reply))
             except PreconditionFailedError:
                 # Another caller's write, or our own with a lost response: in both cases, read it again.
                 if not left:
                     raise
 
     def _put(
-        self, account_id: str, change: PolicyChange, if_match: str | None, call: CallSettings
+        self, account_id: str, policy: Policy, call: CallSettings, *, if_match: str | None = None
     ) -> AccountPolicy:
-        request = prepare(
-            endpoints.PUT_POLICY, path={"account_id": account_id}, body=change, if_match=if_match
-        )
-        policy: AccountPolicy
-        policy, _ = self._caller.exchange(request, call)
-        return policy
+        arguments = {**attrs.asdict(policy, recurse=False), "account_id": account_id}
+        result, _ = self._exchange(endpoints.PUT_POLICY, arguments, call, if_match=if_match)
+        return result

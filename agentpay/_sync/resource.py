@@ -1,21 +1,22 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The base of all resources: turns a prepared request into the model of its response, or into pages.
+"""The base of all resources: turns an endpoint and arguments into the model of the response, or into pages.
 
 Every method of a resource takes `CallOptions` and raises the exceptions of `agentpay.errors`; docstrings list
 only errors with a specific meaning.
 """
 
 from collections.abc import Mapping
-from typing import Any
-
-import attrs
+from typing import Any, TypeVar
 
 from agentpay._sync.caller import Caller
 from agentpay._sync.paging import Page
-from agentpay._options import CallOptions
-from agentpay._requests import PreparedRequest, prepare
-from agentpay.contract.endpoints import Endpoint
+from agentpay._options import CallOptions, CallSettings
+from agentpay._requests import prepare
+from agentpay.contract.endpoints import Endpoint, M
 from agentpay.contract.pages import PageBody
+from agentpay.contract.responses import RawResponse
+
+T = TypeVar("T")
 
 
 class Resource:
@@ -24,25 +25,28 @@ class Resource:
     def __init__(self, caller: Caller) -> None:
         self._caller = caller
 
-    def _call(self, request: PreparedRequest, options: CallOptions) -> Any:  # noqa: ANN401 - the model
-        model, _ = self._caller.exchange(request, self._caller.begin(options))
+    def _call(self, endpoint: Endpoint[M], arguments: Mapping[str, object], options: CallOptions) -> M:
+        """Return the response to the arguments of a method, its `locals()`, as the endpoint declares both."""
+        model, _ = self._exchange(endpoint, arguments, self._caller.begin(options, arguments))
         return model
 
-    def _pages(
+    def _exchange(
         self,
-        endpoint: Endpoint,
-        options: CallOptions,
+        endpoint: Endpoint[M],
+        arguments: Mapping[str, object],
+        call: CallSettings,
         *,
-        query: Mapping[str, Any],
-        path: Mapping[str, str] | None = None,
-    ) -> Page[Any]:
-        """Return a list; of `query`, a method's `locals()`, the endpoint's query declares what is sent."""
-        declared = () if endpoint.query is None else attrs.fields_dict(endpoint.query)
-        given = {name: value for name, value in query.items() if name in declared}
+        if_match: str | None = None,
+    ) -> tuple[M, RawResponse]:
+        """Do what `_call` does, within a call that has begun; return the reply, too."""
+        return self._caller.exchange(prepare(endpoint, arguments, if_match=if_match), call)
 
-        def fetch(cursor: str | None) -> PageBody[Any]:
-            request = prepare(endpoint, path=path, query={**given, "cursor": cursor})
-            body: PageBody[Any] = self._call(request, options)
-            return body
+    def _pages(
+        self, endpoint: Endpoint[PageBody[T]], arguments: Mapping[str, Any], options: CallOptions
+    ) -> Page[T]:
+        """Return a list, whose pages are fetched with a method's arguments; see `_call`."""
 
-        return Page.first(fetch, query["cursor"])
+        def fetch(cursor: str | None) -> PageBody[T]:
+            return self._call(endpoint, {**arguments, "cursor": cursor}, options)
+
+        return Page.first(fetch, arguments["cursor"])

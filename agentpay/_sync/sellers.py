@@ -5,13 +5,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import payments
-from agentpay.contract.payments import PinnedOrigin, PinOrigin
+from agentpay.contract.payments import PinnedOrigin
 
 
 class Sellers(Resource):
@@ -29,7 +27,7 @@ class Sellers(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, options, query=locals())
+        return self._pages(payments.LIST_ORIGINS, locals(), options)
 
     def put(
         self,
@@ -58,11 +56,7 @@ class Sellers(Resource):
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        body = request_of(PinOrigin, locals())
-        pin: PinnedOrigin = self._call(
-            prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
-        )
-        return pin
+        return self._call(payments.PUT_ORIGIN, locals(), options)
 
     def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
         """Read the pin of a seller.
@@ -74,8 +68,7 @@ class Sellers(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        pin: PinnedOrigin = self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
-        return pin
+        return self._call(payments.GET_ORIGIN, locals(), options)
 
     def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
@@ -87,4 +80,4 @@ class Sellers(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)
+        self._call(payments.DELETE_ORIGIN, locals(), options)

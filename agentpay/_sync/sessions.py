@@ -6,14 +6,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import sessions
 from agentpay.contract.choices import SessionStatus
-from agentpay.contract.sessions import ChargeSession, OpenSession, Session
+from agentpay.contract.sessions import Session
 
 
 class Sessions(Resource):
@@ -70,9 +68,7 @@ class Sessions(Resource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(sessions.OPEN_SESSION, body=request_of(OpenSession, locals()))
-        session: Session = self._call(request, options)
-        return session
+        return self._call(sessions.OPEN_SESSION, locals(), options)
 
     def charge(
         self,
@@ -108,13 +104,7 @@ class Sessions(Resource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(
-            sessions.CHARGE_SESSION,
-            path={"session_id": session_id},
-            body=request_of(ChargeSession, locals()),
-        )
-        session: Session = self._call(request, options)
-        return session
+        return self._call(sessions.CHARGE_SESSION, locals(), options)
 
     def close(
         self,
@@ -149,8 +139,7 @@ class Sessions(Resource):
             ChainUnavailableError: it is not settled yet; call again to get the result. If it is still
                 opening, nothing was done; otherwise the server settles it.
         """
-        request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, options)
+        session = self._call(sessions.CLOSE_SESSION, locals(), options)
         if present and session.header is not None:
             from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
 
@@ -168,9 +157,7 @@ class Sessions(Resource):
         Raises:
             NotFoundError: no such session of this operator.
         """
-        request = prepare(sessions.GET_SESSION, path={"session_id": session_id})
-        session: Session = self._call(request, options)
-        return session
+        return self._call(sessions.GET_SESSION, locals(), options)
 
     def list(
         self,
@@ -199,4 +186,4 @@ class Sessions(Resource):
         Returns:
             The first page. Iterating over it yields all sessions, fetching further pages as needed.
         """
-        return self._pages(sessions.LIST_SESSIONS, options, query=locals())
+        return self._pages(sessions.LIST_SESSIONS, locals(), options)

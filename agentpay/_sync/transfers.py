@@ -3,23 +3,22 @@
 
 import math
 import uuid
+from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
 from typing import Final, Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
 from agentpay._settings import Steps, checked_max_retries, checked_timeout
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.choices import TransferStatus
 from agentpay.contract.requests import UNSET
-from agentpay.contract.spending import CheckTransfer, TransferCheck
-from agentpay.contract.transfers import CreateTransfer, Transfer
+from agentpay.contract.spending import TransferCheck
+from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError
 
 WAIT_SECONDS: Final = 60.0
@@ -81,9 +80,7 @@ class Transfers(Resource):
         """
         if idempotency_key is None:
             idempotency_key = str(uuid.uuid4())
-        request = prepare(endpoints.CREATE_TRANSFER, body=request_of(CreateTransfer, locals()))
-        transfer: Transfer = self._call(request, options)
-        return transfer
+        return self._call(endpoints.CREATE_TRANSFER, locals(), options)
 
     def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Transfer:
         """Read a transfer.
@@ -95,9 +92,7 @@ class Transfers(Resource):
         Raises:
             NotFoundError: no such transfer of this operator.
         """
-        path = {"transfer_id": transfer_id}
-        transfer: Transfer = self._call(prepare(endpoints.GET_TRANSFER, path=path), options)
-        return transfer
+        return self._call(endpoints.GET_TRANSFER, locals(), options)
 
     def check(
         self,
@@ -131,9 +126,7 @@ class Transfers(Resource):
             ChainUnavailableError: the blockchain cannot be reached.
             NotSupportedError: the service does not offer this extension.
         """
-        body = request_of(CheckTransfer, locals())
-        check: TransferCheck = self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
-        return check
+        return self._call(spending.CHECK_TRANSFER, locals(), options)
 
     def list(
         self,
@@ -168,7 +161,7 @@ class Transfers(Resource):
             InvalidRequestError: `since` has no UTC offset.
             NotSupportedError: the service does not offer this extension.
         """
-        return self._pages(spending.LIST_TRANSFERS, options, query=locals())
+        return self._pages(spending.LIST_TRANSFERS, locals(), options)
 
     def wait(
         self,
@@ -203,7 +196,7 @@ class Transfers(Resource):
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.
         """
-        request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
+        arguments = locals()
         http, setting = self._caller.http, self._caller.settings.total_timeout
         seconds = options.pop("total_timeout", UNSET)
         if seconds is UNSET:
@@ -217,20 +210,17 @@ class Transfers(Resource):
             now=http.monotonic,
             random=http.random,
         )
-        try:
-            step = next(flow)
-            while True:
-                if isinstance(step, Sleep):
-                    http.sleep(step.seconds)
-                    step = next(flow)
-                else:
-                    step = flow.send(self._look(request, step.timeout, options))
-        except StopIteration as done:
-            transfer: Transfer = done.value
-            return transfer
+        step = next(flow)
+        while not isinstance(step, Transfer):
+            if isinstance(step, Sleep):
+                http.sleep(step.seconds)
+                step = next(flow)
+            else:
+                step = flow.send(self._look(arguments, step.timeout, options))
+        return step
 
     def _look(
-        self, request: PreparedRequest, seconds: float, options: CallOptions
+        self, arguments: Mapping[str, object], seconds: float, options: CallOptions
     ) -> Transfer | AgentPayError:
         given = options.get("timeout", UNSET)
         usual = self._caller.settings.timeout if given is UNSET else checked_timeout(given)
@@ -239,7 +229,6 @@ class Transfers(Resource):
         # Without retries: the wait has its own pauses, and those of retries would add to them.
         once: CallOptions = {**options, "timeout": None if seconds == math.inf else seconds, "max_retries": 0}
         try:
-            transfer: Transfer = self._call(request, once)
+            return self._call(endpoints.GET_TRANSFER, arguments, once)
         except AgentPayError as error:
             return error
-        return transfer

@@ -4,24 +4,20 @@
 from collections.abc import Sequence
 from typing import Unpack
 
-from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract import deliveries, endpoints
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS
 from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import (
     Delivery,
     NewSecret,
-    RotateSecret,
-    UpdateWebhook,
     WebhookDetails,
 )
 from agentpay.contract.policies import Limit
 from agentpay.contract.requests import UNSET, UnsetType
-from agentpay.contract.webhooks import CreateWebhook, NewWebhook
+from agentpay.contract.webhooks import NewWebhook
 
 
 class Webhooks(Resource):
@@ -57,9 +53,7 @@ class Webhooks(Resource):
             InvalidRequestError: the request is invalid, such as a threshold that is a float; `details` lists
                 every fault that the service finds.
         """
-        body = request_of(CreateWebhook, locals())
-        webhook: NewWebhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
-        return webhook
+        return self._call(endpoints.CREATE_WEBHOOK, locals(), options)
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -71,7 +65,7 @@ class Webhooks(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(deliveries.LIST_WEBHOOKS, options, query=locals())
+        return self._pages(deliveries.LIST_WEBHOOKS, locals(), options)
 
     def update(
         self,
@@ -93,10 +87,7 @@ class Webhooks(Resource):
             NotFoundError: no such webhook of this operator.
             InvalidRequestError: an account is not the operator's.
         """
-        body = request_of(UpdateWebhook, locals())
-        request = prepare(deliveries.UPDATE_WEBHOOK, path={"webhook_id": webhook_id}, body=body)
-        updated: WebhookDetails = self._call(request, options)
-        return updated
+        return self._call(deliveries.UPDATE_WEBHOOK, locals(), options)
 
     def test(self, webhook_id: str, **options: Unpack[CallOptions]) -> Delivery:
         """Send an event of the type `webhook.test` to a webhook.
@@ -111,9 +102,7 @@ class Webhooks(Resource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        request = prepare(deliveries.TEST_WEBHOOK, path={"webhook_id": webhook_id})
-        delivery: Delivery = self._call(request, options)
-        return delivery
+        return self._call(deliveries.TEST_WEBHOOK, locals(), options)
 
     def delete(self, webhook_id: str, **options: Unpack[CallOptions]) -> None:
         """Delete a webhook and abandon its pending deliveries.
@@ -125,7 +114,7 @@ class Webhooks(Resource):
         Raises:
             NotFoundError: no such webhook of this operator.
         """
-        self._call(prepare(deliveries.DELETE_WEBHOOK, path={"webhook_id": webhook_id}), options)
+        self._call(deliveries.DELETE_WEBHOOK, locals(), options)
 
     def rotate_secret(
         self,
@@ -152,10 +141,4 @@ class Webhooks(Resource):
             NotFoundError: no such webhook of this operator.
             ConflictError: the previous rotation still overlaps (`rotation_in_progress`).
         """
-        request = prepare(
-            deliveries.ROTATE_SECRET,
-            path={"webhook_id": webhook_id},
-            body=RotateSecret(overlap_seconds=overlap_seconds),
-        )
-        secret: NewSecret = self._call(request, options)
-        return secret
+        return self._call(deliveries.ROTATE_SECRET, locals(), options)

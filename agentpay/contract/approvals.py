@@ -81,7 +81,6 @@ APPROVE_TRANSFER: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={200: Transfer},
-    echoes={"transfer_id": "transfer_id"},
     subject=attrs.evolve(TRANSFER, refused=(*TRANSFER.refused, TransferStatus.PENDING_APPROVAL)),
     errors=(
         ErrorCode.NOT_PENDING,
@@ -105,7 +104,6 @@ REJECT_TRANSFER: Final = Endpoint(
     is_body_optional=True,
     responses={200: Transfer},
     errors=(ErrorCode.NOT_PENDING,),
-    echoes={"transfer_id": "transfer_id"},
     summary="Reject a transfer that is pending approval.",
 )
 

@@ -465,7 +465,6 @@ CREATE_AGENT_KEY: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
-    echoes={"account_id": "account_id", "name": "name"},
     errors=(ErrorCode.NOT_FOUND,),
     summary="Create an agent-scoped key, bound to one account.",
 )
@@ -479,7 +478,7 @@ LIST_AGENT_KEYS: Final = Endpoint(
     responses={200: PageBody[AgentKey]},
     summary="List the valid agent-scoped keys, newest first.",
 )
-REVOKE_AGENT_KEY: Final = Endpoint(
+REVOKE_AGENT_KEY: Final[Endpoint[None]] = Endpoint(
     name="agent_keys.revoke",
     method="DELETE",
     path=EXTENSIONS + "/console/agent-keys/{key_id}",
@@ -505,7 +504,6 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetails},
-    echoes={"account_id": "account_id"},
     summary="Read an account with its metadata, policy record and spending.",
 )
 ALLOW_SIGNING: Final = Endpoint(
@@ -516,7 +514,6 @@ ALLOW_SIGNING: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetails},
     summary="Unblock an account after its history has been compared with the chain.",
-    echoes={"account_id": "account_id"},
 )
 LIST_HISTORY: Final = Endpoint(
     name="accounts.history",
@@ -526,7 +523,6 @@ LIST_HISTORY: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListHistory,
     responses={200: PageBody[Transaction]},
-    echoes={"account_id": "account_id"},
     summary="List the history of all accounts, newest first.",
     description="Settled transfers, session settlements, policy rejections and deposits. For each account, "
     "what came in minus what went out is its balance.",

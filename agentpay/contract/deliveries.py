@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal, cast
 
 from attrs import field, frozen
 
@@ -10,7 +10,7 @@ from agentpay.contract import choices
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.events import Event
+from agentpay.contract.events import AnyEvent, Event
 from agentpay.contract.fields import (
     Cursor,
     Moment,
@@ -297,7 +297,7 @@ LIST_WEBHOOKS: Final = Endpoint(
     responses={200: PageBody[WebhookDetails]},
     summary="List the registered webhooks, newest first.",
 )
-DELETE_WEBHOOK: Final = Endpoint(
+DELETE_WEBHOOK: Final[Endpoint[None]] = Endpoint(
     name="webhooks.delete",
     method="DELETE",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}",
@@ -314,7 +314,6 @@ UPDATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     request=UpdateWebhook,
     responses={200: WebhookDetails},
-    echoes={"webhook_id": "webhook_id"},
     summary="Change the accounts or the balance threshold of a webhook.",
 )
 TEST_WEBHOOK: Final = Endpoint(
@@ -324,7 +323,6 @@ TEST_WEBHOOK: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={202: Delivery},
-    echoes={"webhook_id": "webhook_id"},
     summary="Send a test event to a webhook.",
     description="The event has the type `webhook.test`, whatever the webhook is subscribed to, and reports "
     "no account, transfer or session. It is signed, retried and listed as any other.",
@@ -341,15 +339,14 @@ ROTATE_SECRET: Final = Endpoint(
     errors=(ErrorCode.ROTATION_IN_PROGRESS,),
     summary="Rotate the secret of a webhook, with an overlap.",
 )
-LIST_EVENTS: Final = Endpoint(
+LIST_EVENTS: Final[Endpoint[PageBody[AnyEvent]]] = Endpoint(
     name="events.list",
     method="GET",
     path=EXTENSIONS + "/console/events",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListEvents,
-    responses={200: PageBody[Event]},
-    echoes={"type": "type"},
+    responses={200: cast("type[PageBody[AnyEvent]]", PageBody[Event])},
     summary="List the recorded events, newest first.",
 )
 LIST_DELIVERIES: Final = Endpoint(
@@ -360,7 +357,6 @@ LIST_DELIVERIES: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListDeliveries,
     responses={200: PageBody[Delivery]},
-    echoes={"event_id": "event_id", "webhook_id": "webhook_id"},
     summary="List deliveries with every attempt, newest first.",
 )
 REPLAY_EVENT: Final = Endpoint(
@@ -372,7 +368,6 @@ REPLAY_EVENT: Final = Endpoint(
     request=ReplayEvent,
     is_body_optional=True,
     responses={202: PageBody[Delivery]},
-    echoes={"event_id": "event_id", "webhook_id": "webhook_id"},
     summary="Deliver an event again.",
 )
 

@@ -5,7 +5,7 @@ The SDK builds its requests from it, and the server its routes; a test asserts t
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Any, Final
+from typing import Final, Generic, TypeVar
 
 from attrs import field, frozen
 
@@ -14,9 +14,12 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay.contract.headers import ETAG, IF_MATCH, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import AccountPolicy, PolicyChange
+from agentpay.contract.requests import Request
 from agentpay.contract.transactions import ListTransactions, Transaction
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.contract.webhooks import CreateWebhook, NewWebhook
+
+M = TypeVar("M")
 
 EXTENSIONS: Final = "/ext/v1"
 """The prefix of the paths of all extensions: everything outside the contract that needs a key."""
@@ -72,9 +75,9 @@ class Subject:
 TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))
 
 
-@frozen(kw_only=True)
-class Endpoint:
-    """One operation over HTTP.
+@frozen(kw_only=True, eq=False)
+class Endpoint(Generic[M]):
+    """One operation over HTTP, of which the client returns an `M`.
 
     Attributes:
         name: its name, `resource.action`.
@@ -84,7 +87,7 @@ class Endpoint:
         repeat: when a client may retry it automatically.
         request: model of the body, or None.
         query: model of the query string, or None.
-        responses: model of the body of each success status.
+        responses: model of the body of each success status; None for no body.
         is_dry_run: whether it changes nothing, although its method is not `GET`.
         is_body_optional: whether an empty body counts as an empty object.
         is_stream: whether a success is a stream of server-sent events, whose data are such models.
@@ -92,8 +95,6 @@ class Endpoint:
             instead of an identifier.
         errors: codes in addition to the ones that `every_error` derives.
         subject: the object that its refusals and unknown outcomes refer to, if any.
-        echoes: what its response, or each item of its page, repeats from the request: attribute, and
-            parameter or field of the request. A response with other values belongs to another request.
         request_headers: additional header fields of the request.
         response_headers: additional header fields of a success.
         summary: one line for documents.
@@ -105,17 +106,16 @@ class Endpoint:
     path: str
     scope: Scope
     repeat: Repeat
-    responses: Mapping[int, Any]
+    responses: Mapping[int, type[M] | None]
     summary: str
-    request: type | None = None
-    query: type | None = None
+    request: type[Request] | None = None
+    query: type[Request] | None = None
     is_dry_run: bool = False
     is_body_optional: bool = False
     is_stream: bool = False
     takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None
-    echoes: Mapping[str, str] = field(factory=dict)
     request_headers: tuple[Header, ...] = ()
     response_headers: tuple[Header, ...] = ()
     description: str = ""
@@ -166,7 +166,6 @@ CREATE_ACCOUNT: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAccount,
     responses={201: Account},
-    echoes={"name": "name"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Provision an account.",
     description="The account and its USDC token account are on chain when this returns, with the default "
@@ -193,7 +192,6 @@ GET_ACCOUNT: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    echoes={"account_id": "account_id"},
     summary="Read one account.",
     description="`status` is `paused` exactly while `policy.paused` is true.",
 )
@@ -204,7 +202,6 @@ GET_BALANCE: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Balance},
-    echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the live on-chain balance of an account.",
     description="Always reflects live on-chain state.",
@@ -217,7 +214,6 @@ LIST_TRANSACTIONS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListTransactions,
     responses={200: PageBody[Transaction]},
-    echoes={"account_id": "account_id"},
     summary="List the history of an account, newest first.",
     description="Settled transfers, session settlements, policy rejections and deposits. Pass the returned "
     "`cursor` as `cursor` to get the next page.",
@@ -229,7 +225,6 @@ GET_POLICY: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountPolicy},
-    echoes={"account_id": "account_id"},
     response_headers=(ETAG,),
     summary="Read the policy of an account.",
     description="`ETag` names this version of the policy; send it as `If-Match` with a change.",
@@ -243,7 +238,6 @@ PUT_POLICY: Final = Endpoint(
     request=PolicyChange,
     responses={200: AccountPolicy},
     errors=(ErrorCode.PRECONDITION_FAILED,),
-    echoes={"account_id": "account_id"},
     request_headers=(IF_MATCH,),
     response_headers=(ETAG,),
     summary="Change the policy of an account.",
@@ -273,7 +267,6 @@ CREATE_TRANSFER: Final = Endpoint(
         ErrorCode.NOT_FOUND,
     ),
     subject=TRANSFER,
-    echoes={"idempotency_key": "idempotency_key", "from_": "from_", "to": "to", "amount_usdc": "amount"},
     summary="Move USDC out of an account.",
     description="The transfer is checked against the account's policy, signed, submitted on chain, and "
     "returned with 200 when it has settled (typical settlement time: under 400 ms). At or above "
@@ -293,7 +286,6 @@ GET_TRANSFER: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Transfer},
-    echoes={"transfer_id": "transfer_id"},
     summary="Read one transfer.",
     description="For status polling or audit. A rejected or failed transfer also has `error` and `message`.",
 )
@@ -305,7 +297,6 @@ CREATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
     responses={201: NewWebhook},
-    echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result contains the `secret` that signs deliveries; store it, because it is shown only "
     "once. A delivery without a 2xx response is retried 4 times, after pauses of 30 s, 5 min, 30 min and "

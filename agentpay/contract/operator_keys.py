@@ -110,7 +110,7 @@ LIST_OPERATOR_KEYS: Final = Endpoint(
     responses={200: PageBody[OperatorKey]},
     summary="List the valid operator keys, newest first.",
 )
-REVOKE_OPERATOR_KEY: Final = Endpoint(
+REVOKE_OPERATOR_KEY: Final[Endpoint[None]] = Endpoint(
     name="operator_keys.revoke",
     method="DELETE",
     path=EXTENSIONS + "/console/operator-keys/{key_id}",

@@ -6,11 +6,11 @@ from attrs import frozen
 
 from agentpay.contract.models import Model
 
-T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 
 @frozen(kw_only=True)
-class PageBody(Model, Generic[T]):
+class PageBody(Model, Generic[T_co]):
     """One page of a list.
 
     Attributes:
@@ -19,6 +19,6 @@ class PageBody(Model, Generic[T]):
         has_more: whether there is a next page.
     """
 
-    data: tuple[T, ...]
+    data: tuple[T_co, ...]
     cursor: str
     has_more: bool

@@ -231,6 +231,7 @@ class SessionStep(Model):
         session_id: the session, `sess_…`.
         charge_id: the voucher, `chg_…`, for `payments.report_outcome`; None for an opening.
         account_id: the account that pays.
+        idempotency_key: the key of the purchase.
         status: the status of the session.
         protocol: `mpp`.
         origin: the seller, such as `https://api.example.com`.
@@ -260,6 +261,7 @@ class SessionStep(Model):
     session_id: str
     charge_id: str | None
     account_id: str
+    idempotency_key: str
     status: choices.SessionStatus
     protocol: choices.PaymentProtocol
     origin: str
@@ -283,6 +285,7 @@ class Payment(Model):
     Attributes:
         transfer_id: identifier of the transfer, `txn_…`.
         account_id: the account that pays.
+        idempotency_key: the key of the purchase.
         status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
             operator has approved it and nothing is signed; repeat the request with the same key. `submitted`:
             it is signed and its amount reserved, and the seller may broadcast it. `settled`: it is paid;
@@ -324,6 +327,7 @@ class Payment(Model):
 
     transfer_id: str
     account_id: str
+    idempotency_key: str
     status: choices.TransferStatus
     protocol: choices.PaymentProtocol
     amount_usdc: UsdcString
@@ -502,7 +506,7 @@ class ListOrigins(Request):
     cursor: Cursor = ""
 
 
-AUTHORIZE_PAYMENT: Final = Endpoint(
+AUTHORIZE_PAYMENT: Final[Endpoint[Payment | SessionStep]] = Endpoint(
     name="payments.authorize",
     method="POST",
     path=EXTENSIONS + "/payments",
@@ -527,7 +531,6 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.NOT_FOUND,
     ),
     subject=Subject(kind="transfer", refused=("rejected", "approved")),
-    echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The cheapest payable offer of the challenge is paid; at one price x402 version 2 before "
     "version 1, and MPP last. An offer that the chain could not settle, or that only the policy or the pin "
@@ -555,11 +558,10 @@ GET_PAYMENT: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Payment},
-    echoes={"transfer_id": "transfer_id"},
     summary="Read one payment.",
     description="`header` is null: only `POST /ext/v1/payments` hands out the signed transaction.",
 )
-LIST_PAYMENTS: Final = Endpoint(
+LIST_PAYMENTS: Final[Endpoint[PageBody[Payment | SessionStep]]] = Endpoint(
     name="payments.list",
     method="GET",
     path=EXTENSIONS + "/payments",
@@ -568,7 +570,6 @@ LIST_PAYMENTS: Final = Endpoint(
     query=ListPayments,
     responses={200: PageBody[Payment]},
     errors=(ErrorCode.FORBIDDEN,),
-    echoes={"account_id": "account_id", "origin": "origin", "transfer_id": "transfer_id"},
     summary="List payments of every status, newest first.",
     description="With an agent-scoped key, only those of its account. The page of a `transfer_id` that is "
     "not a payment is empty.\n\nWith `idempotency_key`, the page also has what the key paid within sessions "
@@ -576,7 +577,7 @@ LIST_PAYMENTS: Final = Endpoint(
     "pay no request), then payments. `status` and `transfer_id` find payments only. Transfers and other "
     "sessions have lists of their own.",
 )
-REPORT_OUTCOME: Final = Endpoint(
+REPORT_OUTCOME: Final[Endpoint[Payment | SessionStep]] = Endpoint(
     name="payments.report_outcome",
     method="POST",
     path=EXTENSIONS + "/payments/{transfer_id}/outcome",
@@ -584,7 +585,6 @@ REPORT_OUTCOME: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     request=ReportOutcome,
     responses={200: Payment},
-    echoes={"transfer_id": "transfer_id"},
     summary="Report the seller's response to a payment.",
     description="In place of the `transfer_id`, send the `charge_id` of a voucher: until its outcome is "
     "reported, or for 30 seconds, the session signs no other voucher. Two refusals in a row (402, or a "
@@ -610,7 +610,6 @@ PUT_ORIGIN: Final = Endpoint(
     request=PinOrigin,
     responses={200: PinnedOrigin},
     takes_rest_of_path=True,
-    echoes={"origin": "origin"},
     summary="Pin a seller.",
     description="A pin overrides what a challenge claims: another recipient or a higher price is refused "
     "with `policy_violation`, which names the pin. The whole pin is replaced, including omitted fields.",
@@ -623,10 +622,9 @@ GET_ORIGIN: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: PinnedOrigin},
     takes_rest_of_path=True,
-    echoes={"origin": "origin"},
     summary="Read the pin of a seller.",
 )
-DELETE_ORIGIN: Final = Endpoint(
+DELETE_ORIGIN: Final[Endpoint[None]] = Endpoint(
     name="sellers.delete",
     method="DELETE",
     path=EXTENSIONS + "/console/origins/{origin}",

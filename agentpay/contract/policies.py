@@ -101,11 +101,6 @@ class PolicyChange(Request):
             }
         )
 
-    @classmethod
-    def to(cls, policy: Policy) -> "PolicyChange":
-        """Return the change that sets all seven fields to those of `policy`."""
-        return cls(**{name: getattr(policy, name) for name in POLICY_FIELDS})
-
 
 POLICY_FIELDS: Final = tuple(field.name for field in attrs.fields(Policy))
 

@@ -221,7 +221,6 @@ OPEN_SESSION: Final = Endpoint(
     subject=Subject(
         kind="session", refused=("rejected", "failed"), unknown=_UNRESOLVED, is_always_stored=False
     ),
-    echoes={"account_id": "account_id", "to": "to", "cap_usdc": "cap_usdc"},
     summary="Open a session: put its cap into escrow.",
 )
 CHARGE_SESSION: Final = Endpoint(
@@ -241,7 +240,6 @@ CHARGE_SESSION: Final = Endpoint(
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
     subject=Subject(kind="session", refused=tuple(SessionStatus)),
-    echoes={"session_id": "session_id"},
     summary="Add a micropayment to a session's running total.",
 )
 CLOSE_SESSION: Final = Endpoint(
@@ -253,7 +251,6 @@ CLOSE_SESSION: Final = Endpoint(
     responses={200: Session},
     errors=(ErrorCode.TRANSFER_FAILED, ErrorCode.SESSION_CLOSED, ErrorCode.CHAIN_UNAVAILABLE),
     subject=Subject(kind="session", refused=("closing",), unknown=_UNRESOLVED),
-    echoes={"session_id": "session_id"},
     summary="Close a session: pay the charges, return the rest.",
     description="A session over 402 answers `closing` with a `header`: present it to the seller, who settles "
     "the highest voucher. If the chain does not show that within 60 seconds, or if there was no voucher, the "
@@ -266,7 +263,6 @@ GET_SESSION: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Session},
-    echoes={"session_id": "session_id"},
     summary="Read one session.",
 )
 LIST_SESSIONS: Final = Endpoint(
@@ -278,7 +274,6 @@ LIST_SESSIONS: Final = Endpoint(
     query=ListSessions,
     responses={200: PageBody[Session]},
     errors=(ErrorCode.FORBIDDEN,),
-    echoes={"account_id": "account_id"},
     summary="List sessions, newest first.",
 )
 

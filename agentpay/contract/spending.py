@@ -160,7 +160,6 @@ GET_BUDGET: Final = Endpoint(
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Budget},
-    echoes={"account_id": "account_id"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the budget of an account.",
     description="An agent can read its budget before it asks for money. The result reserves nothing: another "
@@ -175,7 +174,6 @@ LIST_TRANSFERS: Final = Endpoint(
     query=ListTransfers,
     responses={200: PageBody[Transfer]},
     errors=(ErrorCode.FORBIDDEN,),
-    echoes={"from_": "account_id", "idempotency_key": "idempotency_key"},
     summary="List transfers of every status, newest first.",
     description="With an agent-scoped key, only transfers of its account.",
 )

@@ -1,8 +1,9 @@
 """Transfers of USDC out of an account (interface T1 to T15)."""
 
 from datetime import datetime
+from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NotRequired, TypedDict
 
 from attrs import field, frozen
 
@@ -98,3 +99,21 @@ class CreateTransfer(Request):
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
     memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
     category: Category | None = None
+
+
+class CreateTransferParams(TypedDict):
+    """Arguments of `transfers.create`, for a payment that a program stores before it sends it.
+
+    Type checkers check `order: CreateTransferParams = {…}; client.transfers.create(**order)` like the call
+    with keywords. Options of a call are in `CallOptions`.
+    """
+
+    from_: str
+    to: str
+    amount: Decimal | int | str
+    memo: NotRequired[str | None]
+    category: NotRequired[str | None]
+    idempotency_key: NotRequired[str | None]
+
+
+CreateTransferParams.__module__ = "agentpay"

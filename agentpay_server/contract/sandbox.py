@@ -292,10 +292,9 @@ SET_FAULT: Final = Endpoint(
     is_body_optional=True,
     takes_rest_of_path=True,
     responses={200: Fault},
-    echoes={"name": "name"},
     summary="Arm a fault.",
 )
-DELETE_FAULT: Final = Endpoint(
+DELETE_FAULT: Final[Endpoint[None]] = Endpoint(
     name="sandbox.faults.delete",
     method="DELETE",
     path=EXTENSIONS + "/sandbox/faults/{name}",
@@ -316,7 +315,7 @@ LIST_FAULTS: Final = Endpoint(
     responses={200: PageBody[Fault]},
     summary="List the armed faults.",
 )
-CLEAR_FAULTS: Final = Endpoint(
+CLEAR_FAULTS: Final[Endpoint[None]] = Endpoint(
     name="sandbox.faults.clear",
     method="DELETE",
     path=EXTENSIONS + "/sandbox/faults",
@@ -354,12 +353,11 @@ RESTORE_SNAPSHOT: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: Snapshot},
-    echoes={"snapshot_id": "snapshot_id"},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
     summary="Restore a snapshot, for all tenants.",
     description="Work in progress is cancelled without a response, as if the server had died.",
 )
-RESET: Final = Endpoint(
+RESET: Final[Endpoint[None]] = Endpoint(
     name="sandbox.reset",
     method="POST",
     path=EXTENSIONS + "/sandbox/reset",

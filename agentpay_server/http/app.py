@@ -286,7 +286,7 @@ class Application:
     async def _answer(
         self,
         trace: _Trace,
-        endpoint: Endpoint,
+        endpoint: Endpoint[Any],
         parameters: Sequence[str],
         scope: Scope,
         receive: Receive,
@@ -327,7 +327,12 @@ class Application:
             self._limit.take(principal.key_id)
 
     async def _reply(
-        self, trace: _Trace, endpoint: Endpoint, parameters: Sequence[str], query_string: bytes, raw: bytes
+        self,
+        trace: _Trace,
+        endpoint: Endpoint[Any],
+        parameters: Sequence[str],
+        query_string: bytes,
+        raw: bytes,
     ) -> Reply:
         headers = trace.headers
         arguments: list[Any] = [trace.principal, *parameters]
@@ -376,7 +381,7 @@ async def _answer_keyless(pages: Pages, scope: Scope, trace: _Trace) -> None:
     await respond(trace.send, answer.status, answer.body, answer.headers, answer.content_type)
 
 
-def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
+def _require_scope(endpoint: Endpoint[Any], principal: Principal, path: Mapping[str, str]) -> None:
     """Refuse a key before any lookup (interface E9, K5)."""
     operation = endpoint.operation
     if endpoint.scope is KeyScope.OPERATOR:

@@ -120,19 +120,19 @@ _DELIVERY_HEADERS: Final = (
 )
 
 
-def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, Any]:
+def document(endpoints: Iterable[Endpoint[Any]], *, extensions: bool) -> dict[str, Any]:
     """Numbers are exact `Decimal`."""
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 
 
-def printed(endpoints: Iterable[Endpoint], *, extensions: bool) -> str:
+def printed(endpoints: Iterable[Endpoint[Any]], *, extensions: bool) -> str:
     value = document(endpoints, extensions=extensions)
     return json.dumps(value, indent=2, ensure_ascii=False, default=_number) + "\n"
 
 
 class _Printer:
-    def __init__(self, endpoints: Sequence[Endpoint]) -> None:
+    def __init__(self, endpoints: Sequence[Endpoint[Any]]) -> None:
         self._endpoints = endpoints
         self._schemas = Schemas()
         self._headers = _Headers()
@@ -176,7 +176,7 @@ class _Printer:
             },
         }
 
-    def _operation(self, endpoint: Endpoint) -> dict[str, Any]:
+    def _operation(self, endpoint: Endpoint[Any]) -> dict[str, Any]:
         said = (endpoint.description, _SCOPES[endpoint.scope], _REPEATS[endpoint.repeat])
         operation: dict[str, Any] = {
             "operationId": _operation_id(endpoint),
@@ -201,7 +201,7 @@ class _Printer:
         operation["responses"] = {**successes, **self._errors.of(endpoint)}
         return operation
 
-    def _parameters(self, endpoint: Endpoint) -> list[dict[str, Any]]:
+    def _parameters(self, endpoint: Endpoint[Any]) -> list[dict[str, Any]]:
         parameters: list[dict[str, Any]] = []
         for name in _path_parameters(endpoint):
             schema: Schema = {"type": "string"}
@@ -234,7 +234,7 @@ class _Printer:
                 )
         return parameters + [_header_parameter(header, required=False) for header in endpoint.request_headers]
 
-    def _success(self, endpoint: Endpoint, status: int, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
+    def _success(self, endpoint: Endpoint[Any], status: int, model: Any) -> dict[str, Any]:  # noqa: ANN401 - a model
         answer: dict[str, Any] = {
             "description": _STATUS_WORDS[status],
             "headers": self._headers.of(endpoint.response_headers),
@@ -325,15 +325,15 @@ def _stream_of(example: Any) -> str:  # noqa: ANN401 - a JSON value
     return f"id: {example['id']}\ndata: {json.dumps(example, default=_number)}\n\n"
 
 
-def _tag(endpoint: Endpoint) -> str:
+def _tag(endpoint: Endpoint[Any]) -> str:
     return endpoint.name.partition(".")[0]
 
 
-def _operation_id(endpoint: Endpoint) -> str:
+def _operation_id(endpoint: Endpoint[Any]) -> str:
     return endpoint.name.replace(".", "_")
 
 
-def _path_parameters(endpoint: Endpoint) -> list[str]:
+def _path_parameters(endpoint: Endpoint[Any]) -> list[str]:
     return re.findall(r"\{(\w+)\}", endpoint.path)
 
 
@@ -397,7 +397,7 @@ class _Errors:
         self._headers = headers
         self.components: dict[str, dict[str, Any]] = {}
 
-    def of(self, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
+    def of(self, endpoint: Endpoint[Any]) -> dict[str, dict[str, Any]]:
         by_status: dict[int, list[ErrorCode]] = defaultdict(list)
         for code in endpoint.every_error:
             by_status[HTTP_STATUS[code]].append(code)

@@ -197,8 +197,8 @@ def no_such_path() -> Problem:
     )
 
 
-def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endpoint]]:
-    by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
+def _methods_of(endpoints: Iterable[Endpoint[Any]]) -> Mapping[str, Mapping[str, Endpoint[Any]]]:
+    by_path: dict[str, dict[str, Endpoint[Any]]] = defaultdict(dict)
     for endpoint in endpoints:
         by_path[endpoint.path][endpoint.method] = endpoint
     return by_path
@@ -234,7 +234,7 @@ def _family(path: str) -> str:
     return path.removeprefix(EXTENSIONS)[1:].partition("/")[0]
 
 
-def _pattern(path: str, methods: Mapping[str, Endpoint]) -> re.Pattern[str]:
+def _pattern(path: str, methods: Mapping[str, Endpoint[Any]]) -> re.Pattern[str]:
     """A parameter matches one segment, but the last may match several."""
     pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
     if any(endpoint.takes_rest_of_path for endpoint in methods.values()):

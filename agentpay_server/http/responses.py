@@ -131,19 +131,19 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-def is_list(endpoint: Endpoint) -> bool:
+def is_list(endpoint: Endpoint[Any]) -> bool:
     """Whether an endpoint can be exported."""
     return endpoint.is_extension and get_origin(endpoint.responses.get(200)) is PageBody
 
 
-def wanted_export(endpoint: Endpoint, headers: Mapping[str, str]) -> str | None:
+def wanted_export(endpoint: Endpoint[Any], headers: Mapping[str, str]) -> str | None:
     """Return the media type of the export that a request asks for, or None."""
     accept = headers.get("accept", "").partition(",")[0].partition(";")[0].strip().lower()
     return accept if accept in (CSV, JSON_LINES) and is_list(endpoint) else None
 
 
 async def exported(
-    endpoint: Endpoint,
+    endpoint: Endpoint[Any],
     kind: str,
     query: Any,  # noqa: ANN401 - whatever the endpoint takes
     read: Callable[[Any], Awaitable[PageBody[Any]]],

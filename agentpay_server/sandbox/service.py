@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
@@ -303,7 +303,7 @@ class Sandbox:
     async def _record(
         self,
         principal: Principal,
-        endpoint: Endpoint,
+        endpoint: Endpoint[Any],
         subject: str,
         before: Mapping[str, object] | None = None,
         after: Mapping[str, object] | None = None,

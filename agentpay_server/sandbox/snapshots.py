@@ -11,7 +11,7 @@ and an external chain cannot be reverted.
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 from attrs import frozen
 
@@ -156,7 +156,7 @@ class Snapshots:
     async def _record(
         self,
         principal: Principal,
-        endpoint: Endpoint,
+        endpoint: Endpoint[Any],
         subject: str,
         after: Mapping[str, object] | None = None,
     ) -> None:

@@ -15,6 +15,7 @@ ASKED = {
 PAYMENT = {
     "transfer_id": "txn_1",
     "account_id": "acct_1",
+    "idempotency_key": "key-1",
     "status": "submitted",
     "protocol": "x402_v2",
     "amount_usdc": "0.050000",

@@ -335,7 +335,7 @@ class Stage:
     ids: dict[str, str]
     challenge: dict[str, Any]
 
-    def request(self, endpoint: Endpoint) -> httpx.Response:
+    def request(self, endpoint: Endpoint[Any]) -> httpx.Response:
         ids, key = self.ids, endpoint.name
         order = {"from": ids["account_id"], "to": ids["payee_id"], "amount": "1", "idempotency_key": key}
         bodies: dict[str, object] = {
@@ -432,7 +432,7 @@ NOT_UNDONE = {
 
 @pytest.mark.parametrize("endpoint", MUTATING, ids=lambda endpoint: endpoint.name)
 def test_every_mutating_operation_writes_one_entry_or_is_rolled_back_with_it(
-    stage: Stage, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, endpoint: Endpoint[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if endpoint.name not in NOT_UNDONE:
         state = state_of(stage.server)
@@ -464,7 +464,7 @@ def test_every_mutating_operation_writes_one_entry_or_is_rolled_back_with_it(
 )
 @pytest.mark.parametrize("end", ["revoked_us", "expires_us"])
 def test_a_key_that_ends_after_its_check_changes_nothing(
-    stage: Stage, endpoint: Endpoint, end: str, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, endpoint: Endpoint[Any], end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     running, state = stage.server._running, state_of(stage.server)
     context, key_id = running.server.context, running.server.operator.key_id

@@ -108,7 +108,7 @@ def test_every_endpoint_of_the_contract_is_on_the_start_page() -> None:
 
 
 @pytest.mark.parametrize("endpoint", BOUND_ENDPOINTS, ids=lambda endpoint: endpoint.name)
-def test_every_endpoint_and_each_of_its_fields_is_on_the_page(endpoint: Endpoint) -> None:
+def test_every_endpoint_and_each_of_its_fields_is_on_the_page(endpoint: Endpoint[Any]) -> None:
     assert f"`{endpoint.method} {endpoint.path}`" in PAGE
     statuses = [str(status) for status in endpoint.responses]
     (row,) = [line for line in PAGE.splitlines() if f"| `{endpoint.method} {endpoint.path}` |" in line]

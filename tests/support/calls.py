@@ -11,6 +11,8 @@ from datetime import datetime
 from operator import attrgetter
 from typing import Any, get_args, get_origin
 
+import attrs
+
 from agentpay import AsyncAgentPay
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.examples import Examples
@@ -20,6 +22,8 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import Schemas
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
+
+KEY = "idempotency_key"
 
 ENDPOINTS = {endpoint.name: endpoint for endpoint in BOUND_ENDPOINTS}
 EXTENSIONS = frozenset(endpoint.name for endpoint in EXTENSION_ENDPOINTS)
@@ -51,7 +55,7 @@ def example_of(model: Any) -> Any:
     return plain(Examples(schemas).of(schemas.of(model)))
 
 
-def method_of(client: Any, endpoint: Endpoint) -> Callable[..., Any]:
+def method_of(client: Any, endpoint: Endpoint[Any]) -> Callable[..., Any]:
     name = OTHER_NAMES.get(endpoint.name, endpoint.name)
     if not name.startswith("sandbox."):
         return attrgetter(name)(client)
@@ -59,13 +63,12 @@ def method_of(client: Any, endpoint: Endpoint) -> Callable[..., Any]:
     return attrgetter(name.removeprefix("sandbox."))(sandbox)
 
 
-def call_of(endpoint: Endpoint, **given: Any) -> Callable[[Any], Any]:
-    """The call of an endpoint with its required arguments, and those that its response repeats."""
+def call_of(endpoint: Endpoint[Any], **given: Any) -> Callable[[Any], Any]:
+    """The call of an endpoint with its required arguments, and the key that its response repeats."""
     found = Examples(Schemas())
     sent = {} if endpoint.request is None else example_of(endpoint.request)
-    if endpoint.echoes:
-        _, body = response_of(endpoint)
-        sent |= {asked: body[told.removesuffix("_")] for told, asked in endpoint.echoes.items()}
+    if takes_key(endpoint):
+        sent[KEY] = response_of(endpoint)[1].get(KEY, "key-1")
 
     def value_of(name: str) -> Any:
         if name == "since":
@@ -83,18 +86,23 @@ def call_of(endpoint: Endpoint, **given: Any) -> Callable[[Any], Any]:
             if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
                 if parameter.default is inspect.Parameter.empty:
                     positional.append(value_of(next(in_path, name)))
-            elif parameter.default is inspect.Parameter.empty or name in endpoint.echoes.values():
+            elif parameter.default is inspect.Parameter.empty or (name == KEY and takes_key(endpoint)):
                 named[name] = value_of(name)
         return method(*positional, **named)
 
     return call
 
 
-def is_page(endpoint: Endpoint) -> bool:
+def takes_key(endpoint: Endpoint[Any]) -> bool:
+    """Whether a request has an idempotency key."""
+    return endpoint.request is not None and KEY in attrs.fields_dict(endpoint.request)
+
+
+def is_page(endpoint: Endpoint[Any]) -> bool:
     return any(get_origin(model) is PageBody for model in endpoint.responses.values())
 
 
-def response_of(endpoint: Endpoint) -> tuple[int, Any]:
+def response_of(endpoint: Endpoint[Any]) -> tuple[int, Any]:
     """The status and the body of a success; of a page, one item."""
     status, model = next(iter(endpoint.responses.items()))
     (item,) = get_args(model) if is_page(endpoint) else (model,)

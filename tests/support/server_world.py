@@ -68,7 +68,7 @@ def raw_client(server: AgentPayServer, api_key: str | None = None) -> httpx.Clie
     )
 
 
-def path_of(endpoint: Endpoint, **identifiers: str) -> str:
+def path_of(endpoint: Endpoint[Any], **identifiers: str) -> str:
     """Return the path of an endpoint, with unknown identifiers where none are given."""
     return endpoint.path.format(**{**UNKNOWN, **identifiers})
 

@@ -10,28 +10,20 @@ from typing import Unpack
 import anyio
 
 # unasync: end of async only
-from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
-    AdvanceClock,
-    ClockReading,
-    CreateOperator,
-    CreateTokenAccount,
     Fault,
-    Fund,
     Funding,
     HttpEffect,
     Operator,
     OutsideTokenAccount,
-    SetFault,
     Snapshot,
 )
 
@@ -45,8 +37,7 @@ class AsyncSandboxClock(AsyncResource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        reading: ClockReading = await self._call(prepare(sandbox.GET_CLOCK), options)
-        return reading.now
+        return (await self._call(sandbox.GET_CLOCK, locals(), options)).now
 
     async def advance(
         self,
@@ -75,14 +66,13 @@ class AsyncSandboxClock(AsyncResource):
             InvalidRequestError: the duration is negative, or more than ten years.
             ValueError: the duration is not a number.
         """
+        arguments = locals()
         try:
             duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         except OverflowError:
             raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
-        request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
-        reading: ClockReading = await self._call(request, options)
-        return reading.now
+        return (await self._call(sandbox.ADVANCE_CLOCK, {**arguments, "seconds": exact}, options)).now
 
     async def travel_to(self, moment: datetime | str, **options: Unpack[CallOptions]) -> datetime:
         """Advance a manual clock to a time, as `advance` does.
@@ -137,11 +127,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(
-            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=usdc("amount", amount))
-        )
-        funding: Funding = await self._call(request, options)
-        return funding
+        return await self._call(sandbox.FUND, locals(), options)
 
     async def create_token_account(
         self, *, owner: str | None = None, **options: Unpack[CallOptions]
@@ -153,9 +139,7 @@ class AsyncSandbox(AsyncResource):
                 whose key is discarded. If its token account exists, that one is returned.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
-        account: OutsideTokenAccount = await self._call(request, options)
-        return account
+        return await self._call(sandbox.CREATE_TOKEN_ACCOUNT, locals(), options)
 
     async def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
         """Create another operator, with its own accounts and keys.
@@ -167,9 +151,7 @@ class AsyncSandbox(AsyncResource):
         Returns:
             The operator with its key, which is shown only here.
         """
-        request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
-        operator: Operator = await self._call(request, options)
-        return operator
+        return await self._call(sandbox.CREATE_OPERATOR, locals(), options)
 
     async def set_fault(
         self,
@@ -200,10 +182,8 @@ class AsyncSandbox(AsyncResource):
             InvalidRequestError: the fault does not exist. The message lists the available ones.
             ValueError: the effect does not exist. The message lists the available ones.
         """
-        body = SetFault(times=times, effect=None if effect is None else _effect(effect), delay_ms=delay_ms)
-        request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
-        fault: Fault = await self._call(request, options)
-        return fault
+        arguments = {**locals(), "effect": None if effect is None else _effect(effect)}
+        return await self._call(sandbox.SET_FAULT, arguments, options)
 
     async def delete_fault(self, name: str, **options: Unpack[CallOptions]) -> None:
         """Disarm a fault.
@@ -215,7 +195,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             InvalidRequestError: the fault does not exist.
         """
-        await self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), options)
+        await self._call(sandbox.DELETE_FAULT, locals(), options)
 
     def faults(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -227,7 +207,7 @@ class AsyncSandbox(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(sandbox.LIST_FAULTS, locals(), options)
 
     async def clear_faults(self, **options: Unpack[CallOptions]) -> None:
         """Disarm all faults.
@@ -235,7 +215,7 @@ class AsyncSandbox(AsyncResource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        await self._call(prepare(sandbox.CLEAR_FAULTS), options)
+        await self._call(sandbox.CLEAR_FAULTS, locals(), options)
 
     @asynccontextmanager
     async def fault(
@@ -285,8 +265,7 @@ class AsyncSandbox(AsyncResource):
             ConflictError: part of the server's state is not in memory, or money is still in flight after the
                 wait.
         """
-        snapshot: Snapshot = await self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
-        return snapshot
+        return await self._call(sandbox.CREATE_SNAPSHOT, locals(), options)
 
     def snapshots(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -298,7 +277,7 @@ class AsyncSandbox(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(sandbox.LIST_SNAPSHOTS, locals(), options)
 
     async def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
         """Restore a snapshot, for all tenants. Everything created after the snapshot is gone.
@@ -315,8 +294,8 @@ class AsyncSandbox(AsyncResource):
             NotFoundError: no such snapshot of this operator.
             ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
-        snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
-        await self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), options)
+        arguments = {**locals(), "snapshot_id": getattr(snapshot, "snapshot_id", snapshot)}
+        await self._call(sandbox.RESTORE_SNAPSHOT, arguments, options)
 
     async def reset(self, **options: Unpack[CallOptions]) -> None:
         """Restore the server's state at its start, for all tenants. Snapshots are kept.
@@ -327,7 +306,7 @@ class AsyncSandbox(AsyncResource):
         Raises:
             ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
-        await self._call(prepare(sandbox.RESET), options)
+        await self._call(sandbox.RESET, locals(), options)
 
 
 def _effect(given: HttpEffect | str) -> HttpEffect:

@@ -7,28 +7,20 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import usdc
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._invalid import InvalidArgumentError
 from agentpay._options import CallOptions
-from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
-    AdvanceClock,
-    ClockReading,
-    CreateOperator,
-    CreateTokenAccount,
     Fault,
-    Fund,
     Funding,
     HttpEffect,
     Operator,
     OutsideTokenAccount,
-    SetFault,
     Snapshot,
 )
 
@@ -42,8 +34,7 @@ class SandboxClock(Resource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), options)
-        return reading.now
+        return (self._call(sandbox.GET_CLOCK, locals(), options)).now
 
     def advance(
         self,
@@ -72,14 +63,13 @@ class SandboxClock(Resource):
             InvalidRequestError: the duration is negative, or more than ten years.
             ValueError: the duration is not a number.
         """
+        arguments = locals()
         try:
             duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         except OverflowError:
             raise InvalidArgumentError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
-        request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
-        reading: ClockReading = self._call(request, options)
-        return reading.now
+        return (self._call(sandbox.ADVANCE_CLOCK, {**arguments, "seconds": exact}, options)).now
 
     def travel_to(self, moment: datetime | str, **options: Unpack[CallOptions]) -> datetime:
         """Advance a manual clock to a time, as `advance` does.
@@ -134,11 +124,7 @@ class Sandbox(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(
-            sandbox.FUND, path={"account_id": account_id}, body=Fund(amount=usdc("amount", amount))
-        )
-        funding: Funding = self._call(request, options)
-        return funding
+        return self._call(sandbox.FUND, locals(), options)
 
     def create_token_account(
         self, *, owner: str | None = None, **options: Unpack[CallOptions]
@@ -150,9 +136,7 @@ class Sandbox(Resource):
                 whose key is discarded. If its token account exists, that one is returned.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
-        account: OutsideTokenAccount = self._call(request, options)
-        return account
+        return self._call(sandbox.CREATE_TOKEN_ACCOUNT, locals(), options)
 
     def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
         """Create another operator, with its own accounts and keys.
@@ -164,9 +148,7 @@ class Sandbox(Resource):
         Returns:
             The operator with its key, which is shown only here.
         """
-        request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
-        operator: Operator = self._call(request, options)
-        return operator
+        return self._call(sandbox.CREATE_OPERATOR, locals(), options)
 
     def set_fault(
         self,
@@ -197,10 +179,8 @@ class Sandbox(Resource):
             InvalidRequestError: the fault does not exist. The message lists the available ones.
             ValueError: the effect does not exist. The message lists the available ones.
         """
-        body = SetFault(times=times, effect=None if effect is None else _effect(effect), delay_ms=delay_ms)
-        request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
-        fault: Fault = self._call(request, options)
-        return fault
+        arguments = {**locals(), "effect": None if effect is None else _effect(effect)}
+        return self._call(sandbox.SET_FAULT, arguments, options)
 
     def delete_fault(self, name: str, **options: Unpack[CallOptions]) -> None:
         """Disarm a fault.
@@ -212,7 +192,7 @@ class Sandbox(Resource):
         Raises:
             InvalidRequestError: the fault does not exist.
         """
-        self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), options)
+        self._call(sandbox.DELETE_FAULT, locals(), options)
 
     def faults(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -224,7 +204,7 @@ class Sandbox(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(sandbox.LIST_FAULTS, locals(), options)
 
     def clear_faults(self, **options: Unpack[CallOptions]) -> None:
         """Disarm all faults.
@@ -232,7 +212,7 @@ class Sandbox(Resource):
         Args:
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        self._call(prepare(sandbox.CLEAR_FAULTS), options)
+        self._call(sandbox.CLEAR_FAULTS, locals(), options)
 
     @contextmanager
     def fault(
@@ -278,8 +258,7 @@ class Sandbox(Resource):
             ConflictError: part of the server's state is not in memory, or money is still in flight after the
                 wait.
         """
-        snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
-        return snapshot
+        return self._call(sandbox.CREATE_SNAPSHOT, locals(), options)
 
     def snapshots(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
@@ -291,7 +270,7 @@ class Sandbox(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
+        return self._pages(sandbox.LIST_SNAPSHOTS, locals(), options)
 
     def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
         """Restore a snapshot, for all tenants. Everything created after the snapshot is gone.
@@ -308,8 +287,8 @@ class Sandbox(Resource):
             NotFoundError: no such snapshot of this operator.
             ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
-        snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
-        self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), options)
+        arguments = {**locals(), "snapshot_id": getattr(snapshot, "snapshot_id", snapshot)}
+        self._call(sandbox.RESTORE_SNAPSHOT, arguments, options)
 
     def reset(self, **options: Unpack[CallOptions]) -> None:
         """Restore the server's state at its start, for all tenants. Snapshots are kept.
@@ -320,7 +299,7 @@ class Sandbox(Resource):
         Raises:
             ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
-        self._call(prepare(sandbox.RESET), options)
+        self._call(sandbox.RESET, locals(), options)
 
 
 def _effect(given: HttpEffect | str) -> HttpEffect:

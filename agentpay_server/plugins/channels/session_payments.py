@@ -439,6 +439,7 @@ class SessionPayments:
             amount_micro=selected.offer.terms.amount_micro,
             header=mpp.credential(challenge, mpp.open_payload(opening, channel.record.raw)),
             is_replay=is_replay,
+            key=selected.key.idempotency_key,
         )
 
 
@@ -449,8 +450,9 @@ def step_of(
     amount_micro: int,
     header: tuple[str, str] | None,
     is_replay: bool = False,
+    key: str | None = None,
 ) -> SessionStep:
-    """Return a step as callers see it: a voucher, or without one an opening."""
+    """Return a step as callers see it: a voucher, or without one an opening, for a purchase under `key`."""
     session, outcome = channel.session, None
     if voucher is not None and voucher.outcome_status is not None:
         outcome = PaymentOutcome(
@@ -463,6 +465,7 @@ def step_of(
         session_id=session.session_id,
         charge_id=None if voucher is None else voucher.charge_id,
         account_id=session.account_id,
+        idempotency_key=key or (session if voucher is None else voucher).idempotency_key,
         status=SessionStatus(session.status).value,
         protocol=PaymentProtocol.MPP.value,
         origin=channel.record.origin,

@@ -41,6 +41,7 @@ def to_response(
     return Payment(
         transfer_id=transfer.transfer_id,
         account_id=transfer.account_id,
+        idempotency_key=transfer.idempotency_key,
         status=TransferStatus(transfer.status).value,
         protocol=PaymentProtocol(payment.protocol).value,
         amount_usdc=from_micro(transfer.amount),

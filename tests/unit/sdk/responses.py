@@ -7,7 +7,7 @@ from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.responses import RawResponse
 
 
-def received(endpoint: Endpoint, status: int, body: bytes, *, now: float = 0.0, **headers: str) -> Any:
+def received(endpoint: Endpoint[Any], status: int, body: bytes, *, now: float = 0.0, **headers: str) -> Any:
     """Return the model or the exception."""
     request = PreparedRequest(endpoint=endpoint, target=endpoint.path)
     return read(request, RawResponse(status, headers, body), now=now)

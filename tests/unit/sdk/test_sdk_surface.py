@@ -181,15 +181,9 @@ def test_every_parameter_is_described(resource):
 @pytest.mark.parametrize(
     ("params", "method"),
     [
-        (agentpay.types.CreateAccountParams, agentpay.resources.Accounts.create),
         (agentpay.PolicyParams, agentpay.resources.Policies.update),
         (agentpay.PolicyParams, agentpay.resources.Policies.replace),
         (agentpay.CreateTransferParams, agentpay.resources.Transfers.create),
-        (agentpay.types.CreateWebhookParams, agentpay.resources.Webhooks.create),
-        (agentpay.types.CheckTransferParams, agentpay.resources.Transfers.check),
-        (agentpay.types.OpenSessionParams, agentpay.resources.Sessions.open),
-        (agentpay.types.AuthorizePaymentParams, agentpay.resources.Payments.authorize),
-        (agentpay.types.PinOriginParams, agentpay.resources.Sellers.put),
     ],
 )
 def test_the_argument_dictionaries_match_the_methods(params, method):

@@ -275,17 +275,15 @@ def play(outcomes, *, timeout=60.0, poll_interval=0.5, random=lambda: 1.0, look_
     outcomes, steps = iter(outcomes), []
     try:
         step = next(flow)
-        while True:
+        while isinstance(step, Sleep | Look):
             steps.append(step)
             if isinstance(step, Sleep):
                 clock.sleep(step.seconds)
                 step = next(flow)
             else:
-                assert isinstance(step, Look)
                 clock.now += look_seconds
                 step = flow.send(next(outcomes))
-    except StopIteration as done:
-        return steps, done.value, clock.now - 1000
+        return steps, step, clock.now - 1000
     except errors.WaitTimeoutError as error:
         return steps, error, clock.now - 1000
 
