@@ -51,7 +51,7 @@ class Service:
     def __init__(self) -> None:
         self.orders: list[dict[str, Any]] = []
         self.reports: list[dict[str, Any]] = []
-        self.steps: list[httpx.Response | Exception] = []
+        self.steps: list[httpx.Response | Exception | Callable[[], httpx.Response]] = []
         self.header = "PAYMENT-SIGNATURE"
         self.status = "submitted"
         self.failed: set[str] = set()
@@ -78,13 +78,13 @@ class Service:
         step = self.steps.pop(0) if self.steps else None
         if isinstance(step, Exception):
             raise step
-        return step
+        return step() if callable(step) else step
 
     def payment(self, order: dict[str, Any], **fields: Any) -> Any:
         keys = list(dict.fromkeys(each["idempotency_key"] for each in self.orders))
         number = keys.index(order["idempotency_key"]) + 1
         header = testing.make(PaymentHeader, name=self.header, value=f"cheque-{number}")
-        asked = {name: order[name] for name in ("account_id", "origin")}
+        asked = {name: order[name] for name in ("account_id", "idempotency_key", "origin")}
         return testing.make(Payment, transfer_id=f"txn_{number}", **{"header": header, **asked, **fields})
 
 

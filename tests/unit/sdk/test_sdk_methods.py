@@ -11,8 +11,7 @@ from sdk_world import KEY, URL, Script
 
 import agentpay
 import agentpay_server.clients
-from agentpay import AgentPay
-from agentpay._options import CallOptions
+from agentpay import AgentPay, CallOptions
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 RESOURCES = [

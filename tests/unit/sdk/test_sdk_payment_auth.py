@@ -220,9 +220,8 @@ def test_an_unpayable_challenge_is_raised(world: World) -> None:
 
 def test_a_payment_pending_approval_raises_with_advice(world: World) -> None:
     world.seller.serves(world.seller.asks)
-    waiting = testing.make(
-        Payment, status="pending_approval", transfer_id="txn_9", account_id="acct_a", origin=SELLER
-    )
+    given = {"transfer_id": "txn_9", "account_id": "acct_a", "idempotency_key": "forecast-7"}
+    waiting = testing.make(Payment, status="pending_approval", origin=SELLER, **given)
     world.service.steps = [httpx.Response(202, json=waiting.to_dict())]
     with pytest.raises(PaymentPendingApprovalError, match=r"approvals\.approve") as caught:
         world.get(extensions={"payment_key": "forecast-7"})

@@ -15,7 +15,9 @@ from sdk_world import answer, page, refusal
 
 from agentpay import Payment, PinnedOrigin, errors, testing
 
-PAYMENT = testing.make(Payment, transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
+PAYMENT = testing.make(
+    Payment, transfer_id="txn_a", account_id="acct_a", idempotency_key="forecast-7", origin=SELLER
+).to_dict()
 PIN = testing.make(PinnedOrigin, origin=SELLER).to_dict()
 
 
@@ -138,7 +140,7 @@ def test_an_invalid_argument_is_refused_before_sending(
 
 
 def test_a_payment_pending_approval_has_no_header(caller: Any) -> None:
-    waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
+    waiting = {**PAYMENT, "status": "pending_approval", "header": None}
     caller.script(answer(202, waiting))
     payment = caller(lambda c: authorize(c, response=of_httpx()))
     assert (payment.status, payment.header) == ("pending_approval", None)
@@ -187,7 +189,7 @@ def test_a_decision_of_the_service_is_raised_and_not_retried(
     [
         httpx.ReadTimeout("slow"),
         refusal(500, "internal_error"),
-        answer(201, {**PAYMENT, "origin": "https://x.example"}),
+        answer(201, {**PAYMENT, "idempotency_key": "forecast-8"}),
     ],
 )
 def test_an_unknown_outcome_names_the_key_and_the_remedy(caller: Any, last: Any) -> None:

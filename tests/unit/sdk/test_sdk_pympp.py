@@ -179,7 +179,7 @@ async def test_refusals_of_the_service_are_raised(service: Service, runtime: Age
     waiting = testing.make(Payment, status="pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     service.steps = [
         refusal(402, "policy_violation", transfer_id="txn_1", status="rejected"),
-        answer(202, waiting),
+        lambda: answer(202, {**waiting, "idempotency_key": service.orders[-1]["idempotency_key"]}),
     ]
     async with httpx.AsyncClient(transport=transport) as http:
         with pytest.raises(errors.PolicyViolationError):
