@@ -10,14 +10,13 @@ from calls import call_of, method_of
 from sdk_world import KEY, URL, Script
 
 import agentpay
-import agentpay_server.clients
 from agentpay import AgentPay, CallOptions
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 
 RESOURCES = [
     path
-    for package in (agentpay, agentpay_server.clients)
-    for path in sorted((Path(package.__file__).parent / "_async").glob("*.py"))
+    for package in ("agentpay", "agentpay_server/clients")
+    for path in sorted((Path(agentpay.__file__).parent.parent / package / "_async").glob("*.py"))
     if "(AsyncResource)" in path.read_text(encoding="utf-8")
 ]
 
