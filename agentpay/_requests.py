@@ -435,7 +435,9 @@ def _printable(body: ErrorBody) -> ErrorBody:
     details = body.details and tuple(
         FieldError(field=printable(fault.field), message=printable(fault.message)) for fault in body.details
     )
-    texts = {name: printable(value) for name in _TEXTS if isinstance(value := getattr(body, name), str)}
+    texts: dict[str, Any] = {
+        name: printable(value) for name in _TEXTS if isinstance(value := getattr(body, name), str)
+    }
     return attrs.evolve(body, details=details, **texts)
 
 

@@ -51,7 +51,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpay.contract.choices import ErrorCode, RequestOutcome
+from agentpay.contract.choices import ErrorCode, RefusalRule, RequestOutcome
 from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorBody, FieldError
 from agentpay.contract.errors import ErrorCode as Code
 from agentpay.contract.fields import format_timestamp
@@ -598,6 +598,11 @@ class APIError(AgentPayError):
         return printable(f"{text}{where}. {advice}")
 
 
+def possible_again(available_at: datetime | None) -> str:
+    """Return the sentence, without its last period, that says from when a refused amount is possible."""
+    return "" if available_at is None else f". Possible again at {format_timestamp(available_at)}"
+
+
 _CODES: Final = frozenset(Code)
 _TEMPORARY: Final = frozenset({408, 429, *range(500, 600)} - {501})
 _TURNED_AWAY: Final = frozenset({401, 403, 421, 429})
@@ -647,10 +652,36 @@ class NotFoundError(APIError):
 
 
 class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
-    """The transfer, or the session request, was refused and no money moved (status 402)."""
+    """The transfer, or the session request, was refused and no money moved (status 402).
+
+    Attributes:
+        rule: the rule that refused it, such as `max_daily_spend`, as in `agentpay.types.Refusal`; None if no
+            rule did, and from a service that does not say it.
+        limit_usdc: USDC that the rule allows in all; None if it has no limit.
+        spent_usdc: USDC of it that are spent or reserved; None if it does not count spends.
+        remaining_usdc: USDC of it that are left; for `balance_usdc`, the balance minus reservations.
+        requested_usdc: USDC that the request asked for.
+        available_at: from when the daily limit has room for this amount if nothing else is spent, UTC: wait
+            until then and use a new idempotency key. None for other rules, and if waiting never helps.
+    """
 
     advice: str = "No money moved; read the message for the reason"
     _effect = "No money moved. "
+
+    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **given)
+        refusal = None if self.body is None else self.body.refusal
+        self.rule: RefusalRule | None = None if refusal is None else refusal.rule
+        self.limit_usdc: Decimal | None = None if refusal is None else refusal.limit_usdc
+        self.spent_usdc: Decimal | None = None if refusal is None else refusal.spent_usdc
+        self.remaining_usdc: Decimal | None = None if refusal is None else refusal.remaining_usdc
+        self.requested_usdc: Decimal | None = None if refusal is None else refusal.requested_usdc
+        self.available_at: datetime | None = None if refusal is None else refusal.available_at
+
+    @property
+    def summary(self) -> str:
+        """Status, code and message, and when the same amount is possible again."""
+        return super().summary + possible_again(self.available_at)
 
 
 class PolicyViolationError(TransferRejectedError):

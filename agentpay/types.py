@@ -9,6 +9,7 @@ from agentpay.contract.choices import (
     KeyKind,
     OperatorKeyKind,
     PaymentProtocol,
+    RefusalRule,
     SessionStatus,
     SuspensionCause,
     TransactionStatus,
@@ -18,6 +19,7 @@ from agentpay.contract.choices import (
 )
 from agentpay.contract.console import PolicyRule, Suspension
 from agentpay.contract.deliveries import WebhookHealth
+from agentpay.contract.errors import Refusal
 from agentpay.contract.payments import SessionStep, VoucherReport
 from agentpay.contract.search import SpendEntry, SpendPeriod
 
@@ -31,6 +33,8 @@ __all__ = [
     "OperatorKeyKind",
     "PaymentProtocol",
     "PolicyRule",
+    "Refusal",
+    "RefusalRule",
     "SessionStatus",
     "SessionStep",
     "SpendEntry",

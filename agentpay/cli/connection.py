@@ -107,6 +107,7 @@ def reported_errors(address: ServerAccess, output: Output) -> Iterator[None]:
             transfer_id=error.transfer_id,
             session_id=error.session_id,
             request_id=error.request_id,
+            refusal=error.body and error.body.refusal and error.body.refusal.to_dict(),
             decided_at=None if error.decided_at is None else format_timestamp(error.decided_at),
         ) from None
     except errors.AgentPayError as error:
@@ -177,6 +178,8 @@ def _sentences(error: errors.APIError) -> str:
     said = error.message.rstrip(".")
     shown = (fault for fault in error.details if fault.message not in error.message)
     said += "".join(f"; {fault.field} {fault.message}" for fault in shown)
+    if isinstance(error, errors.TransferRejectedError):
+        said += errors.possible_again(error.available_at)
     advice = error.advice.replace("the same idempotency key", "--idempotency-key")
     if isinstance(error, errors.AuthenticationError):
         advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"

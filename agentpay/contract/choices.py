@@ -85,6 +85,23 @@ ErrorCode = Literal[
 ]
 """Every `error` code of the service."""
 
+RefusalRule = Literal[
+    "paused",
+    "require_memo",
+    "allowed_counterparties",
+    "categories",
+    "max_single_transfer",
+    "max_daily_spend",
+    "escalation_threshold",
+    "max_total_usdc",
+    "balance_usdc",
+    "cap_usdc",
+    "seller_blocked",
+    "seller_max_amount",
+    "seller_recipients",
+]
+"""The rule that refused a request: of the policy, the key, the account, the session or the seller's pin."""
+
 SessionStatus = Literal[
     "opening",
     "open",

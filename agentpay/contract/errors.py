@@ -3,14 +3,17 @@
 Six of the codes are from the contract; the others are extensions of this service (interface E5).
 """
 
+from datetime import datetime
 from enum import StrEnum
 from typing import ClassVar, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.fields import OMITTED_BY_DEFAULT
 from agentpay.contract.models import Model
 from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.usdc import UsdcString
 
 
 class ErrorCode(StrEnum):
@@ -219,6 +222,40 @@ class FieldError(Model):
 
 
 @frozen(kw_only=True)
+class Refusal(Model):
+    """The rule that refused a request, in numbers. What the rule does not have is None.
+
+    Attributes:
+        rule: the field of the account's policy, such as `max_daily_spend`; `max_total_usdc` of the agent key;
+            `balance_usdc` of the account; `cap_usdc` of the session; `seller_blocked`, `seller_max_amount` or
+            `seller_recipients` of the seller's pin. `escalation_threshold`: no operator has approved it. A
+            value that this version does not know stays a plain string.
+        limit_usdc: USDC that the rule allows in all.
+        spent_usdc: USDC of it that are spent or reserved.
+        remaining_usdc: USDC of it that are left; for `balance_usdc`, the balance minus reservations.
+        requested_usdc: USDC that the request asked for; of a session's opening its cap.
+        available_at: for `max_daily_spend`, from when the rolling 24-hour window has room for this amount if
+            nothing else is spent, UTC, rounded up to the millisecond; None if waiting never helps.
+    """
+
+    _example: ClassVar = {
+        "rule": "max_daily_spend",
+        "limit_usdc": "20.000000",
+        "spent_usdc": "15.000000",
+        "remaining_usdc": "5.000000",
+        "requested_usdc": "12.500000",
+        "available_at": "2026-02-01T12:00:00.000Z",
+    }
+
+    rule: choices.RefusalRule
+    limit_usdc: UsdcString | None = None
+    spent_usdc: UsdcString | None = None
+    remaining_usdc: UsdcString | None = None
+    requested_usdc: UsdcString | None = None
+    available_at: datetime | None = None
+
+
+@frozen(kw_only=True)
 class ErrorBody(Model):
     """Body of every error response. Fields that do not apply are left out.
 
@@ -231,6 +268,7 @@ class ErrorBody(Model):
         session_id: the session that the error is about; None if none was opened.
         charge_id: the voucher that the error is about.
         status: status of that transfer or session.
+        refusal: the rule that refused it; only in the 402 of a policy, a balance or a budget.
     """
 
     _example: ClassVar = {
@@ -248,3 +286,4 @@ class ErrorBody(Model):
     session_id: str | None | UnsetType = field(default=UNSET, metadata=OMITTED_BY_DEFAULT)
     charge_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     status: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    refusal: Refusal | None = field(default=None, metadata=OMITTED_BY_DEFAULT)

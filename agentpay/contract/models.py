@@ -20,6 +20,7 @@ _HOMES: Final = {
     "agentpay.contract.events": "agentpay.webhooks",
     "SessionStep": "agentpay.types",
     "PolicyRule": "agentpay.types",
+    "Refusal": "agentpay.types",
     "SpendEntry": "agentpay.types",
     "Suspension": "agentpay.types",
     "WebhookHealth": "agentpay.types",

@@ -16,7 +16,7 @@ from attrs import field, frozen
 
 from agentpay.contract import choices, identifiers
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, Refusal
 from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
     Category,
@@ -313,6 +313,7 @@ class Payment(Model):
             before.
         error: code of the error; only for rejected and failed payments.
         message: sentence that explains `error`.
+        refusal: the rule that refused it; only for payments that a policy, a balance or a budget refused.
         splits: what the other recipients get; None if there is one recipient.
     """
 
@@ -345,6 +346,7 @@ class Payment(Model):
     is_replay: bool = False
     error: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    refusal: Refusal | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
     @staticmethod

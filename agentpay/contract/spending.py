@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import ErrorCode, Refusal
 from agentpay.contract.fields import Category, Cursor, Moment, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
@@ -138,6 +138,7 @@ class TransferCheck(Model):
         remaining_usdc: USDC that `max_daily_spend` and the key's `max_total_usdc` would still allow
             afterwards. A transfer that would settle counts toward both, one that would be escalated toward
             the key's total. None without either limit.
+        refusal: the rule that would reject it; None otherwise.
     """
 
     _example: ClassVar = {
@@ -145,12 +146,14 @@ class TransferCheck(Model):
         "error": None,
         "message": "escalation_threshold is 10.000000 USDC and this transfer requests 12.500000 USDC: it "
         "would wait for an operator's approval.",
+        "refusal": None,
     }
 
     decision: choices.Decision
     error: str | None
     message: str | None
     remaining_usdc: UsdcString | None
+    refusal: Refusal | None = None
 
 
 GET_BUDGET: Final = Endpoint(

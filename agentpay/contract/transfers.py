@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, NotRequired, TypedDict
 from attrs import field, frozen
 
 from agentpay.contract import choices
+from agentpay.contract.errors import Refusal
 from agentpay.contract.fields import OMITTED_BY_DEFAULT, Category, text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import NULLABLE, Request
@@ -50,6 +51,7 @@ class Transfer(Model):
         settled_at: when it was final on chain, UTC; None before.
         error: code of the error; only for rejected and failed transfers.
         message: sentence that explains `error`.
+        refusal: the rule that refused it; only for transfers that a policy, a balance or a budget refused.
     """
 
     _example: ClassVar = {"status": "settled"}
@@ -66,6 +68,7 @@ class Transfer(Model):
     settled_at: datetime | None = None
     error: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    refusal: Refusal | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
     @property
     def is_final(self) -> bool:

@@ -5,12 +5,14 @@ Every status has its next step, in words for a model.
 
 import logging
 from collections.abc import Mapping
+from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final, cast
 
 from attrs import frozen
 
 from agentpay._challenges import ChallengeTooLargeError
+from agentpay.contract.errors import Refusal
 from agentpay.contract.payments import SessionStep
 from agentpay.contract.printable import without_hidden
 from agentpay.contract.sessions import Session
@@ -26,6 +28,7 @@ from agentpay.errors import (
     PermissionDeniedError,
     RateLimitError,
     TransferRejectedError,
+    possible_again,
 )
 from agentpay.tools.references import REJECTED_BY_PERSON, is_refused, ref_of
 from agentpay.tools.results import (
@@ -182,7 +185,7 @@ def payment_of(made: Transfer | SessionStep, ref: str, *, base_url: str) -> Paym
         return _payment_in_session(made, ref)
     transfer = made
     status: Any = str(transfer.status)
-    reason, is_waiting = None if transfer.message is None else without_hidden(transfer.message), False
+    reason, is_waiting = _with_time(transfer.message, transfer.refusal), False
     advice = _PAYMENT_ADVICE.get(status, _UNKNOWN)
     if status == "approved":
         status, reason = "pending_approval", "An operator approved it; it is not signed yet."
@@ -338,7 +341,8 @@ def explanation_of(error: Exception) -> str:
     # The message of a single fault may repeat it.
     faults = [fault for fault in error.details if fault.message not in error.message]
     details = "; ".join(f"{fault.field} {fault.message}" for fault in faults[:_FAULTS_MAX])
-    return error.message + (f" ({details})" if details else "")
+    said = error.message + (f" ({details})" if details else "")
+    return _at(said, error.available_at) if isinstance(error, TransferRejectedError) else said
 
 
 def logged_reason(error: Exception) -> str:
@@ -346,6 +350,17 @@ def logged_reason(error: Exception) -> str:
     if not isinstance(error, AgentPayError):
         logger.error("a tool failed; its outcome is reported as unknown", exc_info=error)
     return reason_of(error)
+
+
+def _with_time(message: str | None, refusal: Refusal | None) -> str | None:
+    """Return the service's explanation for a model, and when what was refused is possible."""
+    if message is None:
+        return None
+    return _at(without_hidden(message), None if refusal is None else refusal.available_at)
+
+
+def _at(said: str, available_at: datetime | None) -> str:
+    return said if available_at is None else f"{said.rstrip('.')}{possible_again(available_at)}."
 
 
 def is_refusal(error: Exception) -> bool:
@@ -360,7 +375,7 @@ def check_of(check: TransferCheck) -> CheckResult:
     return CheckResult(
         decision=str(check.decision),
         error=check.error,
-        message=None if check.message is None else without_hidden(check.message),
+        message=_with_time(check.message, check.refusal),
         remaining_usdc=_amount(check.remaining_usdc),
     )
 

@@ -54,7 +54,7 @@ from agentpay_server.ledger import transactions as chain_transactions
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
-from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.clock import from_us, from_us_up
 from agentpay_server.platform.errors import Problem, chain_unavailable, invalid
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -380,8 +380,7 @@ class Accounts:
             "spent_usdc": from_micro(spent),
             "reserved_usdc": from_micro(spending.reserved(connection, record)),
             "remaining_usdc": None if left is None else from_micro(left),
-            # Round up to the milliseconds of the wire format, so that it is never too early.
-            "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
+            "next_release_at": None if release is None else from_us_up(release.at_us),
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
         }
 

@@ -9,6 +9,7 @@ count as already spent. `settlement.py` drives the signed transaction.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -19,6 +20,7 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
+from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnreachableError, TokenAccount
 from agentpay_server.database.connection import Connection, ConstraintError
 from agentpay_server.database.runner import OfAccounts
@@ -35,6 +37,7 @@ from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey
 from agentpay_server.ledger.spending import LimitedKey
 from agentpay_server.ledger.transactions import StoredTransaction
+from agentpay_server.platform.clock import from_us_up
 from agentpay_server.platform.errors import Problem, chain_unavailable, not_found, quote, signing_suspended
 from agentpay_server.platform.failpoints import Operation, Step, failpoint
 from agentpay_server.platform.principals import Principal
@@ -226,9 +229,9 @@ class Gate(Unit):
         """The time at which the spend counts. It never decreases within an account."""
         return max(self.now_us, self.source.last_spend_us)
 
-    def paused(self) -> Refusal | None:
-        """Return the refusal for a paused account, which comes before all other rules."""
-        return rules.paused_refusal(self.policy)
+    def paused(self, amount_micro: int) -> Refusal | None:
+        """Return the refusal of an amount for a paused account, which comes before all other rules."""
+        return rules.paused_refusal(self.policy, amount_micro)
 
     def refusal(self, spend: Spend, key: LimitedKey | None) -> Refusal | None:
         """Return why the policy, the key's total or the balance refuses a spend, or None.
@@ -258,7 +261,18 @@ class Gate(Unit):
             raise Contended(is_payments_only=uncertain == sum(tx.hold for tx in payments))
         if refusal is None:
             self.passed.add("rules")
-        return refusal
+            return None
+        return self._with_time(refusal, spend)
+
+    def _with_time(self, refusal: Refusal, spend: Spend) -> Refusal:
+        """Add to a refusal by the daily limit when its window has room for the spend, if ever."""
+        facts, limit = refusal.facts, self.policy.max_daily_spend
+        if facts is None or facts.rule != "max_daily_spend" or limit is None:
+            return refusal
+        excess = to_micro(facts.spent_usdc or Decimal()) + spend.amount_micro - to_micro(limit)
+        at_us = spending.room_us(self.connection, self.source, self.spent_us, excess)
+        at = None if at_us is None else from_us_up(at_us)
+        return attrs.evolve(refusal, facts=attrs.evolve(facts, available_at=at))
 
     def needs_approval(self, amount_micro: int) -> bool:
         """Return whether an operator must approve an amount, unless one has."""
@@ -280,7 +294,7 @@ class Gate(Unit):
 
     def _require_passed(self) -> None:
         """Raise if a decision has skipped a check, before it holds anything."""
-        if self.paused() is not None or self.passed != {"rules", "costs"}:
+        if self.policy.paused or self.passed != {"rules", "costs"}:
             raise AssertionError("a spend is held that has not passed its checks")
 
     def hold(self, tx: StoredTransaction, amount_micro: int, key: LimitedKey | None) -> StoredTransaction:

@@ -18,7 +18,9 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import codec
+from agentpay.contract.choices import RefusalRule
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.errors import Refusal as RefusalFacts
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.platform.errors import named, quote
@@ -104,44 +106,84 @@ class Means:
 
 @frozen(kw_only=True)
 class Refusal:
-    """The reason for refusing a spend: error code and message."""
+    """The reason for refusing a spend: error code, message, and what callers are told of the rule, if any."""
 
     code: ErrorCode
     message: str
+    facts: RefusalFacts | None = None
 
 
-def paused_refusal(policy: Policy) -> Refusal | None:
-    """Return the refusal for a paused account. Judged before all other rules."""
+def refused_by(
+    rule: RefusalRule,
+    requested_micro: int,
+    message: str,
+    *,
+    code: ErrorCode = ErrorCode.POLICY_VIOLATION,
+    limit_micro: int | None = None,
+    spent_micro: int | None = None,
+    remaining_micro: int | None = None,
+) -> Refusal:
+    """Return the refusal of a requested amount by a rule; the message begins with the rule's name.
+
+    What remains follows from the limit and what is spent, if both are given.
+    """
+    if limit_micro is not None and spent_micro is not None:
+        remaining_micro = max(limit_micro - spent_micro, 0)
+    facts = RefusalFacts(
+        rule=rule,
+        limit_usdc=None if limit_micro is None else from_micro(limit_micro),
+        spent_usdc=None if spent_micro is None else from_micro(spent_micro),
+        remaining_usdc=None if remaining_micro is None else from_micro(remaining_micro),
+        requested_usdc=from_micro(requested_micro),
+    )
+    return Refusal(code=code, message=message, facts=facts)
+
+
+_RULE_OF: Final[dict[ErrorCode, RefusalRule]] = {
+    ErrorCode.ACCOUNT_PAUSED: "paused",
+    ErrorCode.INSUFFICIENT_BALANCE: "balance_usdc",
+}
+
+
+def facts_of(code: ErrorCode, requested_micro: int) -> RefusalFacts | None:
+    """Return what callers are told of the rule that ended what was accepted before; None without a rule."""
+    rule = _RULE_OF.get(code)
+    return None if rule is None else RefusalFacts(rule=rule, requested_usdc=from_micro(requested_micro))
+
+
+def paused_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
+    """Return the refusal of an amount for a paused account. Judged before all other rules."""
     if not policy.paused:
         return None
-    return Refusal(
+    return refused_by(
+        "paused",
+        amount_micro,
+        "paused is true: an operator has blocked all outgoing transfers of this account.",
         code=ErrorCode.ACCOUNT_PAUSED,
-        message="paused is true: an operator has blocked all outgoing transfers of this account.",
     )
 
 
 def spending_refusal(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
     """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately."""
     for rule in _RULES[spend.purpose]:
-        reason = rule(policy, spend, means)
-        if reason is not None:
-            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+        refused = rule(policy, spend, means)
+        if refused is not None:
+            return refused
     return _balance(spend, means)
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
     """Return why an amount is too large for a single charge of a session, or None."""
-    reason = _over_single_transfer(policy, amount_micro, "charge")
-    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+    return _over_single_transfer(policy, amount_micro, "charge")
 
 
 def voucher_refusal(policy: Policy, spend: Spend) -> Refusal | None:
     """Return why a voucher of a session over 402 is refused, or None. Its cap is judged at the opening."""
     means = Means(spent_micro=0, available_micro=spend.amount_micro)
     for rule in (_counterparty, _category, _single_transfer):
-        reason = rule(policy, spend, means)
-        if reason is not None:
-            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+        refused = rule(policy, spend, means)
+        if refused is not None:
+            return refused
     return None
 
 
@@ -155,13 +197,17 @@ def usdc_text(micro: int) -> str:
     return format_string(from_micro(micro))
 
 
-def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
+def _memo(policy: Policy, spend: Spend, _: Means) -> Refusal | None:
     if not policy.require_memo or (spend.memo is not None and spend.memo.strip()):
         return None
-    return f"require_memo is true and this {spend.purpose} has no memo. Send a memo of 1 to 200 characters."
+    return refused_by(
+        "require_memo",
+        spend.amount_micro,
+        f"require_memo is true and this {spend.purpose} has no memo. Send a memo of 1 to 200 characters.",
+    )
 
 
-def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
+def _counterparty(policy: Policy, spend: Spend, _: Means) -> Refusal | None:
     allowed = policy.allowed_counterparties
     if allowed is None:
         return None
@@ -169,11 +215,15 @@ def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
         names = (recipient.account_id, recipient.token_account, recipient.owner)
         if not any(name in allowed for name in names if name is not None):
             named = recipient.owner if spend.purpose in _TO_SELLERS else spend.to
-            return f"allowed_counterparties is {_listed(allowed)} and does not include {quote(named)}."
+            return refused_by(
+                "allowed_counterparties",
+                spend.amount_micro,
+                f"allowed_counterparties is {_listed(allowed)} and does not include {quote(named)}.",
+            )
     return None
 
 
-def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
+def _category(policy: Policy, spend: Spend, _: Means) -> Refusal | None:
     allowed = policy.categories
     if allowed is None or (spend.category is not None and spend.category in allowed):
         return None
@@ -183,7 +233,7 @@ def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
         # The seller names the category of a payment.
         else f"this {spend.purpose}'s category is {_quoted_category(spend)}"
     )
-    return f"categories is {_listed(allowed)} and {asked}."
+    return refused_by("categories", spend.amount_micro, f"categories is {_listed(allowed)} and {asked}.")
 
 
 def _quoted_category(spend: Spend) -> str:
@@ -191,44 +241,55 @@ def _quoted_category(spend: Spend) -> str:
     return named(category) if spend.purpose in _TO_SELLERS else quote(category)
 
 
-def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
+def _single_transfer(policy: Policy, spend: Spend, _: Means) -> Refusal | None:
     charged = spend.first_charge_micro
     return _over_single_transfer(policy, spend.amount_micro if charged is None else charged, spend.purpose)
 
 
-def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str | None:
+def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> Refusal | None:
     limit = policy.max_single_transfer
     if limit is None or amount_micro <= to_micro(limit):
         return None
-    return (
+    return refused_by(
+        "max_single_transfer",
+        amount_micro,
         f"max_single_transfer is {format_string(limit)} USDC and this {noun} requests "
-        f"{usdc_text(amount_micro)} USDC."
+        f"{usdc_text(amount_micro)} USDC.",
+        limit_micro=to_micro(limit),
     )
 
 
-def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
+def _daily_spend(policy: Policy, spend: Spend, means: Means) -> Refusal | None:
     limit = policy.max_daily_spend
     if limit is None or means.spent_micro + spend.amount_micro <= to_micro(limit):
         return None
-    return (
+    return refused_by(
+        "max_daily_spend",
+        spend.amount_micro,
         f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
         f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
-        f"{usdc_text(spend.amount_micro)} USDC."
+        f"{usdc_text(spend.amount_micro)} USDC.",
+        limit_micro=to_micro(limit),
+        spent_micro=means.spent_micro,
     )
 
 
-def _key_total(_: Policy, spend: Spend, means: Means) -> str | None:
+def _key_total(_: Policy, spend: Spend, means: Means) -> Refusal | None:
     limit = means.key_limit_micro
     if limit is None or means.key_spent_micro + spend.amount_micro <= limit:
         return None
-    return (
+    return refused_by(
+        "max_total_usdc",
+        spend.amount_micro,
         f"max_total_usdc of the agent key is {usdc_text(limit)} USDC, of which "
         f"{usdc_text(means.key_spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
-        f"{usdc_text(spend.amount_micro)} USDC."
+        f"{usdc_text(spend.amount_micro)} USDC.",
+        limit_micro=limit,
+        spent_micro=means.key_spent_micro,
     )
 
 
-_Rule = Callable[[Policy, Spend, Means], str | None]
+_Rule = Callable[[Policy, Spend, Means], Refusal | None]
 
 _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
@@ -243,10 +304,13 @@ def _balance(spend: Spend, means: Means) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
     available = max(means.available_micro, 0)
-    return Refusal(
-        code=ErrorCode.INSUFFICIENT_BALANCE,
-        message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
+    return refused_by(
+        "balance_usdc",
+        spend.amount_micro,
+        f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
         f"requests {usdc_text(spend.amount_micro)} USDC.",
+        code=ErrorCode.INSUFFICIENT_BALANCE,
+        remaining_micro=available,
     )
 
 

@@ -34,6 +34,7 @@ from sqlalchemy import (
     Text,
     and_,
     bindparam,
+    case,
     cast,
     func,
     literal_column,
@@ -185,6 +186,44 @@ _RELEASED_BY_MOMENT: Final = (
 _RELEASED: Final = select(func.coalesce(func.sum(table.c.hold), 0)).where(
     table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
+_SPAN_US: Final = 1 << 37
+"""A power of two, and more microseconds than the window has."""
+
+
+def _last_without_room() -> Select[Any]:
+    """Return the statement that reads the last start of the window at which too little has left it.
+
+    `excess` micro-USDC have to leave. The search halves its step 37 times, so that its cost does not depend
+    on the number of spends: an index has the running total at each start.
+    """
+    start = bindparam("start_us", type_=BigInteger)
+    half = literal_column(str(_SPAN_US // 2), BigInteger)
+    search = select(start.label("at_us"), half.label("step_us")).cte("search", recursive=True)
+    later = search.c.at_us + search.c.step_us
+    spent, released = table.alias("spent"), table.alias("released")
+    of_account = bindparam("account_id", type_=Text)
+
+    def total_at(moment: ColumnElement[int]) -> ColumnElement[int]:
+        newest = (
+            select(spent.c.spent_total)
+            .where(spent.c.account_id == of_account, spent.c.spent_us <= moment)
+            .order_by(spent.c.spent_us.desc(), spent.c.spent_total.desc())
+            .limit(1)
+        )
+        return func.coalesce(newest.scalar_subquery(), literal_column("0"))
+
+    failed = select(func.coalesce(func.sum(released.c.hold), literal_column("0"))).where(
+        released.c.account_id == of_account, released.c.released_us > start, released.c.released_us <= later
+    )
+    gone = total_at(later) - total_at(start) - cast(failed.scalar_subquery(), BigInteger)
+    is_short = gone < bindparam("excess", type_=BigInteger)
+    next_us = case((is_short, later), else_=search.c.at_us)
+    halved = search.c.step_us // literal_column("2", BigInteger)
+    search = search.union_all(select(next_us, halved).where(search.c.step_us > literal_column("0")))
+    return select(func.max(search.c.at_us))
+
+
+_LAST_WITHOUT_ROOM: Final = _last_without_room()
 _COUNTED: Final = select(
     _TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery(), RESERVED.scalar_subquery()
 )
@@ -253,6 +292,24 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
             # All spends of that moment have failed.
             before = total
         start_us = end_us
+
+
+def room_us(connection: Connection, account: AccountRecord, now_us: int, excess_micro: int) -> int | None:
+    """Return from when the window has room for a spend if nothing else is spent; None if it never will.
+
+    Spends leave the window; what open holds reserve stays.
+
+    Args:
+        connection: the connection.
+        account: the account.
+        now_us: the end of the window that has no room.
+        excess_micro: by how much the spend exceeds the limit, in micro-USDC.
+    """
+    start_us = window_start_us(now_us)
+    values = {"account_id": account.account_id, "start_us": start_us, "excess": excess_micro}
+    last_us = int(connection.execute(_LAST_WITHOUT_ROOM, values).scalar_one())
+    is_never = last_us == start_us + _SPAN_US - 1
+    return None if is_never else last_us + 1 + WINDOW_US
 
 
 def reserved(connection: Connection, account: AccountRecord) -> int:

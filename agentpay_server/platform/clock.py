@@ -94,6 +94,11 @@ def from_us(moment_us: int) -> datetime:
     return _EPOCH + timedelta(microseconds=moment_us)
 
 
+def from_us_up(moment_us: int) -> datetime:
+    """Convert, rounded up to the milliseconds of the wire format: who waits until then is never too early."""
+    return from_us(-(-moment_us // 1_000) * 1_000)
+
+
 def end_of_millisecond_us(moment: datetime) -> int:
     """Return the last microsecond that is displayed as `moment`."""
     return to_us(moment) // 1_000 * 1_000 + 999

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Final
 
 from agentpay.contract.console import ALLOW_SIGNING
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError, with_advice
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError, Refusal, with_advice
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
@@ -35,6 +35,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         session_id: str | None | UnsetType = UNSET,
         charge_id: str | None = None,
         status: str | None = None,
+        refusal: Refusal | None = None,
         retry_after_seconds: int | None = None,
         decided_at: datetime | None = None,
         allow: tuple[str, ...] = (),
@@ -48,6 +49,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.session_id = session_id
         self.charge_id = charge_id
         self.status = status
+        self.refusal = refusal
         self.retry_after_seconds = retry_after_seconds
         self.decided_at = decided_at
         self.allow = allow
@@ -58,7 +60,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """The body of a 402 has exactly four fields (interface E2, E3)."""
+        """The body of a 402 has four fields, and the rule that refused (interface E2, E3)."""
         is_refused_payment = self.http_status == 402
         is_complete = self.says_what_to_do or is_refused_payment or self.code in _AS_STORED
         return ErrorBody(
@@ -70,6 +72,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
             session_id=self.session_id,
             charge_id=self.charge_id,
             status=self.status,
+            refusal=self.refusal,
         )
 
 

@@ -85,7 +85,8 @@ def new_session(
     context, connection, now_us = gate.context, gate.connection, gate.now_us
     if not idempotency.is_as_seen(connection, key, held, now_us):
         return None
-    terms, refusal = terms_of(request), gate.paused()
+    terms = terms_of(request)
+    refusal = gate.paused(terms.cap_micro)
     if refusal is not None:
         raise refused(refusal, None)
     source, preflight = gate.source, gate.preflight
@@ -261,7 +262,7 @@ def _resign(resigning: Resigning[SessionRecord]) -> Replacement | Refusal:
     again.
     """
     session, source = resigning.subject, resigning.source
-    refusal = rules.paused_refusal(stored_policy(source.policy))
+    refusal = rules.paused_refusal(stored_policy(source.policy), session.cap)
     if refusal is not None:
         return refusal
     signed = _signed(

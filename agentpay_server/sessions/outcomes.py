@@ -24,7 +24,7 @@ from agentpay_server.database.rows import Change
 from agentpay_server.database.tables import EntryRecord, SessionRecord
 from agentpay_server.engine import funding
 from agentpay_server.engine.movement import Ending
-from agentpay_server.engine.policy import Refusal
+from agentpay_server.engine.policy import Refusal, facts_of
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.apply import Outcome, Posting
 from agentpay_server.ledger.context import Context
@@ -332,6 +332,7 @@ def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
         refusal.message,
         session_id=None if session is None else session.session_id,
         status=REJECTED if session is None else session.status,
+        refusal=refusal.facts,
     )
 
 
@@ -359,11 +360,13 @@ def unresolved(record: SessionRecord) -> Problem:
 
 def stopped(record: SessionRecord) -> Problem:
     """Return the error for a session whose opening has failed, or whose settlement is refused."""
+    code = ErrorCode(record.error or ErrorCode.TRANSFER_FAILED)
     return Problem(
-        ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
+        code,
         record.message or "The chain refused the transaction; nothing moved.",
         session_id=record.session_id,
         status=record.status,
+        refusal=facts_of(code, record.cap),
     )
 
 

@@ -26,10 +26,11 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import ClosingReason, SessionStatus
-from agentpay.contract.usdc import format_string
+from agentpay.contract.usdc import format_string, to_micro
 from agentpay_server.engine.policy import (
     Refusal,
     paused_refusal,
+    refused_by,
     single_charge_refusal,
     usdc_text,
 )
@@ -102,10 +103,12 @@ def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
     """
     threshold = policy.escalation_threshold
     assert threshold is not None  # noqa: S101 - without one nothing is escalated
-    return Refusal(
-        code=ErrorCode.POLICY_VIOLATION,
-        message=f"escalation_threshold is {format_string(threshold)} USDC and this session requests "
+    return refused_by(
+        "escalation_threshold",
+        cap_micro,
+        f"escalation_threshold is {format_string(threshold)} USDC and this session requests "
         f"{usdc_text(cap_micro)} USDC. Open it with an operator key.",
+        limit_micro=to_micro(threshold),
     )
 
 
@@ -144,32 +147,38 @@ def charge_refusal(
 
     The SQL statement that stores a charge enforces status and cap; this explains why it changed no row.
     """
-    refusal = (
+    refused = (
         _unless_open(status, "it accepts no charges; open another one")
-        or paused_refusal(policy)
+        or paused_refusal(policy, amount_micro)
         or single_charge_refusal(policy, amount_micro)
     )
-    if refusal is not None or running_total_micro + amount_micro <= cap_micro:
-        return refusal
-    return Refusal(
-        code=ErrorCode.SESSION_CAP_EXCEEDED,
-        message=f"cap_usdc is {usdc_text(cap_micro)} USDC, of which {usdc_text(running_total_micro)} USDC is "
+    if refused is not None or running_total_micro + amount_micro <= cap_micro:
+        return refused
+    return refused_by(
+        "cap_usdc",
+        amount_micro,
+        f"cap_usdc is {usdc_text(cap_micro)} USDC, of which {usdc_text(running_total_micro)} USDC is "
         f"charged, and this charge requests {usdc_text(amount_micro)} USDC.",
+        code=ErrorCode.SESSION_CAP_EXCEEDED,
+        limit_micro=cap_micro,
+        spent_micro=running_total_micro,
     )
 
 
-def key_refusal(*, opened_by: str, key: LimitedKey | None) -> Refusal | None:
-    """Return why a key with a limited total cannot charge a session, or None.
+def key_refusal(amount_micro: int, *, opened_by: str, key: LimitedKey | None) -> Refusal | None:
+    """Return why a key with a limited total cannot charge an amount to a session, or None.
 
     The total of a key counts the caps of the sessions that it has opened, and no charges: with another key's
     session it could spend more than its total.
     """
     if key is None or key.key_id == opened_by:
         return None
-    return Refusal(
-        code=ErrorCode.POLICY_VIOLATION,
-        message=f"max_total_usdc of the agent key is {usdc_text(key.max_total_micro)} USDC and counts only "
+    return refused_by(
+        "max_total_usdc",
+        amount_micro,
+        f"max_total_usdc of the agent key is {usdc_text(key.max_total_micro)} USDC and counts only "
         "sessions that this key has opened: it cannot spend from a session of another key.",
+        limit_micro=key.max_total_micro,
     )
 
 

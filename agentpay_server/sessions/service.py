@@ -149,7 +149,7 @@ def charge(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
         amount_micro=amount,
-    ) or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
+    ) or key_refusal(amount, opened_by=session.key_id, key=spending.key_of(principal))
     if refusal is not None:
         raise refused(refusal, session)
     now_us = context.clock.now_us()

@@ -25,10 +25,11 @@ from agentpay.contract.approvals import (
     PendingTransfer,
     RejectTransfer,
 )
-from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.errors import ErrorCode, Refusal, RejectionReason
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
+from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.rows import Change
@@ -85,7 +86,7 @@ def approved_transfer(
         # A payment's terms say what it is for, so require_memo accepts it without a memo.
         terms = attrs.evolve(terms, memo=terms.memo or pending.to)
     key = spending.key_of_waiting(gate.connection, pending)
-    refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
+    refusal = gate.paused(terms.amount_micro) or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         require_funds(refusal, pending)
         return refused(gate, _approved(gate, principal, pending, rejected(gate, refusal)), refusal)
@@ -253,6 +254,9 @@ class Approvals:
             status=TransferStatus.REJECTED.value,
             error=reason.value,
             message=message,
+            refusal=store.refusal_text(
+                Refusal(rule="escalation_threshold", requested_usdc=from_micro(pending.amount))
+            ),
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
         return apply(Unit(connection, self._context, now_us), rejection(rejected, reason, message))

@@ -90,7 +90,7 @@ def new_transfer(gate: Gate, new: NewSpend) -> Decided[TransferRecord] | None:
     if not new.is_as_seen(gate):
         return None
     key = spending.key_of(new.principal)
-    refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
+    refusal = gate.paused(terms.amount_micro) or gate.refusal(spend_of(terms, gate.preflight), key)
     if refusal is not None:
         return refused(gate, store_new(gate, new, rejected(gate, refusal)), refusal)
     if gate.needs_approval(terms.amount_micro):
@@ -112,6 +112,7 @@ def rejected(gate: Gate, refusal: Refusal) -> dict[str, Any]:
         "status": TransferStatus.REJECTED.value,
         "error": refusal.code.value,
         "message": refusal.message,
+        "refusal": store.refusal_text(refusal.facts),
         "key_expires_us": gate.now_us + KEY_LIFETIME_US,
     }
 
@@ -145,6 +146,7 @@ _UNDECIDED: Final = dict.fromkeys(
         "recipient_token_account",
         "error",
         "message",
+        "refusal",
         "key_expires_us",
         "tx_signature",
         "approval_expires_us",
@@ -200,7 +202,13 @@ def require_funds(refusal: Refusal, waiting: TransferRecord) -> None:
         Problem: `insufficient_balance`.
     """
     if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-        raise Problem(refusal.code, refusal.message, transfer_id=waiting.transfer_id, status=waiting.status)
+        raise Problem(
+            refusal.code,
+            refusal.message,
+            transfer_id=waiting.transfer_id,
+            status=waiting.status,
+            refusal=refusal.facts,
+        )
 
 
 def escalated(gate: Gate, transfer: TransferRecord) -> Decided[TransferRecord]:
@@ -344,7 +352,7 @@ class Checks:
             is_last_try=True,
             promise=lambda _: None,
         )
-        refusal = gate.paused() or gate.refusal(spend_of(terms, gate.preflight), key)
+        refusal = gate.paused(terms.amount_micro) or gate.refusal(spend_of(terms, gate.preflight), key)
         decision, error, message = PredictedOutcome.SETTLE, None, None
         if refusal is not None:
             decision, error, message = PredictedOutcome.REJECT, refusal.code.value, refusal.message
@@ -370,6 +378,7 @@ class Checks:
             error=error,
             message=message,
             remaining_usdc=None if least is None else from_micro(least),
+            refusal=None if refusal is None else refusal.facts,
         )
 
 

@@ -100,7 +100,7 @@ def _failed(ending: Ending[TransferRecord]) -> Outcome[TransferRecord]:
 def _resign(resigning: Resigning[TransferRecord]) -> Replacement | Refusal:
     """Sign a replacement, unless the account is now paused."""
     transfer, source = resigning.subject, resigning.source
-    refusal = rules.paused_refusal(stored_policy(source.policy))
+    refusal = rules.paused_refusal(stored_policy(source.policy), transfer.amount)
     if refusal is not None:
         return refusal
     if transfer.recipient_token_account is None:
@@ -177,6 +177,7 @@ def failed(ending: Ending[TransferRecord], refusal: Refusal) -> Outcome[Transfer
         now_us=ending.now_us,
         error=refusal.code.value,
         message=refusal.message,
+        refusal=store.refusal_text(refusal.facts or rules.facts_of(refusal.code, ending.subject.amount)),
     )
     after = change.after
     record = audit.Record(
@@ -398,6 +399,7 @@ def to_response(record: TransferRecord, chain: Chain) -> Transfer:
         settled_at=None if record.settled_us is None else from_us(record.settled_us),
         error=record.error,
         message=record.message,
+        refusal=store.refusal_of(record),
     )
 
 
@@ -440,6 +442,7 @@ def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
         record.message or "The transfer was refused.",
         transfer_id=record.transfer_id,
         status=record.status,
+        refusal=store.refusal_of(record),
         decided_at=decided_at(record) if is_replay else None,
     )
 

@@ -7,7 +7,8 @@ from typing import Final
 
 from sqlalchemy import BigInteger, bindparam, func, literal, literal_column, or_, select
 
-from agentpay.contract import identifiers
+from agentpay.contract import codec, identifiers
+from agentpay.contract.errors import Refusal
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
@@ -103,6 +104,16 @@ def splits_text(splits: Sequence[Split]) -> str | None:
 def splits_of(record: TransferRecord) -> list[Split]:
     """Return the splits of a payment; empty for other transfers."""
     return [Split(*split) for split in json.loads(record.splits or "[]")]
+
+
+def refusal_text(refusal: Refusal | None) -> str | None:
+    """Return the rule that refused a transfer as it is stored."""
+    return None if refusal is None else codec.print_json(codec.unstructure(refusal)).decode()
+
+
+def refusal_of(record: TransferRecord) -> Refusal | None:
+    """Return the rule that refused a transfer; None without one."""
+    return None if record.refusal is None else codec.structure(json.loads(record.refusal), Refusal)
 
 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:

@@ -15,7 +15,7 @@ def refused(response: Any, error: str = "policy_violation") -> str:
     """Assert that a transfer was refused by the policy; return the message."""
     assert response.status_code == 402, response.text
     body = response.json()
-    assert set(body) == {"error", "message", "transfer_id", "status"}
+    assert set(body) == {"error", "message", "transfer_id", "status", "refusal"}
     assert (body["error"], body["status"]) == (error, "rejected")
     return str(body["message"])
 

@@ -100,7 +100,7 @@ def test_402_names_the_exceeded_limit_and_nothing_is_sent_to_the_chain(service: 
     response = service.pay(account, to, "6")
     assert response.status_code == 402
     body = response.json()
-    assert set(body) == {"error", "message", "transfer_id", "status"}
+    assert set(body) == {"error", "message", "transfer_id", "status", "refusal"}
     assert (body["error"], body["status"]) == ("policy_violation", "rejected")
     assert "max_single_transfer" in body["message"]
     assert body["transfer_id"].startswith("txn_")
@@ -116,7 +116,7 @@ def test_402_account_paused_and_insufficient_balance(service: Service) -> None:
         response = service.pay(account, to, "1")
         assert response.status_code == 402
         assert (response.json()["error"], response.json()["status"]) == (error, "rejected")
-        assert set(response.json()) == {"error", "message", "transfer_id", "status"}
+        assert set(response.json()) == {"error", "message", "transfer_id", "status", "refusal"}
 
 
 def test_422_invalid_recipient_if_it_is_no_usdc_token_account(service: Service) -> None:

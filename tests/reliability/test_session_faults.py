@@ -128,7 +128,7 @@ async def test_an_opening_refused_for_insufficient_balance_fails_and_its_key_can
     world.chain.next("send", chains.before(lambda: world.drain(source, other, "5")))
     failed = await world.open_session("s", source, to, "10")
     assert (failed.status, failed.error, failed.body["status"]) == (402, "insufficient_balance", "failed")
-    assert set(failed.body) == {"error", "message", "session_id", "status"}
+    assert set(failed.body) == {"error", "message", "session_id", "status", "refusal"}
     row = await books(world, source)
     assert (row["in_flight"], row["cap_holds"]) == (0, 0)
     await world.fund(source.account_id, "5")

@@ -4,6 +4,7 @@ See interface PO9; P9.
 """
 
 import random
+from datetime import UTC, datetime, timedelta
 
 import chains
 import pytest
@@ -28,6 +29,26 @@ class Ledger:
 
     def spent(self) -> int:
         return sum(amount for at_us, amount in self.spends if at_us > self.now_us - DAY_US)
+
+    def wire_time_with_room_for(self, amount: int) -> str | None:
+        """Return from when the window has room for an amount, by looking at each time it could be."""
+        if amount > LIMIT:
+            return None
+        leaving = sorted(at_us + DAY_US for at_us, _ in self.spends if at_us + DAY_US > self.now_us)
+        now_us = self.now_us
+        try:
+            for self.now_us in leaving:
+                if self.spent() + amount <= LIMIT:
+                    return wire_time(self.now_us)
+        finally:
+            self.now_us = now_us
+        raise AssertionError("the window empties")
+
+
+def wire_time(moment_us: int) -> str:
+    """Return a time as responses have it, rounded up to the millisecond."""
+    moment = datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=-(-moment_us // 1000))
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 async def play(world: World, steps: list[tuple[int, int | None, str]]) -> None:
@@ -75,6 +96,9 @@ async def play(world: World, steps: list[tuple[int, int | None, str]]) -> None:
             f"over-{number}", source, to, f"{(LIMIT - ledger.spent() + 1) / 10**6:.6f}"
         )
         assert over.error == "policy_violation"
+        refusal = over.body["refusal"]
+        assert refusal["rule"] == "max_daily_spend"
+        assert refusal["available_at"] == ledger.wire_time_with_room_for(LIMIT - ledger.spent() + 1)
     assert world.balance(to) == sum(amount for _, amount in ledger.spends)
 
 

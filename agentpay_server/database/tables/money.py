@@ -66,6 +66,8 @@ class TransferRecord:
     payment_digest: str | None = None
     # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
     splits: str | None = None
+    # The rule that refused it, as JSON; NULL without one.
+    refusal: str | None = None
     # The memo as it is looked for: case-folded UTF-8, which every engine orders by bytes.
     memo_key: bytes | None = None
 

@@ -87,7 +87,7 @@ def open_channel(
         and idempotency.is_as_seen(connection, key, held, gate.now_us)
     ):
         return None
-    refusal = gate.paused()
+    refusal = gate.paused(terms.cap_micro)
     if refusal is not None:
         raise refused(refusal, None)
     preflight = gate.preflight

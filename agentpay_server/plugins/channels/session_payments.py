@@ -42,6 +42,7 @@ from agentpay_server.engine.policy import (
     Recipient,
     Refusal,
     paused_refusal,
+    refused_by,
     stored_policy,
     usdc_text,
     voucher_refusal,
@@ -142,20 +143,24 @@ def _refusal(
     offer, pin = selected.offer, selected.pin
     terms, owners = offer.terms, offer.owners
     spend = spend_on(offer, [_recipient(unit, owner) for owner in owners], pin=pin)
-    refusal = (
-        paused_refusal(policy)
+    refused = (
+        paused_refusal(policy, terms.amount_micro)
         # A limited key is offered its own sessions only; this holds for rows of older servers too.
-        or key_refusal(opened_by=session.key_id, key=spending.key_of(principal))
+        or key_refusal(terms.amount_micro, opened_by=session.key_id, key=spending.key_of(principal))
         or pin_refusal(pin, terms, owners)
         or voucher_refusal(policy, spend)
     )
-    if refusal is not None or session.running_total + terms.amount_micro <= session.cap:
-        return refusal
-    return Refusal(
-        code=ErrorCode.SESSION_CAP_EXCEEDED,
-        message=f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
+    if refused is not None or session.running_total + terms.amount_micro <= session.cap:
+        return refused
+    return refused_by(
+        "cap_usdc",
+        terms.amount_micro,
+        f"cap_usdc is {usdc_text(session.cap)} USDC, of which {usdc_text(session.running_total)} "
         f"USDC is signed away, and this request costs {usdc_text(terms.amount_micro)} USDC. Close the "
         "session, then request again to open another one.",
+        code=ErrorCode.SESSION_CAP_EXCEEDED,
+        limit_micro=session.cap,
+        spent_micro=session.running_total,
     )
 
 

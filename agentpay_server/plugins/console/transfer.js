@@ -126,6 +126,8 @@ function arrow(lane) {
 	return h("div.lanes", h(isBack ? "span.arrow.back" : "span.arrow", { role: "img", "aria-label": lane, style }));
 }
 
+const RULE = "rule limit_usdc spent_usdc remaining_usdc requested_usdc available_at";
+
 function story({ events, deliveries, pay, status, message, ...it }) {
 	const find = (type) => events.find((event) => event.type === type);
 	const asked = find("escalation.required"), sent = find("transfer.initiated"), refused = find("transfer.rejected");
@@ -137,7 +139,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 	return [
 		pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
 		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },
-			failed === "policy" ? [message, fields(it, "error")] : allowed),
+			failed === "policy" ? [message, fields(it, "error"), it.refusal && fields(it.refusal, RULE)] : allowed),
 		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
 			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "All that wait"))] : failed === "approval" ? message : "Approved."),
 		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },

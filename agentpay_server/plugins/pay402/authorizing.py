@@ -110,7 +110,7 @@ def refusal_of(gate: Gate, purchase: Purchase, key: LimitedKey | None) -> Refusa
     Raises:
         Problem: `invalid_recipient`.
     """
-    refusal = gate.paused()
+    refusal = gate.paused(purchase.offer.terms.amount_micro)
     if refusal is not None:
         return refusal
     terms, preflight = purchase.offer.terms, gate.preflight

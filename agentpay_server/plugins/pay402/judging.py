@@ -12,7 +12,7 @@ from solders.hash import Hash
 from solders.pubkey import Pubkey
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
+from agentpay.contract.choices import RefusalRule
 from agentpay.contract.payments import AuthorizePayment
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
@@ -31,7 +31,7 @@ from agentpay_server.chain.protocol import AccountData, Chain, ChainUnreachableE
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PaymentRow, PinRecord, TransferRecord
 from agentpay_server.engine.authorization import Parties, Preflight, invalid_recipient
-from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, usdc_text
+from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend, refused_by, usdc_text
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import RequestedKey, Verdict
@@ -65,20 +65,24 @@ def pin_refusal(pin: PinRecord | None, terms: ChallengeTerms, recipients: Collec
     addresses = store.addresses_of(pin)
     strange = next((each for each in recipients if addresses is not None and each not in addresses), None)
     if pin.blocked:
+        rule: RefusalRule = "seller_blocked"
         message = f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
     elif pin.max_amount is not None and terms.amount_micro > pin.max_amount:
+        rule = "seller_max_amount"
         message = (
             f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "
             f"requests {usdc_text(terms.amount_micro)} USDC."
         )
     elif strange is not None:
+        rule = "seller_recipients"
         message = (
             f"recipients of the pin of {pin.origin} does not include {quote(strange)}, a recipient "
             "of the challenge."
         )
     else:
         return None
-    return Refusal(code=ErrorCode.POLICY_VIOLATION, message=message)
+    limit = pin.max_amount if rule == "seller_max_amount" else None
+    return refused_by(rule, terms.amount_micro, message, limit_micro=limit)
 
 
 def category_of(offer: Offer, pin: PinRecord | None) -> str | None:

@@ -11,6 +11,7 @@ from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
 from agentpay_server.transfers.outcomes import decided_at, refused, split_responses
+from agentpay_server.transfers.store import refusal_of
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
 
@@ -59,6 +60,7 @@ def to_response(
         is_replay=is_replay,
         error=transfer.error,
         message=transfer.message,
+        refusal=refusal_of(transfer),
         splits=split_responses(transfer),
     )
 

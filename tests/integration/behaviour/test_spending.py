@@ -2,11 +2,14 @@
 
 import asyncio
 from collections import Counter
+from datetime import timedelta
 from decimal import Decimal
 
 import httpx
 import money
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from server_world import Funded
 
 from agentpay import AgentPay
@@ -18,6 +21,7 @@ from agentpay_server import AgentPayServer
 pytestmark = pytest.mark.unmeasured
 
 DAY_SECONDS = 24 * 3600
+MICROSECOND = timedelta(microseconds=1)
 
 
 @pytest.fixture
@@ -61,6 +65,62 @@ def test_a_spend_counts_until_a_microsecond_before_24_hours(
     assert server.accounts.details(payer.account_id).spent_usdc == 0
     assert pay(client, payer, payee, "10")
     assert not pay(client, payer, payee, "0.000001")
+
+
+@given(
+    spends=st.lists(
+        st.tuples(
+            st.integers(min_value=0, max_value=10 * 3600 * 1000),
+            st.integers(min_value=1, max_value=10),
+            st.booleans(),
+        ),
+        max_size=5,
+    ),
+    wanted=st.integers(min_value=1, max_value=12),
+)
+@example(spends=[(0, 4, False), (1, 4, False), (0, 2, False)], wanted=5)
+@example(spends=[(0, 4, True), (1, 4, False)], wanted=7)
+@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_refused_agent_that_waits_until_available_at_pays_and_a_microsecond_earlier_does_not(
+    server: AgentPayServer,
+    client: AgentPay,
+    funded: Funded,
+    spends: list[tuple[int, int, bool]],
+    wanted: int,
+) -> None:
+    """By transfers and open sessions: a session's cap is reserved for as long as it is open."""
+    clock, payer, payee = server.sandbox.clock, funded("1000"), funded("1", name="Payee")
+    client.policies.update(payer.account_id, max_daily_spend=10)
+    held = 0
+    for wait_ms, amount, is_session in spends:
+        clock.advance(wait_ms / 1000)
+        try:
+            if is_session:
+                client.sessions.open(account_id=payer.account_id, to=payee.account_id, cap_usdc=amount)
+                held += amount
+            else:
+                pay(client, payer, payee, str(amount))
+        except PolicyViolationError:
+            continue
+    terms = {"from_": payer.account_id, "to": payee.account_id, "amount": wanted}
+    check = client.transfers.check(**terms)
+    if check.decision == "settle":
+        return
+    with pytest.raises(PolicyViolationError) as caught:
+        client.transfers.create(**terms)
+    refused = caught.value
+    assert (refused.rule, refused.limit_usdc, refused.requested_usdc) == ("max_daily_spend", 10, wanted)
+    assert refused.body is not None
+    assert check.refusal == refused.body.refusal
+    assert (refused.available_at is None) == (held + wanted > 10)
+    if refused.available_at is None:
+        clock.advance(2 * DAY_SECONDS)
+        assert not pay(client, payer, payee, str(wanted))
+        return
+    clock.advance((refused.available_at - clock.now() - MICROSECOND).total_seconds())
+    assert not pay(client, payer, payee, str(wanted))
+    clock.advance(MICROSECOND.total_seconds())
+    assert pay(client, payer, payee, str(wanted))
 
 
 def test_each_spend_leaves_the_window_separately(

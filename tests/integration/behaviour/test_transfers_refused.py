@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import money
 import pytest
-from attrs import frozen
+from attrs import Factory, frozen
 from server_world import Funded
 
 from agentpay import AgentPay
@@ -27,6 +27,7 @@ class Rule:
     allowed: dict[str, Any]
     says: tuple[str, ...]
     error: str = "policy_violation"
+    refusal: dict[str, Any] = Factory(dict)
 
 
 RULES = {
@@ -35,12 +36,14 @@ RULES = {
         refused={"amount": "25.000001"},
         allowed={"amount": "25"},
         says=("max_single_transfer", "25.000000", "25.000001"),
+        refusal={"limit_usdc": "25.000000"},
     ),
     "max_daily_spend": Rule(
         policy={"max_daily_spend": 30.5},
         refused={"amount": "30.500001"},
         allowed={"amount": "30.500000"},
         says=("max_daily_spend", "30.500000", "30.500001"),
+        refusal={"limit_usdc": "30.500000", "spent_usdc": "0.000000", "remaining_usdc": "30.500000"},
     ),
     "allowed_counterparties": Rule(
         policy={"allowed_counterparties": [OUTSIDER]},
@@ -81,6 +84,7 @@ RULES = {
         allowed={"amount": "100"},
         says=("balance_usdc", "100.000000", "100.000001"),
         error="insufficient_balance",
+        refusal={"remaining_usdc": "100.000000"},
     ),
 }
 
@@ -96,16 +100,27 @@ def test_a_refused_transfer_is_stored_once_and_moves_nothing(
 
     assert response.status_code == 402
     answer = response.json()
-    assert set(answer) == {"error", "message", "transfer_id", "status"}
+    assert set(answer) == {"error", "message", "transfer_id", "status", "refusal"}
     assert (answer["error"], answer["status"]) == (rule.error, "rejected")
     assert all(word in answer["message"] for word in rule.says), answer["message"]
+    assert answer["refusal"] == {
+        "rule": rule.says[0],
+        "requested_usdc": f"{Decimal(body['amount']):.6f}",
+        "available_at": None,
+        **dict.fromkeys(("limit_usdc", "spent_usdc", "remaining_usdc")),
+        **rule.refusal,
+    }
+    if rule.error != "insufficient_balance":
+        # It is stored, and a replay repeats it; only a low balance is judged again.
+        assert money.post(http, body).json() == answer
 
     shown = http.get(f"/v1/transfers/{answer['transfer_id']}").json()
-    assert set(shown) == money.TEN_FIELDS | {"error", "message"}
-    assert (shown["status"], shown["error"], shown["message"]) == (
+    assert set(shown) == money.TEN_FIELDS | {"error", "message", "refusal"}
+    assert (shown["status"], shown["error"], shown["message"], shown["refusal"]) == (
         "rejected",
         rule.error,
         answer["message"],
+        answer["refusal"],
     )
     assert shown["tx_signature"] is shown["chain_explorer_url"] is shown["settled_at"] is None
 

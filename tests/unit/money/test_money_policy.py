@@ -53,7 +53,7 @@ def usdc(micro):
 
 
 def test_a_policy_of_defaults_allows_everything():
-    assert paused_refusal(Policy()) is None
+    assert paused_refusal(Policy(), 1) is None
     assert refusal(Policy(), spend(MAX)) is None
     assert not needs_approval(Policy(), MAX)
 
@@ -177,7 +177,7 @@ def test_a_listed_category_is_allowed():
 
 
 def test_a_paused_policy_is_refused_before_everything_else():
-    found = paused_refusal(Policy(paused=True))
+    found = paused_refusal(Policy(paused=True), 1)
 
     assert found is not None
     assert found.code == "account_paused"

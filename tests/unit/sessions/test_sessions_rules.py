@@ -60,7 +60,7 @@ def opening(policy, *, means=PLENTY, is_operator=False, **changes: Any):
         category=terms.category,
         purpose=Purpose.SESSION,
     )
-    refusal = paused_refusal(policy) or spending_refusal(policy, cap, means)
+    refusal = paused_refusal(policy, terms.cap_micro) or spending_refusal(policy, cap, means)
     if refusal is None and not is_operator and needs_approval(policy, terms.cap_micro):
         return escalation_refusal(policy, terms.cap_micro)
     return refusal
