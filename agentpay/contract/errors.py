@@ -5,7 +5,7 @@ Six of the codes are from the contract; the others are extensions of this servic
 
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from attrs import field, frozen
 
@@ -66,136 +66,202 @@ class RejectionReason(StrEnum):
     ESCALATION_EXPIRED = "escalation_expired"
 
 
-HTTP_STATUS: Final[dict[ErrorCode, int]] = {
-    ErrorCode.POLICY_VIOLATION: 402,
-    ErrorCode.ACCOUNT_PAUSED: 402,
-    ErrorCode.INSUFFICIENT_BALANCE: 402,
-    ErrorCode.TRANSFER_FAILED: 402,
-    ErrorCode.SESSION_CAP_EXCEEDED: 402,
-    ErrorCode.SESSION_CLOSED: 409,
-    ErrorCode.TOO_MANY_SESSIONS: 409,
-    ErrorCode.IDEMPOTENCY_CONFLICT: 409,
-    ErrorCode.PAYMENT_EXPIRED: 409,
-    ErrorCode.PAYMENT_FAILED: 409,
-    ErrorCode.INVALID_RECIPIENT: 422,
-    ErrorCode.UNREADABLE_CHALLENGE: 422,
-    ErrorCode.NOTHING_PAYABLE: 422,
-    ErrorCode.CHAIN_UNAVAILABLE: 503,
-    ErrorCode.SERVICE_UNAVAILABLE: 503,
-    ErrorCode.UNAUTHORIZED: 401,
-    ErrorCode.FORBIDDEN: 403,
-    ErrorCode.NOT_FOUND: 404,
-    ErrorCode.METHOD_NOT_ALLOWED: 405,
-    ErrorCode.INVALID_REQUEST: 400,
-    ErrorCode.PAYLOAD_TOO_LARGE: 413,
-    ErrorCode.UNSUPPORTED_MEDIA_TYPE: 415,
-    ErrorCode.MISDIRECTED_REQUEST: 421,
-    ErrorCode.PRECONDITION_FAILED: 412,
-    ErrorCode.REQUEST_TIMEOUT: 408,
-    ErrorCode.ROTATION_IN_PROGRESS: 409,
-    ErrorCode.RATE_LIMITED: 429,
-    ErrorCode.FEE_BUDGET_EXCEEDED: 429,
-    ErrorCode.CLOCK_NOT_MANUAL: 409,
-    ErrorCode.CLOCK_MOVING: 409,
-    ErrorCode.NOT_PENDING: 409,
-    ErrorCode.LAST_OPERATOR_KEY: 409,
-    ErrorCode.NOT_IN_MEMORY: 409,
-    ErrorCode.NOT_AT_REST: 409,
+class ErrorRow(NamedTuple):
+    """What is said of a code.
+
+    Attributes:
+        status: its HTTP status.
+        meaning: what happened, in general.
+        advice: what to do about it. Responses add it to messages that do not say what to do.
+    """
+
+    status: int
+    meaning: str
+    advice: str
+
+
+ERRORS: Final[dict[ErrorCode, ErrorRow]] = {
+    ErrorCode.POLICY_VIOLATION: ErrorRow(
+        402,
+        "Rejected by spending policy.",
+        "Change the request, or have an operator change the policy; then use a new idempotency key",
+    ),
+    ErrorCode.ACCOUNT_PAUSED: ErrorRow(
+        402,
+        "Account policy has `paused: true`.",
+        "Stop spending. Once an operator has resumed the account, use a new idempotency key",
+    ),
+    ErrorCode.INSUFFICIENT_BALANCE: ErrorRow(
+        402,
+        "Source balance too low.",
+        "Fund the account, then repeat the call with the same idempotency key",
+    ),
+    ErrorCode.IDEMPOTENCY_CONFLICT: ErrorRow(
+        409,
+        "Idempotency key reused with different parameters.",
+        "Repeat the call with the first parameters for the first payment's outcome; use a new key "
+        "only for another payment",
+    ),
+    ErrorCode.PAYMENT_EXPIRED: ErrorRow(
+        409,
+        "The payment of this key has expired, and nothing moved.",
+        "Use a new idempotency key for a new purchase",
+    ),
+    ErrorCode.PAYMENT_FAILED: ErrorRow(
+        409,
+        "The chain refused the payment of this key, and nothing moved.",
+        "Read the payment for the reason, then use a new idempotency key for a new purchase",
+    ),
+    ErrorCode.INVALID_RECIPIENT: ErrorRow(
+        422,
+        "Recipient is not a valid USDC token account address.",
+        "Pay an account_id, or a USDC token account instead of the wallet that owns it",
+    ),
+    ErrorCode.UNREADABLE_CHALLENGE: ErrorRow(
+        422,
+        "Nothing of the 402 can be read; the message names the field.",
+        "Report it to the seller, or buy elsewhere",
+    ),
+    ErrorCode.NOTHING_PAYABLE: ErrorRow(
+        422,
+        "The 402 offers nothing that this account can pay.",
+        "Read the reason of each offer in details, or buy elsewhere",
+    ),
+    ErrorCode.CHAIN_UNAVAILABLE: ErrorRow(
+        503,
+        "Blockchain RPC unavailable; retry with backoff.",
+        "Call again with backoff, not sooner than Retry-After says",
+    ),
+    ErrorCode.SERVICE_UNAVAILABLE: ErrorRow(
+        503,
+        "The service's database did not respond; the request may or may not have been carried out.",
+        "Read the current state, or repeat a call that has an idempotency key",
+    ),
+    ErrorCode.TRANSFER_FAILED: ErrorRow(
+        402,
+        "The chain refused the transaction; nothing moved.",
+        "Repeat the call with the same idempotency key for a new attempt",
+    ),
+    ErrorCode.SESSION_CAP_EXCEEDED: ErrorRow(
+        402,
+        "The charge exceeds the rest of the session's cap.",
+        "Charge less, or close the session and open another",
+    ),
+    ErrorCode.SESSION_CLOSED: ErrorRow(
+        409,
+        "The session no longer accepts charges.",
+        "Open another session",
+    ),
+    ErrorCode.TOO_MANY_SESSIONS: ErrorRow(
+        409,
+        "The account has the maximum number of unsettled sessions, or the key has opened the most of "
+        "an hour with a seller.",
+        "Close a session, then repeat the call with the same idempotency key",
+    ),
+    ErrorCode.UNAUTHORIZED: ErrorRow(
+        401,
+        "Missing, malformed, unknown or revoked key.",
+        "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
+    ),
+    ErrorCode.FORBIDDEN: ErrorRow(
+        403,
+        "The key may not do this; the message says which key may.",
+        "Use a key of the required kind; an agent cannot do this itself",
+    ),
+    ErrorCode.NOT_FOUND: ErrorRow(
+        404,
+        "The key has access to no object with this identifier.",
+        "Check the identifier, and that it belongs to the key's operator",
+    ),
+    ErrorCode.METHOD_NOT_ALLOWED: ErrorRow(
+        405,
+        "The path does not support this method.",
+        "Use a method from the header Allow",
+    ),
+    ErrorCode.INVALID_REQUEST: ErrorRow(
+        400,
+        "Body or parameters are invalid; `details` lists every fault.",
+        "Correct every fault in details, then call again",
+    ),
+    ErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(
+        413,
+        "The body is larger than 64 KiB.",
+        "Send a smaller body",
+    ),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRow(
+        415,
+        "The body is not JSON.",
+        "Send JSON with Content-Type: application/json, not compressed",
+    ),
+    ErrorCode.MISDIRECTED_REQUEST: ErrorRow(
+        421,
+        "The server does not accept requests for this host.",
+        "Use localhost or a loopback address as base_url, or start the server with --allowed-host",
+    ),
+    ErrorCode.PRECONDITION_FAILED: ErrorRow(
+        412,
+        "The policy is not at the version given in `If-Match`.",
+        "Read it again and repeat the change",
+    ),
+    ErrorCode.REQUEST_TIMEOUT: ErrorRow(
+        408,
+        "The request did not arrive in time: its head within 10 seconds, its body within 30.",
+        "Call again over a better connection",
+    ),
+    ErrorCode.ROTATION_IN_PROGRESS: ErrorRow(
+        409,
+        "The previous rotation of the secret still overlaps.",
+        "Wait for the end of the overlap, or rotate with overlap_seconds=0",
+    ),
+    ErrorCode.RATE_LIMITED: ErrorRow(
+        429,
+        "Too many requests with this key or of this operator, too many new accounts, or too many "
+        "transfers of this agent key pending approval; wait as long as `Retry-After` says.",
+        "Call again when the seconds of Retry-After have passed",
+    ),
+    ErrorCode.FEE_BUDGET_EXCEEDED: ErrorRow(
+        429,
+        "The account has used up its fee budget of 24 hours, and nothing was done; wait as long as "
+        "`Retry-After` says.",
+        "Close sessions that are not in use, or call again when the seconds of Retry-After have passed",
+    ),
+    ErrorCode.CLOCK_NOT_MANUAL: ErrorRow(
+        409,
+        "The clock is not in manual mode.",
+        "Start the server with a manual clock",
+    ),
+    ErrorCode.CLOCK_MOVING: ErrorRow(
+        409,
+        "Another advance of the clock is waiting for an event receiver.",
+        "Wait until it has returned; from inside the receiver, respond first",
+    ),
+    ErrorCode.NOT_PENDING: ErrorRow(
+        409,
+        "The transfer is not pending approval.",
+        "Read the transfer: it was already decided, or its approval expired",
+    ),
+    ErrorCode.LAST_OPERATOR_KEY: ErrorRow(
+        409,
+        "The operator has no other valid key.",
+        "Create another one, then revoke this one",
+    ),
+    ErrorCode.NOT_IN_MEMORY: ErrorRow(
+        409,
+        "Part of the server's state is on disk, in a database or on an external chain, and cannot be "
+        "restored.",
+        "Start a server with --in-memory, or stop this one and copy its directory or database",
+    ),
+    ErrorCode.NOT_AT_REST: ErrorRow(
+        409,
+        "Work in progress did not finish in time.",
+        "End the requests in progress, disarm faults that delay settlement, then call again",
+    ),
 }
-"""The HTTP status of each code."""
+"""Every error, one row each."""
 
-
-MEANINGS: Final[dict[ErrorCode, str]] = {
-    ErrorCode.POLICY_VIOLATION: "Rejected by spending policy.",
-    ErrorCode.ACCOUNT_PAUSED: "Account policy has `paused: true`.",
-    ErrorCode.INSUFFICIENT_BALANCE: "Source balance too low.",
-    ErrorCode.TRANSFER_FAILED: "The chain refused the transaction; nothing moved.",
-    ErrorCode.IDEMPOTENCY_CONFLICT: "Idempotency key reused with different parameters.",
-    ErrorCode.SESSION_CAP_EXCEEDED: "The charge exceeds the rest of the session's cap.",
-    ErrorCode.SESSION_CLOSED: "The session no longer accepts charges.",
-    ErrorCode.TOO_MANY_SESSIONS: "The account has the maximum number of unsettled sessions, or the key has "
-    "opened the most of an hour with a seller.",
-    ErrorCode.PAYMENT_EXPIRED: "The payment of this key has expired, and nothing moved.",
-    ErrorCode.PAYMENT_FAILED: "The chain refused the payment of this key, and nothing moved.",
-    ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
-    ErrorCode.UNREADABLE_CHALLENGE: "Nothing of the 402 can be read; the message names the field.",
-    ErrorCode.NOTHING_PAYABLE: "The 402 offers nothing that this account can pay.",
-    ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
-    ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not respond; the request may or may not have "
-    "been carried out.",
-    ErrorCode.UNAUTHORIZED: "Missing, malformed, unknown or revoked key.",
-    ErrorCode.FORBIDDEN: "The key may not do this; the message says which key may.",
-    ErrorCode.NOT_FOUND: "The key has access to no object with this identifier.",
-    ErrorCode.METHOD_NOT_ALLOWED: "The path does not support this method.",
-    ErrorCode.INVALID_REQUEST: "Body or parameters are invalid; `details` lists every fault.",
-    ErrorCode.PAYLOAD_TOO_LARGE: "The body is larger than 64 KiB.",
-    ErrorCode.UNSUPPORTED_MEDIA_TYPE: "The body is not JSON.",
-    ErrorCode.MISDIRECTED_REQUEST: "The server does not accept requests for this host.",
-    ErrorCode.PRECONDITION_FAILED: "The policy is not at the version given in `If-Match`.",
-    ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
-    "within 30.",
-    ErrorCode.ROTATION_IN_PROGRESS: "The previous rotation of the secret still overlaps.",
-    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator, too many new accounts, or "
-    "too many transfers of this agent key pending approval; wait as long as `Retry-After` says.",
-    ErrorCode.FEE_BUDGET_EXCEEDED: "The account has used up its fee budget of 24 hours, and nothing was "
-    "done; wait as long as `Retry-After` says.",
-    ErrorCode.CLOCK_NOT_MANUAL: "The clock is not in manual mode.",
-    ErrorCode.NOT_PENDING: "The transfer is not pending approval.",
-    ErrorCode.LAST_OPERATOR_KEY: "The operator has no other valid key.",
-    ErrorCode.CLOCK_MOVING: "Another advance of the clock is waiting for an event receiver.",
-    ErrorCode.NOT_IN_MEMORY: "Part of the server's state is on disk, in a database or on an external chain, "
-    "and cannot be restored.",
-    ErrorCode.NOT_AT_REST: "Work in progress did not finish in time.",
-}
-"""The meaning of each code."""
-
-
-ADVICE: Final[dict[ErrorCode, str]] = {
-    ErrorCode.POLICY_VIOLATION: "Change the request, or have an operator change the policy; then use a new "
-    "idempotency key",
-    ErrorCode.ACCOUNT_PAUSED: "Stop spending. Once an operator has resumed the account, use a new "
-    "idempotency key",
-    ErrorCode.INSUFFICIENT_BALANCE: "Fund the account, then repeat the call with the same idempotency key",
-    ErrorCode.TRANSFER_FAILED: "Repeat the call with the same idempotency key for a new attempt",
-    ErrorCode.SESSION_CAP_EXCEEDED: "Charge less, or close the session and open another",
-    ErrorCode.SESSION_CLOSED: "Open another session",
-    ErrorCode.TOO_MANY_SESSIONS: "Close a session, then repeat the call with the same idempotency key",
-    ErrorCode.IDEMPOTENCY_CONFLICT: "Repeat the call with the first parameters for the first payment's "
-    "outcome; use a new key only for another payment",
-    ErrorCode.PAYMENT_EXPIRED: "Use a new idempotency key for a new purchase",
-    ErrorCode.PAYMENT_FAILED: "Read the payment for the reason, then use a new idempotency key for a new "
-    "purchase",
-    ErrorCode.INVALID_RECIPIENT: "Pay an account_id, or a USDC token account instead of the wallet that "
-    "owns it",
-    ErrorCode.UNREADABLE_CHALLENGE: "Report it to the seller, or buy elsewhere",
-    ErrorCode.NOTHING_PAYABLE: "Read the reason of each offer in details, or buy elsewhere",
-    ErrorCode.CHAIN_UNAVAILABLE: "Call again with backoff, not sooner than Retry-After says",
-    ErrorCode.SERVICE_UNAVAILABLE: "Read the current state, or repeat a call that has an idempotency key",
-    ErrorCode.UNAUTHORIZED: "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
-    ErrorCode.FORBIDDEN: "Use a key of the required kind; an agent cannot do this itself",
-    ErrorCode.NOT_FOUND: "Check the identifier, and that it belongs to the key's operator",
-    ErrorCode.METHOD_NOT_ALLOWED: "Use a method from the header Allow",
-    ErrorCode.INVALID_REQUEST: "Correct every fault in details, then call again",
-    ErrorCode.PAYLOAD_TOO_LARGE: "Send a smaller body",
-    ErrorCode.UNSUPPORTED_MEDIA_TYPE: "Send JSON with Content-Type: application/json, not compressed",
-    ErrorCode.MISDIRECTED_REQUEST: "Use localhost or a loopback address as base_url, or start the server "
-    "with --allowed-host",
-    ErrorCode.PRECONDITION_FAILED: "Read it again and repeat the change",
-    ErrorCode.REQUEST_TIMEOUT: "Call again over a better connection",
-    ErrorCode.ROTATION_IN_PROGRESS: "Wait for the end of the overlap, or rotate with overlap_seconds=0",
-    ErrorCode.RATE_LIMITED: "Call again when the seconds of Retry-After have passed",
-    ErrorCode.FEE_BUDGET_EXCEEDED: "Close sessions that are not in use, or call again when the seconds of "
-    "Retry-After have passed",
-    ErrorCode.CLOCK_NOT_MANUAL: "Start the server with a manual clock",
-    ErrorCode.CLOCK_MOVING: "Wait until it has returned; from inside the receiver, respond first",
-    ErrorCode.NOT_PENDING: "Read the transfer: it was already decided, or its approval expired",
-    ErrorCode.LAST_OPERATOR_KEY: "Create another one, then revoke this one",
-    ErrorCode.NOT_IN_MEMORY: "Start a server with --in-memory, or stop this one and copy its directory or "
-    "database",
-    ErrorCode.NOT_AT_REST: "End the requests in progress, disarm faults that delay settlement, then call "
-    "again",
-}
-"""What to do about an error. Responses add it to messages that do not say what to do."""
+HTTP_STATUS: Final = {code: row.status for code, row in ERRORS.items()}
+MEANINGS: Final = {code: row.meaning for code, row in ERRORS.items()}
+ADVICE: Final = {code: row.advice for code, row in ERRORS.items()}
 
 
 def with_advice(code: ErrorCode, message: str) -> str:

@@ -184,7 +184,13 @@ def test_a_check_accepts_the_body_of_a_transfer_without_an_idempotency_key(
     body = {"from": payer, "to": payee, "amount": "1.50", "memo": None}
     answer = http.post("/ext/v1/transfers/check", json=body)
     assert answer.status_code == 200
-    assert answer.json() == {"decision": "settle", "error": None, "message": None, "remaining_usdc": None}
+    assert answer.json() == {
+        "decision": "settle",
+        "error": None,
+        "message": None,
+        "remaining_usdc": None,
+        "refusal": None,
+    }
     refused = http.post("/ext/v1/transfers/check", json={**body, "idempotency_key": "key-1", "amount": 1})
     assert refused.status_code == 400
     assert {fault["field"] for fault in refused.json()["details"]} == {"idempotency_key", "amount"}

@@ -5,6 +5,8 @@ import inspect
 import json
 import pickle
 import re
+from datetime import UTC, datetime
+from decimal import Decimal
 
 import pytest
 from responses import received
@@ -12,7 +14,7 @@ from sdk_world import TRANSFER
 
 from agentpay import FieldError, Transfer, errors
 from agentpay.contract import codec, json_text
-from agentpay.contract.endpoints import GET_TRANSFER
+from agentpay.contract.endpoints import CREATE_TRANSFER, GET_TRANSFER
 
 API_FIELDS = {
     "status_code": 402,
@@ -121,3 +123,28 @@ def test_advice_is_that_of_the_code_and_appears_once():
 
 def test_a_configuration_error_is_a_value_error():
     assert issubclass(errors.ConfigurationError, ValueError)
+
+
+REFUSAL = {
+    "rule": "max_daily_spend",
+    "limit_usdc": "20.000000",
+    "spent_usdc": "15.000000",
+    "remaining_usdc": "5.000000",
+    "requested_usdc": "12.500000",
+    "available_at": "2026-02-01T12:00:00.000Z",
+}
+
+
+def refused(refusal):
+    body = {"error": "policy_violation", "message": "max_daily_spend is 20.", "transfer_id": "txn_a"}
+    text = json.dumps({**body, "status": "rejected", "refusal": refusal}).encode()
+    return received(CREATE_TRANSFER, 402, text)
+
+
+def test_a_refusal_has_the_rule_in_numbers_and_says_when_the_amount_is_possible():
+    error = refused(REFUSAL)
+    assert (error.rule, error.limit_usdc, error.spent_usdc) == ("max_daily_spend", 20, 15)
+    assert (error.remaining_usdc, error.requested_usdc) == (5, Decimal("12.5"))
+    assert error.available_at == datetime(2026, 2, 1, 12, tzinfo=UTC)
+    assert "Possible again at 2026-02-01T12:00:00.000Z (transfer txn_a). No money moved." in str(error)
+    assert pickle.loads(pickle.dumps(error)).available_at == error.available_at
