@@ -65,6 +65,7 @@ def refused(response: httpx.Response, error: str, status: str, session_id: str |
     """Assert that an answer is the 402 of a session; return its message."""
     body = response.json()
     assert response.status_code == 402, body
-    assert set(body) == {"error", "message", "session_id", "status"}
+    assert set(body) - {"refusal"} == {"error", "message", "session_id", "status"}
+    assert ("refusal" in body) == (error != "transfer_failed")
     assert (body["error"], body["status"], body["session_id"]) == (error, status, session_id)
     return str(body["message"])
