@@ -20,47 +20,47 @@ if TYPE_CHECKING:
     from agentpay import types as types
     from agentpay import webhooks as webhooks
     from agentpay._async.client import AsyncAgentPay as AsyncAgentPay
-    from agentpay._options import CallOptions as CallOptions
+    from agentpay._calls.options import CallOptions as CallOptions
     from agentpay._sync.client import AgentPay as AgentPay
     from agentpay.contract.accounts import Account as Account
     from agentpay.contract.accounts import Balance as Balance
-    from agentpay.contract.approvals import PendingTransfer as PendingTransfer
     from agentpay.contract.choices import ErrorCode as ErrorCode
     from agentpay.contract.choices import EventType as EventType
-    from agentpay.contract.console import AccountDetails as AccountDetails
-    from agentpay.contract.console import AgentKey as AgentKey
-    from agentpay.contract.console import AuditEntry as AuditEntry
-    from agentpay.contract.console import ConsoleSummary as ConsoleSummary
-    from agentpay.contract.console import NewAgentKey as NewAgentKey
-    from agentpay.contract.console import PolicyRecordView as PolicyRecordView
-    from agentpay.contract.console import ServedRequest as ServedRequest
-    from agentpay.contract.deliveries import Delivery as Delivery
-    from agentpay.contract.deliveries import DeliveryAttempt as DeliveryAttempt
-    from agentpay.contract.deliveries import NewSecret as NewSecret
-    from agentpay.contract.deliveries import ReplayedDeliveries as ReplayedDeliveries
-    from agentpay.contract.deliveries import WebhookDetails as WebhookDetails
     from agentpay.contract.errors import ErrorBody as ErrorBody
-    from agentpay.contract.identity import Identity as Identity
+    from agentpay.contract.ext.approvals import PendingTransfer as PendingTransfer
+    from agentpay.contract.ext.console import AccountDetails as AccountDetails
+    from agentpay.contract.ext.console import AgentKey as AgentKey
+    from agentpay.contract.ext.console import AuditEntry as AuditEntry
+    from agentpay.contract.ext.console import ConsoleSummary as ConsoleSummary
+    from agentpay.contract.ext.console import NewAgentKey as NewAgentKey
+    from agentpay.contract.ext.console import PolicyRecordView as PolicyRecordView
+    from agentpay.contract.ext.console import ServedRequest as ServedRequest
+    from agentpay.contract.ext.deliveries import Delivery as Delivery
+    from agentpay.contract.ext.deliveries import DeliveryAttempt as DeliveryAttempt
+    from agentpay.contract.ext.deliveries import NewSecret as NewSecret
+    from agentpay.contract.ext.deliveries import ReplayedDeliveries as ReplayedDeliveries
+    from agentpay.contract.ext.deliveries import WebhookDetails as WebhookDetails
+    from agentpay.contract.ext.identity import Identity as Identity
+    from agentpay.contract.ext.operator_keys import NewOperatorKey as NewOperatorKey
+    from agentpay.contract.ext.operator_keys import OperatorKey as OperatorKey
+    from agentpay.contract.ext.payments import Payment as Payment
+    from agentpay.contract.ext.payments import PaymentHeader as PaymentHeader
+    from agentpay.contract.ext.payments import PaymentOutcome as PaymentOutcome
+    from agentpay.contract.ext.payments import PaymentSplit as PaymentSplit
+    from agentpay.contract.ext.payments import PinnedOrigin as PinnedOrigin
+    from agentpay.contract.ext.search import SearchResult as SearchResult
+    from agentpay.contract.ext.search import SpendReport as SpendReport
+    from agentpay.contract.ext.sessions import Session as Session
+    from agentpay.contract.ext.sign_in import ConsoleKey as ConsoleKey
+    from agentpay.contract.ext.sign_in import SignInCode as SignInCode
+    from agentpay.contract.ext.spending import Budget as Budget
+    from agentpay.contract.ext.spending import TransferCheck as TransferCheck
     from agentpay.contract.models import Model as Model
-    from agentpay.contract.operator_keys import NewOperatorKey as NewOperatorKey
-    from agentpay.contract.operator_keys import OperatorKey as OperatorKey
-    from agentpay.contract.payments import Payment as Payment
-    from agentpay.contract.payments import PaymentHeader as PaymentHeader
-    from agentpay.contract.payments import PaymentOutcome as PaymentOutcome
-    from agentpay.contract.payments import PaymentSplit as PaymentSplit
-    from agentpay.contract.payments import PinnedOrigin as PinnedOrigin
     from agentpay.contract.policies import AccountPolicy as AccountPolicy
     from agentpay.contract.policies import Policy as Policy
     from agentpay.contract.policies import PolicyParams as PolicyParams
     from agentpay.contract.requests import UNSET as UNSET
     from agentpay.contract.responses import RawResponse as RawResponse
-    from agentpay.contract.search import SearchResult as SearchResult
-    from agentpay.contract.search import SpendReport as SpendReport
-    from agentpay.contract.sessions import Session as Session
-    from agentpay.contract.sign_in import ConsoleKey as ConsoleKey
-    from agentpay.contract.sign_in import SignInCode as SignInCode
-    from agentpay.contract.spending import Budget as Budget
-    from agentpay.contract.spending import TransferCheck as TransferCheck
     from agentpay.contract.transactions import Transaction as Transaction
     from agentpay.contract.transfers import CreateTransferParams as CreateTransferParams
     from agentpay.contract.transfers import Transfer as Transfer
@@ -71,27 +71,27 @@ if TYPE_CHECKING:
 else:
     _NAMES = {
         "_async.client": "AsyncAgentPay",
-        "_options": "CallOptions",
+        "_calls.options": "CallOptions",
         "contract.responses": "RawResponse",
         "_sync.client": "AgentPay",
         "contract.accounts": "Account Balance",
-        "contract.approvals": "PendingTransfer",
+        "contract.ext.approvals": "PendingTransfer",
         "contract.choices": "ErrorCode EventType",
-        "contract.console": (
+        "contract.ext.console": (
             "AccountDetails AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
         ),
-        "contract.deliveries": ("Delivery DeliveryAttempt NewSecret ReplayedDeliveries WebhookDetails"),
+        "contract.ext.deliveries": ("Delivery DeliveryAttempt NewSecret ReplayedDeliveries WebhookDetails"),
         "contract.errors": "ErrorBody",
-        "contract.identity": "Identity",
+        "contract.ext.identity": "Identity",
         "contract.models": "Model",
-        "contract.operator_keys": "NewOperatorKey OperatorKey",
-        "contract.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin",
+        "contract.ext.operator_keys": "NewOperatorKey OperatorKey",
+        "contract.ext.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin",
         "contract.policies": "AccountPolicy Policy PolicyParams",
         "contract.requests": "UNSET",
-        "contract.search": "SearchResult SpendReport",
-        "contract.sessions": "Session",
-        "contract.sign_in": "ConsoleKey SignInCode",
-        "contract.spending": "Budget TransferCheck",
+        "contract.ext.search": "SearchResult SpendReport",
+        "contract.ext.sessions": "Session",
+        "contract.ext.sign_in": "ConsoleKey SignInCode",
+        "contract.ext.spending": "Budget TransferCheck",
         "contract.transactions": "Transaction",
         "contract.transfers": "CreateTransferParams Transfer",
         "contract.webhooks": "NewWebhook Webhook",

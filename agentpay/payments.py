@@ -8,7 +8,7 @@ decides under the policy, signs, and returns the header that presents the paymen
 
 - The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
   retried with its key presents the same payment. So does an equal request within ten minutes after the first
-  has ended undelivered, as SDKs retry (`_undelivered.py`).
+  has ended undelivered, as SDKs retry (`_pay402/undelivered.py`).
 - A second 402 ends in `PaymentRefusedError`, or in `PaidNotDeliveredError` if it is known to be paid. So does
   any other error status of a seller that was asked again. Nothing is paid twice, and nothing is retried here.
 - A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
@@ -29,8 +29,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeAlias
 
 from attrs import evolve, frozen
 
-from agentpay import _messages
-from agentpay._challenges import (
+from agentpay._calls.settings import logger
+from agentpay._http.clients import cookie_of
+from agentpay._pay402 import messages
+from agentpay._pay402.challenges import (
     NO_RESPONSE,
     RECEIPT_FIELDS,
     RECEIPT_MAX_CHARACTERS,
@@ -44,13 +46,11 @@ from agentpay._challenges import (
     refusal_reason,
     sells_by_session,
 )
-from agentpay._http import cookie_of
-from agentpay._late_reports import LateReports
-from agentpay._locks import AsyncLocks, Locks
-from agentpay._settings import logger
+from agentpay._pay402.late_reports import LateReports
+from agentpay._pay402.locks import AsyncLocks, Locks
+from agentpay._pay402.undelivered import PURCHASES, Purchase, name_of
 from agentpay._sync.client import AgentPay
-from agentpay._undelivered import PURCHASES, Purchase, name_of
-from agentpay.contract.payments import Payment, PaymentHeader, SessionStep, VoucherReport
+from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
@@ -66,7 +66,7 @@ from agentpay.errors import (
 
 if TYPE_CHECKING:
     from agentpay._async.client import AsyncAgentPay
-    from agentpay._http import Auth
+    from agentpay._http.clients import Auth
 else:
     Auth = object
 
@@ -179,7 +179,7 @@ class PaymentAuth(Auth):
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: D102, PYI034
-        made: PaymentAuth = object.__new__(_messages.auth_class(cls))
+        made: PaymentAuth = object.__new__(messages.auth_class(cls))
         return made
 
     def __init__(
@@ -217,7 +217,7 @@ class PaymentAuth(Auth):
             ConfigurationError: `client` is not a client of the service.
             TypeError: `max_amount` or `session_cap` is a float.
         """
-        from agentpay._arguments import usdc  # noqa: PLC0415 - it brings the models of policies
+        from agentpay._calls.arguments import usdc  # noqa: PLC0415 - it brings the models of policies
 
         self._client: Any = client
         self._is_async = not isinstance(client, AgentPay)
@@ -259,7 +259,7 @@ class PaymentAuth(Auth):
 
         A close that fails is logged: the service closes the session by force.
         """
-        from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions need it
+        from agentpay._pay402._sync.closing import present_close  # noqa: PLC0415 - only sessions need it
 
         late, self._late = self._late, None
         if late is not None:
@@ -274,7 +274,7 @@ class PaymentAuth(Auth):
 
     async def aclose(self) -> None:
         """Close the sessions that this auth has used; see `close`."""
-        from agentpay._async.closing import present_close as apresent_close  # noqa: PLC0415 - async only
+        from agentpay._pay402._async.closing import present_close as apresent_close  # noqa: PLC0415 - async only
 
         late, self._late = self._late, None
         if late is not None:
@@ -315,7 +315,7 @@ class PaymentAuth(Auth):
             raise ConfigurationError(
                 "this PaymentAuth has an AsyncAgentPay, and the HTTP client is sync: give it an AgentPay"
             )
-        is_stream = _messages.is_stream(request)
+        is_stream = messages.is_stream(request)
         request.read()
         response = yield self._unpaid(request)
         if response.status_code != 402:
@@ -328,7 +328,7 @@ class PaymentAuth(Auth):
                     answer = (yield step.request) if isinstance(step, _Send) else self._perform(step, held)
                 except GeneratorExit as end:
                     # The library ends the flow while it raises the error of its transport.
-                    failure = _messages.http_module_of(request).TransportError
+                    failure = messages.http_module_of(request).TransportError
                     paid_by = step.paid_by if isinstance(step, _Send) else None
                     if paid_by is not None and isinstance(end.__context__, failure):
                         with _logged(paid_by):
@@ -341,7 +341,7 @@ class PaymentAuth(Auth):
 
     def _perform(self, step: _PeekStep | _Lock | partial[Any], held: contextlib.ExitStack) -> Any:
         if isinstance(step, _PeekStep):
-            return _messages.peek(step.response, step.seconds)
+            return messages.peek(step.response, step.seconds)
         if isinstance(step, _Lock):
             return held.enter_context(self._locks.of(step.origin))
         return step()
@@ -352,7 +352,7 @@ class PaymentAuth(Auth):
             raise ConfigurationError(
                 "this PaymentAuth has an AgentPay, which would block the event loop: give it an AsyncAgentPay"
             )
-        is_stream = _messages.is_stream(request)
+        is_stream = messages.is_stream(request)
         await request.aread()
         response = yield self._unpaid(request)
         if response.status_code != 402:
@@ -379,7 +379,7 @@ class PaymentAuth(Auth):
 
     async def _aperform(self, step: _PeekStep | _Lock | partial[Any], held: contextlib.AsyncExitStack) -> Any:
         if isinstance(step, _PeekStep):
-            return await _messages.apeek(step.response, step.seconds)
+            return await messages.apeek(step.response, step.seconds)
         if isinstance(step, _Lock):
             return await held.enter_async_context(self._locks.of(step.origin))
         return await step()
@@ -501,7 +501,7 @@ class PaymentAuth(Auth):
         if payment.header.name in request.headers:
             _note(response, evolve(record, declined=_OWN_AUTHORIZATION))
             return
-        _messages.drop(response)
+        messages.drop(response)
         self._present(request, record, payment.header, response)
         started = time.monotonic()
         response = yield _Send(request)
@@ -523,16 +523,16 @@ class PaymentAuth(Auth):
         step: SessionStep,
     ) -> Generator[_Step, Any, None]:
         """Open the session if necessary, and present one voucher."""
-        opened = _Opened(step.session_id, str(request.url), _messages.http_module_of(request))
+        opened = _Opened(step.session_id, str(request.url), messages.http_module_of(request))
         self._sessions[step.session_id] = opened
-        _messages.drop(response)
+        messages.drop(response)
         for _ in range(_MAX_OPENINGS):
             if step.step != "open":
                 break
             response = yield from self._open(request, response, step, purchase.key)
             if response.status_code == 402:
                 challenge = (yield from self._challenge(request, response)) or challenge
-            _messages.drop(response)
+            messages.drop(response)
             step = yield from self._authorize(challenge, purchase.key)
         if step.step == "open":
             raise self._refused(PaymentRefusedError, response, purchase, step, reason=_UNOPENED)
@@ -546,7 +546,7 @@ class PaymentAuth(Auth):
             if response.status_code != 402 or attempt == _MAX_PRESENTED - 1:
                 break
             # The voucher may have been refused because its first reply was lost: the same one, once more.
-            _messages.drop(response)
+            messages.drop(response)
         outcome = _outcome(response, started)
         _note(response, evolve(record, receipt=outcome["receipt"]))
         yield from self._report(step.charge_id, outcome, voucher_of=challenge.origin)
@@ -566,7 +566,7 @@ class PaymentAuth(Auth):
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
-        peeked: _messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
+        peeked: messages.Peeked = yield _PeekStep(response, REFUSAL_SECONDS)
         kind: type[PaymentRefusedError] = PaidNotDeliveredError
         if isinstance(paid, Payment):
             status = ""
@@ -589,7 +589,7 @@ class PaymentAuth(Auth):
             opened = yield _Send(probe)
             if _receipt_of(opened) is not None:
                 return opened
-            _messages.drop(opened)
+            messages.drop(opened)
         self._present(request, record, step.header, response)
         return (yield _Send(request))
 
@@ -633,7 +633,7 @@ class PaymentAuth(Auth):
         if is_in_headers or _is_json(headers):
             # The body is also read so that its connection can carry the payment.
             seconds = SPARE_SECONDS if is_in_headers else BODY_SECONDS
-            peeked: _messages.Peeked = yield _PeekStep(response, seconds)
+            peeked: messages.Peeked = yield _PeekStep(response, seconds)
             content = peeked.content if _is_json(headers) else None
         challenge = challenge_of(url=url, method=method, headers=headers, body=content)
         if "authorization" in request.headers:
@@ -652,7 +652,7 @@ class PaymentAuth(Auth):
         headers = request.headers.copy()
         if cookie is not None:
             headers["Cookie"] = cookie
-        request.headers = _messages.presenting(headers, header.name, header.value)
+        request.headers = messages.presenting(headers, header.name, header.value)
         extensions = {**request.extensions, "payment": record, "payment_key": record.idempotency_key}
         steps = extensions.get("timeout")
         if self._read_timeout is not None and steps and (steps.get("read") or 0.0) < self._read_timeout:

@@ -18,9 +18,8 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast, get_arg
 
 import attrs
 
-from agentpay._deliveries import signed_headers
-from agentpay._events import read_event
-from agentpay._requests import error_of
+from agentpay._calls.deliveries import read_event
+from agentpay._calls.requests import error_of
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay.contract import choices, codec, json_text
@@ -28,21 +27,21 @@ from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event
 from agentpay.contract.examples import FIELDS, Examples
+from agentpay.contract.ext.payments import Payment
+from agentpay.contract.ext.sessions import Session
+from agentpay.contract.ext.spending import TransferCheck
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.headers import REQUEST_ID, RETRY_AFTER, STATUS_HEADERS
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
-from agentpay.contract.payments import Payment
 from agentpay.contract.policies import Policy
 from agentpay.contract.responses import RawResponse
 from agentpay.contract.schemas import Schemas
-from agentpay.contract.sessions import Session
-from agentpay.contract.spending import TransferCheck
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcNumber, UsdcString, format_string, to_decimal
 from agentpay.errors import APIError
-from agentpay.webhooks import Secret, WebhookSecrets
+from agentpay.webhooks import Secret, WebhookSecrets, signed_headers
 
 M = TypeVar("M", bound=Model)
 T = TypeVar("T")
@@ -216,7 +215,7 @@ def client() -> Any:  # noqa: ANN401 - a mock is whatever it is used as
     It has the resources of a client, and `isinstance(mock, AgentPay)` is true. Set what a call returns or
     raises: `client.transfers.create.return_value = testing.make(Transfer)`.
     """
-    from agentpay._mocks import mock_of  # noqa: PLC0415 - it brings unittest.mock
+    from agentpay._calls.mocks import mock_of  # noqa: PLC0415 - it brings unittest.mock
 
     return mock_of(AgentPay)
 
@@ -224,7 +223,7 @@ def client() -> Any:  # noqa: ANN401 - a mock is whatever it is used as
 def async_client() -> Any:  # noqa: ANN401 - as above
     """Return a mock of `AsyncAgentPay`, as `client` does: its methods are awaited."""
     from agentpay._async.client import AsyncAgentPay  # noqa: PLC0415 - the sync client does without
-    from agentpay._mocks import mock_of  # noqa: PLC0415 - as above
+    from agentpay._calls.mocks import mock_of  # noqa: PLC0415 - as above
 
     return mock_of(AsyncAgentPay)
 

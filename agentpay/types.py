@@ -17,11 +17,11 @@ from agentpay.contract.choices import (
     TransactionType,
     TransferStatus,
 )
-from agentpay.contract.console import PolicyRule, Suspension
-from agentpay.contract.deliveries import WebhookHealth
 from agentpay.contract.errors import Refusal
-from agentpay.contract.payments import SessionStep, VoucherReport
-from agentpay.contract.search import SpendEntry, SpendPeriod
+from agentpay.contract.ext.console import PolicyRule, Suspension
+from agentpay.contract.ext.deliveries import WebhookHealth
+from agentpay.contract.ext.payments import SessionStep, VoucherReport
+from agentpay.contract.ext.search import SpendEntry, SpendPeriod
 
 __all__ = [
     "AccountSort",

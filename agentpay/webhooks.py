@@ -14,7 +14,8 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
-from agentpay._secret_text import SecretText
+from agentpay._calls.secret_text import SecretText
+from agentpay._version import __version__
 from agentpay.contract import events
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import *  # noqa: F403 - its classes are documented and imported from here
@@ -186,6 +187,27 @@ def verify(payload: bytes | str, signature: str | bytes | Headers | None, secret
     secret.authenticate(payload, signature)
 
 
+def signed_headers(
+    body: bytes,
+    *,
+    event_id: str,
+    attempt: int,
+    secret: WebhookSecrets,
+    next_secret: WebhookSecrets | None = None,
+) -> dict[str, str]:
+    """Return the headers of a delivery. `attempt` counts from 1; `next_secret` signs a second header."""
+    headers = {
+        "Content-Type": "application/json",
+        "User-Agent": f"agentpay-server/{__version__}",
+        "X-Service-Event-Id": event_id,
+        "X-Service-Delivery-Attempt": str(attempt),
+        SIGNATURE_HEADER: sign(body, secret),
+    }
+    if next_secret is not None:
+        headers[NEXT_SIGNATURE_HEADER] = sign(body, next_secret)
+    return headers
+
+
 def unwrap(
     payload: bytes | str,
     headers: Headers | None,
@@ -236,7 +258,7 @@ def unwrap(
 
 @cache
 def _reader() -> Callable[[bytes], AnyEvent]:
-    from agentpay._events import read_event  # noqa: PLC0415 - it brings cattrs, see the top
+    from agentpay._calls.deliveries import read_event  # noqa: PLC0415 - it brings cattrs, see the top
 
     return read_event
 

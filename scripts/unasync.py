@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = [ROOT / "agentpay", ROOT / "agentpay_server" / "clients"]
+PACKAGES = [ROOT / "agentpay", ROOT / "agentpay" / "_pay402", ROOT / "agentpay_server" / "clients"]
 
 HEADER = "# Generated from _async by scripts/unasync.py. Edit that one.\n"
 

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import endpoints, spending
+from agentpay._calls.options import CallOptions
+from agentpay.contract import endpoints
 from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
-from agentpay.contract.spending import Budget
+from agentpay.contract.ext import spending
+from agentpay.contract.ext.spending import Budget
 from agentpay.contract.transactions import Transaction
 
 if TYPE_CHECKING:
-    from agentpay.contract.console import AccountDetails
+    from agentpay.contract.ext.console import AccountDetails
 
 
 class AsyncAccounts(AsyncResource):
@@ -152,7 +153,7 @@ class AsyncAccounts(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return await self._call(console.GET_ACCOUNT_DETAIL, locals(), options)
 
@@ -179,7 +180,7 @@ class AsyncAccounts(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         arguments = {**locals(), "ids": None if ids is None else ",".join(ids)}
         return self._pages(console.LIST_ACCOUNT_DETAILS, arguments, options)
@@ -208,7 +209,7 @@ class AsyncAccounts(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return self._pages(console.LIST_HISTORY, locals(), options)
 
@@ -228,6 +229,6 @@ class AsyncAccounts(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return await self._call(console.ALLOW_SIGNING, locals(), options)

@@ -4,9 +4,9 @@ from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import approvals
-from agentpay.contract.approvals import PendingTransfer
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import approvals
+from agentpay.contract.ext.approvals import PendingTransfer
 from agentpay.contract.transfers import Transfer
 
 

@@ -8,16 +8,16 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
-from agentpay import _settings
 from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.policies import AsyncPolicies
 from agentpay._async.transfers import AsyncTransfers
-from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
-from agentpay._options import CallOptions
-from agentpay._requests import prepare_undescribed
-from agentpay._secret_text import SecretText
-from agentpay._settings import DEFAULT_MAX_RETRIES, Address, ApiKey, Timeout
+from agentpay._calls import settings
+from agentpay._calls.options import CallOptions
+from agentpay._calls.requests import prepare_undescribed
+from agentpay._calls.secret_text import SecretText
+from agentpay._calls.settings import DEFAULT_MAX_RETRIES, Address, ApiKey, ClientSettings, Timeout
+from agentpay._http.clients import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
 
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from agentpay._async.sellers import AsyncSellers
     from agentpay._async.sessions import AsyncSessions
     from agentpay._async.webhooks import AsyncWebhooks
-    from agentpay.contract.console import ConsoleSummary
-    from agentpay.contract.identity import Identity
-    from agentpay.contract.search import SearchResult, SpendPeriod, SpendReport
+    from agentpay.contract.ext.console import ConsoleSummary
+    from agentpay.contract.ext.identity import Identity
+    from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 
 
 class AsyncAgentPay:
@@ -109,21 +109,21 @@ class AsyncAgentPay:
         """
         key = ApiKey(api_key)
         del api_key  # a traceback with locals would show it
-        settings = _settings.resolve(
+        resolved = settings.resolve(
             api_key=key,
             base_url=base_url,
-            timeout=_settings.timeout_of(http_client) if timeout is UNSET else timeout,
+            timeout=settings.timeout_of(http_client) if timeout is UNSET else timeout,
             max_retries=max_retries,
             total_timeout=total_timeout,
             default_headers=default_headers,
             app_info=app_info,
         )
-        self._bind(settings, AsyncHttp(settings.base_url, http_client, transport))
+        self._bind(resolved, AsyncHttp(resolved.base_url, http_client, transport))
 
-    def _bind(self, settings: _settings.ClientSettings, http: AsyncHttp) -> None:
-        self._settings = settings
+    def _bind(self, resolved: ClientSettings, http: AsyncHttp) -> None:
+        self._settings = resolved
         self._http = http
-        self._caller = AsyncCaller(settings, http)
+        self._caller = AsyncCaller(resolved, http)
         self.accounts = AsyncAccounts(self._caller)
         self.policies = AsyncPolicies(self._caller)
         self.transfers = AsyncTransfers(self._caller)

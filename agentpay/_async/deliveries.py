@@ -3,19 +3,19 @@
 from datetime import datetime
 from typing import Unpack
 
-from agentpay._arguments import check_text
 from agentpay._async.event_stream import AsyncEventStream
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay._requests import prepare
-from agentpay.contract import deliveries
+from agentpay._calls.arguments import check_text
+from agentpay._calls.options import CallOptions
+from agentpay._calls.requests import prepare
 from agentpay.contract.choices import DeliveryStatus, EventType, ReplayableStatus
-from agentpay.contract.deliveries import (
+from agentpay.contract.events import AnyEvent
+from agentpay.contract.ext import deliveries
+from agentpay.contract.ext.deliveries import (
     Delivery,
     ReplayedDeliveries,
 )
-from agentpay.contract.events import AnyEvent
 from agentpay.contract.headers import LAST_EVENT_ID
 
 

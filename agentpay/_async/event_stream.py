@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from types import TracebackType
 from typing import Self, cast
 
-from agentpay._event_stream import EventReader
+from agentpay._calls.event_stream import EventReader
 from agentpay.contract.events import AnyEvent
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError

@@ -5,11 +5,11 @@ from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import console, operator_keys, sign_in
-from agentpay.contract.console import AgentKey, NewAgentKey
-from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.sign_in import ConsoleKey, SignInCode
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import console, operator_keys, sign_in
+from agentpay.contract.ext.console import AgentKey, NewAgentKey
+from agentpay.contract.ext.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.ext.sign_in import ConsoleKey, SignInCode
 
 
 class AsyncAgentKeys(AsyncResource):

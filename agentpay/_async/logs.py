@@ -5,9 +5,9 @@ from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import console
-from agentpay.contract.console import AuditEntry, ServedRequest
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import console
+from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
 class AsyncAuditLog(AsyncResource):

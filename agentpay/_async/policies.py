@@ -4,10 +4,10 @@ from typing import Final, Unpack
 
 import attrs
 
-from agentpay._arguments import request_of
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import etag_of
+from agentpay._calls.arguments import request_of
+from agentpay._calls.options import CallOptions, CallSettings
+from agentpay._calls.requests import etag_of
 from agentpay.contract import endpoints
 from agentpay.contract.policies import AccountPolicy, Limit, Names, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.paging import AsyncPages
-from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import prepare
+from agentpay._calls.options import CallOptions, CallSettings
+from agentpay._calls.requests import prepare
 from agentpay.contract.endpoints import Endpoint, M
 from agentpay.contract.pages import PageBody
 from agentpay.contract.responses import RawResponse

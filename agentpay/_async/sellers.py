@@ -6,9 +6,9 @@ from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import payments
-from agentpay.contract.payments import PinnedOrigin
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import payments
+from agentpay.contract.ext.payments import PinnedOrigin
 
 
 class AsyncSellers(AsyncResource):

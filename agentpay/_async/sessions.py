@@ -7,10 +7,10 @@ from typing import Any, Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import sessions
+from agentpay._calls.options import CallOptions
 from agentpay.contract.choices import SessionStatus
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext import sessions
+from agentpay.contract.ext.sessions import Session
 
 
 class AsyncSessions(AsyncResource):
@@ -140,7 +140,7 @@ class AsyncSessions(AsyncResource):
         """
         session = await self._call(sessions.CLOSE_SESSION, locals(), options)
         if present and session.header is not None:
-            from agentpay._async.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
+            from agentpay._pay402._async.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
 
             base_url = self._caller.settings.base_url
             await present_close(session, base_url=base_url, seller_client=seller_client)

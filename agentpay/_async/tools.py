@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._async.paid_fetches import AsyncPaidFetches, Wanted
-from agentpay._async.purchases import AsyncPurchases
-from agentpay.contract.identity import Identity
-from agentpay.contract.payments import SessionStep
+from agentpay._pay402._async.paid_fetches import AsyncPaidFetches, Wanted
+from agentpay._pay402._async.purchases import AsyncPurchases
+from agentpay.contract.ext.identity import Identity
+from agentpay.contract.ext.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     AgentPayError,

@@ -5,11 +5,12 @@ from typing import Unpack
 
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._options import CallOptions
-from agentpay.contract import deliveries, endpoints
+from agentpay._calls.options import CallOptions
+from agentpay.contract import endpoints
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import (
+from agentpay.contract.ext import deliveries
+from agentpay.contract.ext.deliveries import (
     Delivery,
     NewSecret,
     WebhookDetails,

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import endpoints, spending
+from agentpay._calls.options import CallOptions
+from agentpay.contract import endpoints
 from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
-from agentpay.contract.spending import Budget
+from agentpay.contract.ext import spending
+from agentpay.contract.ext.spending import Budget
 from agentpay.contract.transactions import Transaction
 
 if TYPE_CHECKING:
-    from agentpay.contract.console import AccountDetails
+    from agentpay.contract.ext.console import AccountDetails
 
 
 class Accounts(Resource):
@@ -153,7 +154,7 @@ class Accounts(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return self._call(console.GET_ACCOUNT_DETAIL, locals(), options)
 
@@ -180,7 +181,7 @@ class Accounts(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         arguments = {**locals(), "ids": None if ids is None else ",".join(ids)}
         return self._pages(console.LIST_ACCOUNT_DETAILS, arguments, options)
@@ -209,7 +210,7 @@ class Accounts(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return self._pages(console.LIST_HISTORY, locals(), options)
 
@@ -229,6 +230,6 @@ class Accounts(Resource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        from agentpay.contract import console  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return self._call(console.ALLOW_SIGNING, locals(), options)

@@ -5,9 +5,9 @@ from typing import Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import approvals
-from agentpay.contract.approvals import PendingTransfer
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import approvals
+from agentpay.contract.ext.approvals import PendingTransfer
 from agentpay.contract.transfers import Transfer
 
 

@@ -1,8 +1,8 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The driver of the retry generator: it sends and sleeps. Every request of every resource goes through it.
 
-`agentpay._requests` and `agentpay._retries` decide what to send, what a response means and when to retry;
-`agentpay._http` does the network I/O.
+`agentpay._calls` decides what to send, what a response means and when to retry; `agentpay._http` does the
+network I/O.
 """
 
 import contextlib
@@ -10,11 +10,11 @@ import logging
 from collections.abc import Generator, Mapping
 from typing import Any
 
-from agentpay._http import Http
-from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import PreparedRequest, extended
-from agentpay._retries import Renew, Sleep, attempts, note_key, unexpected
-from agentpay._settings import ClientSettings, logger
+from agentpay._calls.options import CallOptions, CallSettings
+from agentpay._calls.requests import PreparedRequest, extended
+from agentpay._calls.retries import Renew, Sleep, attempts, note_key, unexpected
+from agentpay._calls.settings import ClientSettings, logger
+from agentpay._http.clients import Http
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
 

@@ -9,16 +9,16 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
 
-from agentpay import _settings
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.caller import Caller
 from agentpay._sync.policies import Policies
 from agentpay._sync.transfers import Transfers
-from agentpay._http import Http, HttpClient, Transport
-from agentpay._options import CallOptions
-from agentpay._requests import prepare_undescribed
-from agentpay._secret_text import SecretText
-from agentpay._settings import DEFAULT_MAX_RETRIES, Address, ApiKey, Timeout
+from agentpay._calls import settings
+from agentpay._calls.options import CallOptions
+from agentpay._calls.requests import prepare_undescribed
+from agentpay._calls.secret_text import SecretText
+from agentpay._calls.settings import DEFAULT_MAX_RETRIES, Address, ApiKey, ClientSettings, Timeout
+from agentpay._http.clients import Http, HttpClient, Transport
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from agentpay._sync.sellers import Sellers
     from agentpay._sync.sessions import Sessions
     from agentpay._sync.webhooks import Webhooks
-    from agentpay.contract.console import ConsoleSummary
-    from agentpay.contract.identity import Identity
-    from agentpay.contract.search import SearchResult, SpendPeriod, SpendReport
+    from agentpay.contract.ext.console import ConsoleSummary
+    from agentpay.contract.ext.identity import Identity
+    from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 
 
 class AgentPay:
@@ -110,21 +110,21 @@ class AgentPay:
         """
         key = ApiKey(api_key)
         del api_key  # a traceback with locals would show it
-        settings = _settings.resolve(
+        resolved = settings.resolve(
             api_key=key,
             base_url=base_url,
-            timeout=_settings.timeout_of(http_client) if timeout is UNSET else timeout,
+            timeout=settings.timeout_of(http_client) if timeout is UNSET else timeout,
             max_retries=max_retries,
             total_timeout=total_timeout,
             default_headers=default_headers,
             app_info=app_info,
         )
-        self._bind(settings, Http(settings.base_url, http_client, transport))
+        self._bind(resolved, Http(resolved.base_url, http_client, transport))
 
-    def _bind(self, settings: _settings.ClientSettings, http: Http) -> None:
-        self._settings = settings
+    def _bind(self, resolved: ClientSettings, http: Http) -> None:
+        self._settings = resolved
         self._http = http
-        self._caller = Caller(settings, http)
+        self._caller = Caller(resolved, http)
         self.accounts = Accounts(self._caller)
         self.policies = Policies(self._caller)
         self.transfers = Transfers(self._caller)

@@ -4,19 +4,19 @@
 from datetime import datetime
 from typing import Unpack
 
-from agentpay._arguments import check_text
 from agentpay._sync.event_stream import EventStream
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay._requests import prepare
-from agentpay.contract import deliveries
+from agentpay._calls.arguments import check_text
+from agentpay._calls.options import CallOptions
+from agentpay._calls.requests import prepare
 from agentpay.contract.choices import DeliveryStatus, EventType, ReplayableStatus
-from agentpay.contract.deliveries import (
+from agentpay.contract.events import AnyEvent
+from agentpay.contract.ext import deliveries
+from agentpay.contract.ext.deliveries import (
     Delivery,
     ReplayedDeliveries,
 )
-from agentpay.contract.events import AnyEvent
 from agentpay.contract.headers import LAST_EVENT_ID
 
 

@@ -5,11 +5,11 @@ from datetime import datetime
 from typing import Literal, Unpack
 
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import console, identity, search
-from agentpay.contract.console import ConsoleSummary
-from agentpay.contract.identity import Identity
-from agentpay.contract.search import SearchResult, SpendPeriod, SpendReport
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import console, identity, search
+from agentpay.contract.ext.console import ConsoleSummary
+from agentpay.contract.ext.identity import Identity
+from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 
 
 class Identities(Resource):

@@ -6,11 +6,11 @@ from typing import Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import console, operator_keys, sign_in
-from agentpay.contract.console import AgentKey, NewAgentKey
-from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.sign_in import ConsoleKey, SignInCode
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import console, operator_keys, sign_in
+from agentpay.contract.ext.console import AgentKey, NewAgentKey
+from agentpay.contract.ext.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.ext.sign_in import ConsoleKey, SignInCode
 
 
 class AgentKeys(Resource):

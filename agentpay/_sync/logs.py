@@ -6,9 +6,9 @@ from typing import Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import console
-from agentpay.contract.console import AuditEntry, ServedRequest
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import console
+from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
 class AuditLog(Resource):

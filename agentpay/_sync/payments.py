@@ -12,11 +12,11 @@ import attrs
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._challenges import Pairs, challenge_of
-from agentpay._options import CallOptions
-from agentpay.contract import payments
+from agentpay._calls.options import CallOptions
+from agentpay._pay402.challenges import Pairs, challenge_of
 from agentpay.contract.choices import TransferStatus
-from agentpay.contract.payments import Payment, SessionStep, VoucherReport
+from agentpay.contract.ext import payments
+from agentpay.contract.ext.payments import Payment, SessionStep, VoucherReport
 
 
 class Payments(Resource):

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from agentpay._sync.caller import Caller
 from agentpay._sync.paging import Page
-from agentpay._options import CallOptions, CallSettings
-from agentpay._requests import prepare
+from agentpay._calls.options import CallOptions, CallSettings
+from agentpay._calls.requests import prepare
 from agentpay.contract.endpoints import Endpoint, M
 from agentpay.contract.pages import PageBody
 from agentpay.contract.responses import RawResponse

@@ -7,9 +7,9 @@ from typing import Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import payments
-from agentpay.contract.payments import PinnedOrigin
+from agentpay._calls.options import CallOptions
+from agentpay.contract.ext import payments
+from agentpay.contract.ext.payments import PinnedOrigin
 
 
 class Sellers(Resource):

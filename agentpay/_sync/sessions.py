@@ -8,10 +8,10 @@ from typing import Any, Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import sessions
+from agentpay._calls.options import CallOptions
 from agentpay.contract.choices import SessionStatus
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext import sessions
+from agentpay.contract.ext.sessions import Session
 
 
 class Sessions(Resource):
@@ -141,7 +141,7 @@ class Sessions(Resource):
         """
         session = self._call(sessions.CLOSE_SESSION, locals(), options)
         if present and session.header is not None:
-            from agentpay._sync.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
+            from agentpay._pay402._sync.closing import present_close  # noqa: PLC0415 - only sessions over 402 need it
 
             base_url = self._caller.settings.base_url
             present_close(session, base_url=base_url, seller_client=seller_client)

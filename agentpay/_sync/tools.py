@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, cast
 
 from agentpay._sync.client import AgentPay
-from agentpay._sync.paid_fetches import PaidFetches, Wanted
-from agentpay._sync.purchases import Purchases
-from agentpay.contract.identity import Identity
-from agentpay.contract.payments import SessionStep
+from agentpay._pay402._sync.paid_fetches import PaidFetches, Wanted
+from agentpay._pay402._sync.purchases import Purchases
+from agentpay.contract.ext.identity import Identity
+from agentpay.contract.ext.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     AgentPayError,

@@ -10,14 +10,15 @@ from typing import Final, Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay._retries import Sleep
-from agentpay._settings import Steps, checked_max_retries, checked_timeout
-from agentpay._waiting import looks
-from agentpay.contract import endpoints, spending
+from agentpay._calls.options import CallOptions
+from agentpay._calls.retries import Sleep
+from agentpay._calls.settings import Steps, checked_max_retries, checked_timeout
+from agentpay._calls.waiting import looks
+from agentpay.contract import endpoints
 from agentpay.contract.choices import TransferStatus
+from agentpay.contract.ext import spending
+from agentpay.contract.ext.spending import TransferCheck
 from agentpay.contract.requests import UNSET
-from agentpay.contract.spending import TransferCheck
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError
 

@@ -6,11 +6,12 @@ from typing import Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._options import CallOptions
-from agentpay.contract import deliveries, endpoints
+from agentpay._calls.options import CallOptions
+from agentpay.contract import endpoints
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS
 from agentpay.contract.choices import EventType
-from agentpay.contract.deliveries import (
+from agentpay.contract.ext import deliveries
+from agentpay.contract.ext.deliveries import (
     Delivery,
     NewSecret,
     WebhookDetails,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
     from agentpay.contract.accounts import Account
-    from agentpay.contract.console import AccountDetails
+    from agentpay.contract.ext.console import AccountDetails
 
 _COLUMNS: Final = [
     Column("name", lambda account: account.name, is_text=True),

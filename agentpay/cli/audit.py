@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agentpay.cli.listing import Listing
     from agentpay.cli.naming import AccountNames
     from agentpay.cli.output import Output
-    from agentpay.contract.console import AuditEntry, ServedRequest
+    from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
 @click.group()

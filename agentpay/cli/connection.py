@@ -9,7 +9,7 @@ import click
 from attrs import field, frozen
 
 from agentpay import AgentPay, errors
-from agentpay._invalid import InvalidArgumentError
+from agentpay._calls.invalid import InvalidArgumentError
 from agentpay.cli.exit_codes import FAILED, OUTCOME_UNKNOWN, REFUSED
 from agentpay.cli.output import Output
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
-    from agentpay.contract.deliveries import Delivery
+    from agentpay.contract.ext.deliveries import Delivery
 
 
 def _last_response(delivery: Delivery) -> str | int | None:

@@ -14,17 +14,16 @@ from typing import Final
 import httpx
 from attrs import frozen
 
-from agentpay._deliveries import signed_headers
 from agentpay.contract import codec
-from agentpay.contract.deliveries import (
+from agentpay.contract.errors import FieldError
+from agentpay.contract.events import Event
+from agentpay.contract.ext.deliveries import (
     ATTEMPT_TIMEOUT_SECONDS,
     RETRY_DELAYS_SECONDS,
     DeliveryStatusFilter,
 )
-from agentpay.contract.errors import FieldError
-from agentpay.contract.events import Event
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay.webhooks import WebhookSecrets
+from agentpay.webhooks import WebhookSecrets, signed_headers
 
 _ANY_TYPE: Final = "transfer.settled"
 

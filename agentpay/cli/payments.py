@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
-    from agentpay.contract.payments import Payment
+    from agentpay.contract.ext.payments import Payment
 
 
 @click.group()

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def _what(item: Any) -> str:  # noqa: ANN401 - an item of `Found`
-    from agentpay.contract.console import AccountDetails
     from agentpay.contract.events import Event
-    from agentpay.contract.sessions import Session
+    from agentpay.contract.ext.console import AccountDetails
+    from agentpay.contract.ext.sessions import Session
 
     if isinstance(item, AccountDetails):
         return item.name

@@ -19,15 +19,15 @@ import attrs
 from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.events import Event
+from agentpay.contract.ext.identity import KeyKind
+from agentpay.contract.ext.operator_keys import OperatorKeyKind
+from agentpay.contract.ext.payments import PaymentProtocol
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
+from agentpay.contract.ext.spending import PredictedOutcome
 from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
-from agentpay.contract.identity import KeyKind
 from agentpay.contract.models import plain
-from agentpay.contract.operator_keys import OperatorKeyKind
 from agentpay.contract.pages import PageBody
-from agentpay.contract.payments import PaymentProtocol
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
-from agentpay.contract.sessions import ClosingReason, SessionStatus
-from agentpay.contract.spending import PredictedOutcome
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.transfers import TransferStatus
 

@@ -11,9 +11,9 @@ from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._calls.requests import ANY_SUCCESS, PreparedRequest
+from agentpay._calls.settings import logger
 from agentpay._loading import needing
-from agentpay._requests import ANY_SUCCESS, PreparedRequest
-from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay._version import __version__
 from agentpay.contract.responses import RawResponse

@@ -14,12 +14,12 @@ from contextvars import ContextVar
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
+from agentpay._calls.arguments import usdc
 from agentpay._loading import needing
-from agentpay._messages import is_stream
-from agentpay._undelivered import PURCHASES, Purchase, name_of
-from agentpay.contract.payments import Payment
+from agentpay._pay402.messages import is_stream
+from agentpay._pay402.undelivered import PURCHASES, Purchase, name_of
+from agentpay.contract.ext.payments import Payment
 from agentpay.errors import ConfigurationError, ConflictError, PaymentPendingApprovalError
 
 with needing("agentpay.integrations.pympp", package="pympp"):

@@ -24,9 +24,9 @@ from typing import NoReturn
 import anyio
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._exposure import is_exposed
-from agentpay._fetching import private_origin
+from agentpay._http.plaintext import is_exposed
 from agentpay._installation import install_command
+from agentpay._pay402.fetching import private_origin
 from agentpay._version import __version__
 from agentpay.errors import (
     AgentPayError,

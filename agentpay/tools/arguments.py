@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from agentpay._invalid import InvalidArgumentError
+from agentpay._calls.invalid import InvalidArgumentError
 from agentpay.tools.specs import AMOUNT_PATTERN, REF_PATTERN, TOOLS, ToolSpec
 
 

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from agentpay._challenges import refusal_reason
-from agentpay._fetching import FetchedPage
+from agentpay._pay402.challenges import refusal_reason
+from agentpay._pay402.fetching import FetchedPage
 from agentpay.contract.printable import without_hidden
 from agentpay.tools.results import UntrustedContent
 

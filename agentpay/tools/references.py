@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay.contract.payments import SessionStep
+from agentpay.contract.ext.payments import SessionStep
 from agentpay.contract.transfers import Transfer
 
 KEY_PREFIX: Final = "mcp:"

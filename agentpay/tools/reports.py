@@ -11,12 +11,12 @@ from typing import Any, Final, cast
 
 from attrs import frozen
 
-from agentpay._challenges import ChallengeTooLargeError
+from agentpay._pay402.challenges import ChallengeTooLargeError
 from agentpay.contract.errors import Refusal
-from agentpay.contract.payments import SessionStep
+from agentpay.contract.ext.payments import SessionStep
+from agentpay.contract.ext.sessions import Session
+from agentpay.contract.ext.spending import TransferCheck
 from agentpay.contract.printable import without_hidden
-from agentpay.contract.sessions import Session
-from agentpay.contract.spending import TransferCheck
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string
 from agentpay.errors import (

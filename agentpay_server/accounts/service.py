@@ -16,7 +16,9 @@ import attrs
 
 from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
-from agentpay.contract.console import (
+from agentpay.contract.endpoints import CREATE_ACCOUNT
+from agentpay.contract.errors import FieldError
+from agentpay.contract.ext.console import (
     ALLOW_SIGNING,
     AccountDetails,
     AccountSort,
@@ -25,12 +27,10 @@ from agentpay.contract.console import (
     Suspension,
     SuspensionCause,
 )
-from agentpay.contract.endpoints import CREATE_ACCOUNT
-from agentpay.contract.errors import FieldError
+from agentpay.contract.ext.spending import Budget
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, Policy
-from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.accounts import store as claims
 from agentpay_server.accounts.policies import canonical_policy

@@ -21,8 +21,8 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
-from agentpay.contract.console import AccountSort
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.console import AccountSort
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import Place
 from agentpay_server.database.rows import Rows

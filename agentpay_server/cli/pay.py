@@ -9,8 +9,8 @@ import click
 import httpx
 
 from agentpay import AgentPay
-from agentpay._challenges import refusal_reason, sells_by_session
-from agentpay._undelivered import is_news
+from agentpay._pay402.challenges import refusal_reason, sells_by_session
+from agentpay._pay402.undelivered import is_news
 from agentpay.cli.connection import CommandRefusedError
 from agentpay.cli.exit_codes import PENDING_APPROVAL
 from agentpay.cli.naming import find_account_or_own

@@ -7,7 +7,7 @@ import click
 from agentpay import AgentPay
 from agentpay.cli.options import takes_json, takes_server
 from agentpay.cli.output import Output
-from agentpay.contract.identity import KeyKind
+from agentpay.contract.ext.identity import KeyKind
 from agentpay.contract.printable import printable
 from agentpay_server.platform.principals import new_key
 

@@ -17,9 +17,9 @@ from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract import identifiers
 from agentpay.contract.choices import EventType
-from agentpay.contract.console import AccountDetails
 from agentpay.contract.events import EVENTS, AnyEvent
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.console import AccountDetails
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.usdc import MICRO, from_micro, to_micro
 from agentpay.errors import AgentPayError
 from agentpay_server.clients import Sandbox

@@ -9,11 +9,11 @@ from attrs import field, frozen
 
 from agentpay.contract.endpoints import ENDPOINTS, EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.payments import ChainAddress
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
-from agentpay.contract.payments import ChainAddress
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 

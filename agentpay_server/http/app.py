@@ -15,11 +15,11 @@ from typing import Any, Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay.contract.console import GET_SUMMARY
-from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.console import GET_SUMMARY
+from agentpay.contract.ext.deliveries import LIST_EVENTS
 from agentpay.contract.pages import PageBody
 from agentpay_server.assembly.server import Server
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect, SetFault

@@ -4,7 +4,7 @@ from typing import Final
 
 from sqlalchemy import bindparam, literal_column, or_, select, update
 
-from agentpay.contract.console import ListHistory
+from agentpay.contract.ext.console import ListHistory
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transactions import (

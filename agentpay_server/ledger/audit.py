@@ -14,7 +14,7 @@ from attrs import frozen
 from sqlalchemy import bindparam, insert, literal_column, or_, select
 
 from agentpay.contract import codec, json_text
-from agentpay.contract.console import AuditEntry, ListAudit
+from agentpay.contract.ext.console import AuditEntry, ListAudit
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
 from agentpay_server.database import pages

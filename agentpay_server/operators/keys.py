@@ -7,7 +7,8 @@ from typing import Any, Final
 from attrs import evolve, field, frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.console import (
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.console import (
     CREATE_AGENT_KEY,
     REVOKE_AGENT_KEY,
     AgentKey,
@@ -15,10 +16,8 @@ from agentpay.contract.console import (
     ListAgentKeys,
     NewAgentKey,
 )
-from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import format_timestamp
-from agentpay.contract.identity import Identity, KeyKind
-from agentpay.contract.operator_keys import (
+from agentpay.contract.ext.identity import Identity, KeyKind
+from agentpay.contract.ext.operator_keys import (
     CREATE_OPERATOR_KEY,
     REVOKE_OPERATOR_KEY,
     CreateOperatorKey,
@@ -27,6 +26,7 @@ from agentpay.contract.operator_keys import (
     OperatorKey,
     OperatorKeyKind,
 )
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.assembly import identity

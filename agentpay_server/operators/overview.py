@@ -8,9 +8,9 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
 from agentpay.contract.choices import POLICY_RULES
-from agentpay.contract.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
+from agentpay.contract.ext.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay.contract.pages import PageBody
-from agentpay.contract.sessions import SessionStatus
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List

@@ -19,7 +19,7 @@ from sqlalchemy import (
 
 from agentpay.contract import codec
 from agentpay.contract.events import Event
-from agentpay.contract.search import (
+from agentpay.contract.ext.search import (
     SPEND_PERIODS_MAX,
     ReadSpend,
     Search,

@@ -10,9 +10,9 @@ from typing import Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.operator_keys import OperatorKeyKind
+from agentpay.contract.ext.sign_in import CREATE_SIGN_IN_CODE, SIGN_IN, ConsoleKey, SignIn, SignInCode
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.operator_keys import OperatorKeyKind
-from agentpay.contract.sign_in import CREATE_SIGN_IN_CODE, SIGN_IN, ConsoleKey, SignIn, SignInCode
 from agentpay_server.database.connection import Connection
 from agentpay_server.ledger import audit
 from agentpay_server.ledger.context import Context

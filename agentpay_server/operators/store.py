@@ -8,7 +8,7 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, delete, literal_column, select, update
 
 from agentpay.contract import identifiers
-from agentpay.contract.identity import KeyKind
+from agentpay.contract.ext.identity import KeyKind
 from agentpay_server.contract.sandbox import CREATE_OPERATOR, Operator
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows

@@ -4,8 +4,8 @@ import re
 from datetime import datetime
 from typing import Final
 
-from agentpay.contract.console import ALLOW_SIGNING
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError, Refusal, with_advice
+from agentpay.contract.ext.console import ALLOW_SIGNING
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1

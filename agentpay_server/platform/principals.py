@@ -14,8 +14,8 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.identity import KeyKind
-from agentpay.contract.operator_keys import OperatorKeyKind
+from agentpay.contract.ext.identity import KeyKind
+from agentpay.contract.ext.operator_keys import OperatorKeyKind
 from agentpay_server.platform.errors import Problem
 
 

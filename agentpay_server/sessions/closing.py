@@ -16,7 +16,7 @@ import math
 from functools import partial
 from typing import Any, Final, Protocol
 
-from agentpay.contract.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
+from agentpay.contract.ext.sessions import CLOSE_SESSION, ClosingReason, Session, SessionStatus
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError, FailureReason
 from agentpay_server.database.connection import Connection

@@ -10,7 +10,7 @@ import attrs
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionProtocol, SessionStatus
+from agentpay.contract.ext.sessions import OPEN_SESSION, OpenSession, SessionProtocol, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, FailureReason, SignedTransaction

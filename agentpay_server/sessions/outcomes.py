@@ -16,8 +16,8 @@ from attrs import frozen
 from agentpay.contract import events
 from agentpay.contract.choices import EventType
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.payments import PaymentHeader
-from agentpay.contract.sessions import ClosingReason, Session, SessionProtocol, SessionStatus
+from agentpay.contract.ext.payments import PaymentHeader
+from agentpay.contract.ext.sessions import ClosingReason, Session, SessionProtocol, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.rows import Change

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from attrs import evolve, frozen
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay_server.chain.custody import escrow_authority
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, associated_token_address
 from agentpay_server.chain.protocol import ChainUnreachableError, Debit, TokenAccount

@@ -24,8 +24,8 @@ from attrs import field, frozen, validators
 
 from agentpay.contract.choices import EventType
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string, to_micro
 from agentpay_server.engine.policy import (
     Refusal,

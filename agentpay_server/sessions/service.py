@@ -8,8 +8,7 @@ is handled before any other check, so that the replay of an accepted charge is n
 from functools import partial
 
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay.contract.pages import PageBody
-from agentpay.contract.sessions import (
+from agentpay.contract.ext.sessions import (
     CHARGE_SESSION,
     LIST_SESSIONS,
     OPEN_SESSION,
@@ -19,6 +18,7 @@ from agentpay.contract.sessions import (
     Session,
     SessionStatus,
 )
+from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_number, to_micro
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.chain.transactions import ESCROW_BYTES

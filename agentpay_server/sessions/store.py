@@ -6,7 +6,7 @@ from typing import Final
 from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
 
 from agentpay.contract import identifiers
-from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay_server.database import pages
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows, lock_of

@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import attrs
 
-from agentpay.contract.approvals import (
+from agentpay.contract.errors import ErrorCode, Refusal, RejectionReason
+from agentpay.contract.ext.approvals import (
     APPROVE_TRANSFER,
     REJECT_TRANSFER,
     ListApprovals,
     PendingTransfer,
     RejectTransfer,
 )
-from agentpay.contract.errors import ErrorCode, Refusal, RejectionReason
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus

@@ -11,9 +11,9 @@ from attrs import frozen
 
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.ext.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.ext.spending import CHECK_TRANSFER, CheckTransfer, PredictedOutcome, TransferCheck
 from agentpay.contract.policies import Policy
-from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, PredictedOutcome, TransferCheck
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.database.connection import Connection

@@ -13,7 +13,7 @@ import attrs
 
 from agentpay.contract import events
 from agentpay.contract.errors import ErrorCode, RejectionReason
-from agentpay.contract.payments import PaymentSplit
+from agentpay.contract.ext.payments import PaymentSplit
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro

@@ -11,8 +11,8 @@ from functools import partial
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
+from agentpay.contract.ext.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.pages import PageBody
-from agentpay.contract.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List

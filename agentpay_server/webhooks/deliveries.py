@@ -5,7 +5,9 @@ from functools import partial
 from typing import Any, Final, cast
 
 from agentpay.contract import choices, codec, identifiers
-from agentpay.contract.deliveries import (
+from agentpay.contract.errors import FieldError
+from agentpay.contract.events import Event
+from agentpay.contract.ext.deliveries import (
     REPLAY_DELIVERIES,
     REPLAY_EVENT,
     TEST_EVENT,
@@ -19,8 +21,6 @@ from agentpay.contract.deliveries import (
     ReplayedDeliveries,
     ReplayEvent,
 )
-from agentpay.contract.errors import FieldError
-from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay_server.database import pages

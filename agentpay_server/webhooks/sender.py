@@ -14,9 +14,8 @@ import logging
 import time
 from typing import Final
 
-from agentpay._deliveries import signed_headers
 from agentpay.contract.errors import ErrorCode
-from agentpay.webhooks import WebhookSecrets
+from agentpay.webhooks import WebhookSecrets, signed_headers
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AttemptRecord
 from agentpay_server.ledger import deliveries as store

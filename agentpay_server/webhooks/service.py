@@ -6,7 +6,9 @@ from typing import Any, Final, cast
 
 from agentpay.contract import choices, codec, identifiers
 from agentpay.contract.addresses import is_https
-from agentpay.contract.deliveries import (
+from agentpay.contract.endpoints import CREATE_WEBHOOK
+from agentpay.contract.errors import ErrorCode, FieldError
+from agentpay.contract.ext.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     UPDATE_WEBHOOK,
@@ -17,8 +19,6 @@ from agentpay.contract.deliveries import (
     WebhookDetails,
     WebhookHealth,
 )
-from agentpay.contract.endpoints import CREATE_WEBHOOK
-from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import from_micro, to_micro

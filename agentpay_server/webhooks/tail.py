@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from agentpay.contract import identifiers
-from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.deliveries import LIST_EVENTS
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import EventRecord
 from agentpay_server.ledger import outbox as store

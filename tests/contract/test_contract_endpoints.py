@@ -10,9 +10,9 @@ from calls import call_of, method_of
 
 from agentpay import AgentPay, AsyncAgentPay
 from agentpay.contract.endpoints import ENDPOINTS, Repeat
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.sessions import SESSION_ENDPOINTS
 from agentpay.contract.requests import Request
-from agentpay.contract.sessions import SESSION_ENDPOINTS
 from agentpay.errors import AuthenticationError
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, SANDBOX_ENDPOINTS
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.deliveries import ReplayableStatus
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.ext.deliveries import ReplayableStatus
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, Request
@@ -607,6 +607,6 @@ def test_no_other_file_lists_the_rules_of_a_policy():
         "agentpay_server/engine/policy.py",
         # The methods that people read; the budget, in its own order and for models.
         "agentpay/_async/policies.py",
-        "agentpay/contract/spending.py",
+        "agentpay/contract/ext/spending.py",
         "agentpay/tools/outputs.py",
     }

@@ -4,7 +4,7 @@ import pytest
 
 from agentpay.contract import codec
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.payments import AuthorizePayment, Payment, PinOrigin, site_of
+from agentpay.contract.ext.payments import AuthorizePayment, Payment, PinOrigin, site_of
 
 ASKED = {
     "account_id": "acct_1",

@@ -12,8 +12,7 @@ import pytest
 from agentpay.contract import codec
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorBody, ErrorCode
-from agentpay.contract.pages import PageBody
-from agentpay.contract.sessions import (
+from agentpay.contract.ext.sessions import (
     SESSION_ENDPOINTS,
     ChargeSession,
     ClosingReason,
@@ -22,6 +21,7 @@ from agentpay.contract.sessions import (
     Session,
     SessionStatus,
 )
+from agentpay.contract.pages import PageBody
 
 MOMENT = "2026-01-31T12:00:00.000Z"
 SESSION: dict[str, Any] = {

@@ -17,8 +17,8 @@ from watched_database import refuse
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint, Scope
+from agentpay.contract.ext.console import AuditEntry
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS
 

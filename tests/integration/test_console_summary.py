@@ -5,7 +5,7 @@ import bounds
 import pytest
 
 from agentpay import AgentPay, PermissionDeniedError
-from agentpay.contract.console import ConsoleSummary
+from agentpay.contract.ext.console import ConsoleSummary
 from agentpay_server import AgentPayServer, Sandbox
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import select
 
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
-from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
+from agentpay.contract.ext.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server import Settings

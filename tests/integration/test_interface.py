@@ -10,13 +10,13 @@ from typing import Any, cast, get_args, get_origin
 import attrs
 import pytest
 
-from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.deliveries import DeliveryStatusFilter
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.schemas import wire_name
-from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transactions import Direction, TransactionStatusFilter, TransactionType
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.contract.sandbox import BOUND_ENDPOINTS, HttpEffect

@@ -233,11 +233,10 @@ def test_ledger_engine_and_features_know_a_chain_by_its_protocol():
 # What both sides share: the version, how extras are loaded and installed, the names of variables, and the
 # signature and headers that one makes and the other verifies.
 SHARED = {
-    "agentpay._environment",
+    "agentpay._http.environment",
     "agentpay._version",
     "agentpay._installation",
     "agentpay._loading",
-    "agentpay._deliveries",
     "agentpay.webhooks",
 }
 
@@ -274,7 +273,7 @@ DECLARED = {
     "agentpay_server.testkit",
 }
 # And of the private modules of the client: a client is made on an edge that is not real, too.
-PRIVATE = {"agentpay._async.client", "agentpay._http", "agentpay._settings"}
+PRIVATE = {"agentpay._async.client", "agentpay._http.clients", "agentpay._calls.settings"}
 
 
 def test_the_laboratory_uses_only_what_is_declared_for_it():

@@ -18,7 +18,7 @@ from agentpay import (
     RateLimitError,
     TransferOutcomeUnknownError,
 )
-from agentpay.contract.console import NewAgentKey
+from agentpay.contract.ext.console import NewAgentKey
 from agentpay.contract.transfers import Transfer
 from agentpay_server import AgentPayServer, Settings
 

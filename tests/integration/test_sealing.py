@@ -14,7 +14,7 @@ from attrs import frozen
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from server_world import START
 
-from agentpay.contract.deliveries import Delivery
+from agentpay.contract.ext.deliveries import Delivery
 from agentpay_server import AgentPayServer, Settings, StartRefusedError
 
 SETTINGS = Settings(encryption_key=stores.KEY)

@@ -23,7 +23,7 @@ from channel_payer import ChannelPayer, challenge_in, decoded, entry_in, receipt
 from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
-from agentpay.contract.payments import Payment
+from agentpay.contract.ext.payments import Payment
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import HostilePayer, Trick
 

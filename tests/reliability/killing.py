@@ -30,7 +30,7 @@ from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
 from surfpool import Surfpool
 
-from agentpay._http import shared_ssl_context
+from agentpay._http.clients import shared_ssl_context
 from agentpay_server import AgentPayServer
 from agentpay_server.assembly.opening import KEY_VARIABLE
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY

@@ -3,7 +3,7 @@
 import attrs
 from planted import Patch, planted
 
-from agentpay.contract.payments import PaymentHeader
+from agentpay.contract.ext.payments import PaymentHeader
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.engine.movement import Ended, Outcomes
 from agentpay_server.engine.settlement import Settlement

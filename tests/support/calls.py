@@ -16,7 +16,7 @@ import attrs
 from agentpay import AsyncAgentPay
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.examples import Examples
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import Schemas

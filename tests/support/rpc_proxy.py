@@ -18,7 +18,7 @@ import httpx
 import json_rpc_server
 from json_rpc_server import Answer
 
-from agentpay._http import shared_ssl_context
+from agentpay._http.clients import shared_ssl_context
 
 Forward = Callable[[], Awaitable[Answer]]
 Act = Callable[[Forward], Awaitable[Answer]]

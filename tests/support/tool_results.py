@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agentpay._async import purchases
+from agentpay._pay402._async import purchases
 
 _SAME_REF = re.compile(r"same ((payment_)?ref|session_id)\b", re.IGNORECASE)
 _FORBIDS = re.compile(r"do not (repeat|call|pay) .*with (this|the same) ref|ref is used up", re.IGNORECASE)

@@ -13,8 +13,8 @@ import anyio
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._invalid import InvalidArgumentError
-from agentpay._options import CallOptions
+from agentpay._calls.invalid import InvalidArgumentError
+from agentpay._calls.options import CallOptions
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox

@@ -10,8 +10,8 @@ from typing import Unpack
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._invalid import InvalidArgumentError
-from agentpay._options import CallOptions
+from agentpay._calls.invalid import InvalidArgumentError
+from agentpay._calls.options import CallOptions
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.usdc import EXACT
 from agentpay_server.contract import sandbox

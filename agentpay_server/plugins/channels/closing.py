@@ -17,7 +17,7 @@ from typing import Any, Final
 from solders.transaction import VersionedTransaction
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
+from agentpay.contract.ext.sessions import ClosingReason, Session, SessionStatus
 from agentpay_server.chain.channels.codecs import PROGRAM, ChannelAccount, OnchainStatus
 from agentpay_server.chain.protocol import Blockhash, ChainUnreachableError
 from agentpay_server.database.connection import Connection

@@ -24,7 +24,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.sessions import ClosingReason, SessionStatus
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import ChannelAccount, OnchainStatus

@@ -12,9 +12,9 @@ from attrs import evolve
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.payments import AUTHORIZE_PAYMENT, AuthorizePayment
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.payments import AUTHORIZE_PAYMENT, AuthorizePayment
-from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.rows import Condition

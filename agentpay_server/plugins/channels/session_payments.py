@@ -18,7 +18,7 @@ from typing import Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay.contract.payments import (
+from agentpay.contract.ext.payments import (
     AUTHORIZE_PAYMENT,
     REPORT_OUTCOME,
     AuthorizePayment,
@@ -30,8 +30,8 @@ from agentpay.contract.payments import (
     SessionStep,
     VoucherReport,
 )
+from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.requests import UNSET
-from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_number, from_micro
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.database.connection import Connection, ConstraintError

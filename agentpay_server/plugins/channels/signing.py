@@ -14,7 +14,7 @@ from solders.message import MessageV0
 from solders.pubkey import Pubkey
 from solders.signature import Signature
 
-from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay_server.chain.channels import codecs
 from agentpay_server.chain.channels.codecs import TREASURIES, ChannelError, OnchainTerms, Voucher
 from agentpay_server.chain.custody import (

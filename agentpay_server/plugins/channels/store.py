@@ -6,7 +6,7 @@ from typing import Any, Final
 from attrs import frozen
 from sqlalchemy import ColumnElement, Select, Table, bindparam, literal_column, select
 
-from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import (

@@ -22,7 +22,7 @@ import httpcore
 import httpx
 from aiohappyeyeballs import start_connection
 
-from agentpay._environment import proxy_variable, unreadable_certificates
+from agentpay._http.environment import proxy_variable, unreadable_certificates
 from agentpay.contract.bodies import Body, BodyError
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.protocol import ChainUnreachableError

@@ -10,7 +10,7 @@ import attrs
 from solders.signature import Signature
 
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.ext.payments import AUTHORIZE_PAYMENT
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.engine.authorization import Decided, Gate

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentpay.contract.payments import Payment, SessionStep
+from agentpay.contract.ext.payments import Payment, SessionStep
 from agentpay_server.feature import Feature, Phase, Reply, Route
 from agentpay_server.plugins.pay402.service import Payments
 from agentpay_server.plugins.pay402.settling import PAYMENT

@@ -13,7 +13,7 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract import identifiers
 from agentpay.contract.choices import RefusalRule
-from agentpay.contract.payments import AuthorizePayment
+from agentpay.contract.ext.payments import AuthorizePayment
 from agentpay_server.chain.custody import (
     POLICY_AUTHORITY,
     TEST_MINT_AUTHORITY,

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
+from agentpay.contract.ext.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.tables import PaymentRow, TransferRecord

@@ -11,7 +11,7 @@ from typing import Final
 
 import attrs
 
-from agentpay.contract.payments import AuthorizePayment
+from agentpay.contract.ext.payments import AuthorizePayment
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PinRecord, PurchaseKind, TransferRecord

@@ -14,8 +14,7 @@ from typing import Final
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay.contract.pages import PageBody
-from agentpay.contract.payments import (
+from agentpay.contract.ext.payments import (
     AUTHORIZE_PAYMENT,
     DELETE_ORIGIN,
     LIST_PAYMENTS,
@@ -31,6 +30,7 @@ from agentpay.contract.payments import (
     SessionStep,
     parse_origin,
 )
+from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError

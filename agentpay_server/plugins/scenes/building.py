@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
-from agentpay.contract.console import NewAgentKey
 from agentpay.contract.errors import FieldError
+from agentpay.contract.ext.console import NewAgentKey
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay.contract.requests import UNSET
-from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.errors import AgentPayError, APIError, OutcomeUnknownError, TransferRejectedError

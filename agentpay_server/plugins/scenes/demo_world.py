@@ -14,7 +14,7 @@ import httpx
 from attrs import frozen
 
 from agentpay import AgentPay, errors
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.transfers import TransferStatus
 from agentpay.payments import PaymentAuth
 from agentpay_server.plugins.paywall.paywall import Paywall

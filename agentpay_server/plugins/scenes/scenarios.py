@@ -12,8 +12,8 @@ from attrs import field, frozen
 
 from agentpay._sync.client import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.contract.deliveries import Delivery
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.deliveries import Delivery
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay_server.plugins.scenes.building import BuiltScene
 from agentpay_server.plugins.scenes.document import bundled_scene

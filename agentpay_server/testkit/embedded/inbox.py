@@ -19,8 +19,8 @@ import httpx
 from attrs import field, frozen
 
 from agentpay import webhooks
-from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import EVENTS, Event
+from agentpay.contract.ext.deliveries import Delivery
 from agentpay.errors import WebhookError
 from agentpay_server.platform.capturing import Restore, captured
 from agentpay_server.testkit.embedded.applications import Headers, WebhookApplication

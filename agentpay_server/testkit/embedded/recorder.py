@@ -18,8 +18,8 @@ from solders.transaction import VersionedTransaction
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
-from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import Event
+from agentpay.contract.ext.deliveries import Delivery
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
 from agentpay_server.assembly.server import Server

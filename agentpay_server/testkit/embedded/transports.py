@@ -9,7 +9,7 @@ import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay.contract.deliveries import STREAM_EVENTS
+from agentpay.contract.ext.deliveries import STREAM_EVENTS
 from agentpay_server.http.requests import WHOLE
 from agentpay_server.testkit.embedded.owner_thread import LoopOwner, NotBegunError
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._calls.options import CallOptions
 from agentpay._loading import load
-from agentpay._options import CallOptions
 from agentpay._sync.client import AgentPay
 from agentpay._sync.deliveries import Deliveries, Events
-from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import Event
-from agentpay.contract.identity import KeyKind
+from agentpay.contract.ext.deliveries import Delivery
+from agentpay.contract.ext.identity import KeyKind
 from agentpay_server.assembly.server import Server
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock

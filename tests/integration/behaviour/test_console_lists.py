@@ -18,7 +18,7 @@ from server_world import START, raw_client, refused
 from watched_database import plan_of, traced
 
 from agentpay import AgentPay
-from agentpay.contract.console import AccountDetails
+from agentpay.contract.ext.console import AccountDetails
 from agentpay_server import AgentPayServer
 
 HOUR = timedelta(hours=1)

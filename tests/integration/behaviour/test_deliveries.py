@@ -17,7 +17,7 @@ from receivers import Receiver, answer, closed_port, drop, hang
 from server_world import START, UNKNOWN, Funded, faults, raw_client
 
 from agentpay import AgentPay, ConflictError, webhooks
-from agentpay.contract.deliveries import Delivery
+from agentpay.contract.ext.deliveries import Delivery
 from agentpay.webhooks import RETRY_SCHEDULE
 from agentpay_server import AgentPayServer
 

@@ -19,8 +19,8 @@ from server_world import Funded, raw_client, refused
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer

@@ -13,7 +13,7 @@ from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.contract.console import PolicyRecordView
+from agentpay.contract.ext.console import PolicyRecordView
 from agentpay.contract.policies import POLICY_FIELDS
 from agentpay_server import AgentPayServer
 

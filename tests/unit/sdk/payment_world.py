@@ -13,7 +13,7 @@ import pytest
 from sdk_world import KEY, URL, answer, refusal
 
 from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, payments, testing
-from agentpay._undelivered import Purchases
+from agentpay._pay402.undelivered import Purchases
 from agentpay.payments import PaymentAuth
 
 SELLER = "https://api.seller.example"

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from agentpay._requests import PreparedRequest, read
+from agentpay._calls.requests import PreparedRequest, read
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.responses import RawResponse
 

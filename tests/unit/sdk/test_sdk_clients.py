@@ -12,7 +12,7 @@ from http_service import http
 from sdk_world import ACCOUNT, BALANCE, KEY, URL, Script, answer
 
 from agentpay import UNSET, AgentPay, AsyncAgentPay, errors
-from agentpay import _http as edge
+from agentpay._http import clients as edge
 
 
 def get_account(client, **options):

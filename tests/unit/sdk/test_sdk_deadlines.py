@@ -18,8 +18,8 @@ from http_service import tls_of
 from sdk_world import ACCOUNT, KEY
 
 from agentpay import AgentPay, AsyncAgentPay, errors
-from agentpay._deadlines import BoundedBackend, StepsUntil
-from agentpay._http import BoundedTransport
+from agentpay._http.clients import BoundedTransport
+from agentpay._http.deadlines import BoundedBackend, StepsUntil
 
 BODY = json.dumps(ACCOUNT).encode()
 WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)

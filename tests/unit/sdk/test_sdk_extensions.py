@@ -10,7 +10,7 @@ from sdk_world import Caller, answer
 from agentpay import AgentPay, APIError, AsyncAgentPay, NotFoundError, NotSupportedError
 from agentpay.contract.endpoints import ENDPOINTS
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 
 NOT_FOUND = {"error": "not_found", "message": "There is no such thing.", "request_id": "req_1"}
 PLAIN = [e for e in EXTENSION_ENDPOINTS if not e.is_stream and ErrorCode.NOT_FOUND not in e.every_error]

@@ -92,7 +92,7 @@ def test_a_given_client_or_transport_unused_before_a_fork_works_after_it(given):
 def test_a_lock_held_by_another_thread_at_the_fork_does_not_block_the_child(service):
     """The certificates are loaded under one lock; the thread that held it does not exist in the child."""
     with AgentPay(api_key=KEY, base_url=service.base_url) as client:
-        from agentpay import _http  # noqa: PLC0415 - the lock is no part of its interface
+        from agentpay._http import clients  # noqa: PLC0415 - the lock is no part of its interface
 
-        with _http._ssl_lock:
+        with clients._ssl_lock:
             assert in_child(lambda: said(client)) == "acct_a"

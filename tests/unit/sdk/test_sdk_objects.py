@@ -26,7 +26,7 @@ import agentpay.integrations
 from agentpay import Account, AgentPay, AsyncAgentPay, ErrorBody, Model, Transfer, errors, webhooks
 from agentpay.contract.endpoints import CREATE_TRANSFER, ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.examples import Examples
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.schemas import Schemas
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent
 

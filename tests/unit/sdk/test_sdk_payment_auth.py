@@ -18,8 +18,9 @@ import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
 from sdk_world import KEY, URL
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, _challenges, _messages, errors, payments, testing
-from agentpay._challenges import beside_authorization
+from agentpay import AgentPay, AsyncAgentPay, Payment, errors, payments, testing
+from agentpay._pay402 import challenges, messages
+from agentpay._pay402.challenges import beside_authorization
 from agentpay.payments import (
     OutcomeUnknownError,
     PaymentAuth,
@@ -321,7 +322,7 @@ def test_a_402_whose_body_is_dripped_is_paid_by_its_headers(
     world: World, ask: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = itertools.count(step=0.3)
-    monkeypatch.setattr(_messages, "monotonic", lambda: next(looks))
+    monkeypatch.setattr(messages, "monotonic", lambda: next(looks))
     body = world.chunks(*[b" "] * 100)
     world.seller.serves(lambda _: world.seller.response(402, body, **ask), world.seller.sells)
     assert world.get().status_code == 200
@@ -836,4 +837,4 @@ def test_a_mock_of_the_client_is_accepted() -> None:
     ids=["long", "too long", "encoded"],
 )
 def test_the_url_of_a_payment_is_one_that_the_service_accepts(url: str, shown: str | None) -> None:
-    assert _challenges._split_url(url) == ("https://a.example", shown)
+    assert challenges._split_url(url) == ("https://a.example", shown)

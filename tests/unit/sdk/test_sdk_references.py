@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay._sync.purchases import Purchases
+from agentpay._pay402._sync.purchases import Purchases
 from agentpay.contract.transfers import Transfer
 from agentpay.tools.references import (
     ATTEMPT_LAST,

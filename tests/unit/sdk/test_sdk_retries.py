@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sdk_world import ACCOUNT, TRANSFER
 
 from agentpay import errors
-from agentpay._requests import PreparedRequest
-from agentpay._retries import BACKOFF_BASE, BACKOFF_CAP, RETRY_AFTER_CAP, Send, Sleep, attempts
+from agentpay._calls.requests import PreparedRequest
+from agentpay._calls.retries import BACKOFF_BASE, BACKOFF_CAP, RETRY_AFTER_CAP, Send, Sleep, attempts
 from agentpay.contract.endpoints import CREATE_ACCOUNT, CREATE_TRANSFER, CREATE_WEBHOOK, GET_ACCOUNT
 from agentpay.contract.responses import RawResponse
 

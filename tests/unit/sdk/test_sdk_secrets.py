@@ -87,7 +87,7 @@ def test_no_traceback_of_a_wrong_setting_shows_the_key(kind, settings):
 
     with pytest.raises(errors.ConfigurationError) as caught:
         make()
-    assert "_settings.py" in shown(caught.value)
+    assert "settings.py" in shown(caught.value)
     assert "SECRET" not in shown(caught.value)
 
 

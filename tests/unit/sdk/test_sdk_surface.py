@@ -15,7 +15,7 @@ from calls import OTHER_NAMES
 import agentpay
 from agentpay import UNSET, AgentPay, AsyncAgentPay
 from agentpay.contract.endpoints import ENDPOINTS
-from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.requests import UnsetType
 
 ROOT = Path(agentpay.__file__).resolve().parent.parent
@@ -112,14 +112,14 @@ def test_importing_the_package_is_lazy():
         "agentpay._sync.approvals",
         "agentpay._sync.payments",
         "agentpay.payments",
-        "agentpay.contract.sessions",
-        "agentpay.contract.console",
+        "agentpay.contract.ext.sessions",
+        "agentpay.contract.ext.console",
     ):
         assert name not in loaded
 
 
 def test_importing_the_clients_creates_no_tls_context():
-    code = "from agentpay import AgentPay, AsyncAgentPay, _http; print(_http._ssl_context)"
+    code = "from agentpay import AgentPay, AsyncAgentPay, _http; print(_http.clients._ssl_context)"
     assert fresh(code) == ["None"]
 
 
@@ -131,7 +131,7 @@ def test_only_one_module_imports_the_http_library():
         if path.parent.name != "cli"
         and any(line.startswith(("import httpx", "from httpx")) for line in path.read_text().splitlines())
     ]
-    assert users == ["_http.py"]
+    assert users == ["clients.py"]
 
 
 def test_the_generated_client_is_current():

@@ -10,8 +10,9 @@ import anyio
 import pytest
 from tool_results import assert_consistent
 
-from agentpay import _fetching, errors
-from agentpay._fetching import (
+from agentpay import errors
+from agentpay._pay402 import fetching
+from agentpay._pay402.fetching import (
     AsyncFetcher,
     FetchedPage,
     Fetcher,
@@ -22,7 +23,7 @@ from agentpay._fetching import (
     target_of,
 )
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.testing import make
 from agentpay.tools import reports
@@ -116,10 +117,10 @@ LOOPBACK = ("http://127.0.0.1:*",)
 
 def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch) -> None:
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (each, 443)) for each in ("203.0.112.1", "10.0.0.1")]
-    monkeypatch.setattr(_fetching.socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(fetching.socket, "getaddrinfo", lambda *_, **__: found)
     target = target_of("https://mixed.example/", ())
     with pytest.raises(FetchRefusedError, match="private address"):
-        _fetching._checked(_fetching._resolved(target), target)
+        fetching._checked(fetching._resolved(target), target)
 
 
 def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
@@ -168,7 +169,7 @@ def test_one_deadline_covers_headers_and_body(
     parts: list[bytes],
 ) -> None:
     def fetch(read_seconds: float) -> FetchedPage:
-        monkeypatch.setattr(_fetching, "CONNECT_SECONDS", read_seconds)
+        monkeypatch.setattr(fetching, "CONNECT_SECONDS", read_seconds)
         request = PageRequest(target=target_of(dripping(parts), LOOPBACK), read_seconds=read_seconds)
         if flavour == "sync":
             return Fetcher().fetch(request)

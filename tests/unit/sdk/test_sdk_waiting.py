@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sdk_world import KEY, PENDING, TRANSFER, URL, Clock, answer, refusal
 
 from agentpay import AgentPay, AsyncAgentPay, Transfer, errors
-from agentpay._retries import Sleep
-from agentpay._waiting import LOOK_TIMEOUT_MIN, PAUSE_CAP, Look, looks
+from agentpay._calls.retries import Sleep
+from agentpay._calls.waiting import LOOK_TIMEOUT_MIN, PAUSE_CAP, Look, looks
 from agentpay.contract import codec, json_text
 
 SUBMITTED = {**PENDING, "status": "submitted"}

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract.errors import HTTP_STATUS
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay.contract.policies import Policy
-from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.engine.policy import (
     Means,

@@ -262,13 +262,13 @@ def test_verifying_imports_neither_the_http_library_nor_the_codec():
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    for name in ("httpx", "agentpay._http", "agentpay._events", "cattrs", "asyncio", "ssl"):
+    for name in ("httpx", "agentpay._http.clients", "agentpay._calls.deliveries", "cattrs", "asyncio", "ssl"):
         assert name not in loaded
     code = "from agentpay import webhooks; webhooks.preload(); import sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    assert "agentpay._events" in loaded
+    assert "agentpay._calls.deliveries" in loaded
     assert "httpx" not in loaded
 
 

@@ -18,7 +18,7 @@ from typing import Final
 from attrs import field, frozen
 
 from agentpay import AgentPay
-from agentpay.contract.identity import KeyKind
+from agentpay.contract.ext.identity import KeyKind
 from agentpay.contract.usdc import to_micro
 from agentpay_lab.crash_test.node import ChainNode
 from agentpay_server.clients import Sandbox

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._http import AsyncHttp
-from agentpay._settings import ClientSettings as ClientSettings
+from agentpay._calls.settings import ClientSettings as ClientSettings
+from agentpay._http.clients import AsyncHttp
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError, ResponseValidationError

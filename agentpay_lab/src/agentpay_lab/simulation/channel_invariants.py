@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from attrs import Factory, define
 
-from agentpay.contract.payments import SessionStep
+from agentpay.contract.ext.payments import SessionStep
 from agentpay.contract.usdc import to_micro
 from agentpay_server.chain.channels.codecs import OnchainTerms, Voucher
 from agentpay_server.plugins.paywall.channel_settling import Opening

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve, frozen
 from solders.keypair import Keypair
 
-from agentpay.contract.payments import Payment, PaymentHeader, SessionStep
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError
 from agentpay_lab.simulation.cluster import USDC_MINT

@@ -12,7 +12,7 @@ import httpx
 
 from agentpay.contract import choices
 from agentpay.contract.accounts import Account
-from agentpay.contract.sessions import Session
+from agentpay.contract.ext.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError

@@ -12,7 +12,7 @@ from typing import Final
 from attrs import Factory, define
 from solders.transaction import VersionedTransaction
 
-from agentpay.contract.payments import Payment
+from agentpay.contract.ext.payments import Payment
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import httpx
 
 from agentpay.contract.endpoints import CREATE_TRANSFER
-from agentpay.contract.sessions import OPEN_SESSION
+from agentpay.contract.ext.sessions import OPEN_SESSION
 from agentpay_lab.simulation.loop import never
 from agentpay_server.testkit.embedded.transports import exchange
 

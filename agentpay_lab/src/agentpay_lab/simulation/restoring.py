@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from sqlalchemy import select
 
 from agentpay.contract.accounts import Account
-from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.ext.sessions import SessionStatus
 from agentpay.errors import AgentPayError
 from agentpay_lab.simulation.agents import SimulatedClient, pay
 from agentpay_server.database.connection import Connection

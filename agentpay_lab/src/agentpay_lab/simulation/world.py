@@ -16,7 +16,7 @@ from solders.keypair import Keypair
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.choices import EventType
-from agentpay.contract.identity import KeyKind
+from agentpay.contract.ext.identity import KeyKind
 from agentpay.errors import AgentPayError
 from agentpay_lab.simulation import final_checks, restoring
 from agentpay_lab.simulation.agents import Agent, OperatorWorker, SimulatedClient, Stranger, usdc

@@ -7,8 +7,8 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.ext.payments import MAX_HEADERS
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.payments import MAX_HEADERS
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.database.tables import PaymentRow, TransferRecord

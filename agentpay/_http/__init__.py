@@ -1,0 +1,1 @@
+"""The way to the service: HTTP clients, their connections, deadlines and failures."""

@@ -1,0 +1,412 @@
+"""The tool `fetch_paid`: fetches a page, and pays its 402 at most once for each reference.
+
+The service reads the challenge, decides and signs. The idempotency keys follow from the reference, so it has
+one signed payment, which is presented again and never replaced while it may land. This module restricts where
+a request may go, and what the model reads.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Final, cast
+
+from attrs import evolve, frozen
+
+from agentpay._async.client import AsyncAgentPay
+from agentpay._http.clients import cookie_of
+from agentpay._pay402 import fetching
+from agentpay._pay402._async.purchases import AsyncPurchases
+from agentpay._pay402._async.session_fetches import AsyncSessionFetches
+from agentpay._pay402.challenges import sells_by_session, url_sent
+from agentpay._pay402.fetching import (
+    AsyncFetcher,
+    FetchedPage,
+    FetchFailedError,
+    FetchRefusedError,
+    PageRequest,
+)
+from agentpay._pay402.locks import AsyncLocks
+from agentpay._pay402.undelivered import is_news
+from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep
+from agentpay.contract.transfers import Transfer
+from agentpay.contract.usdc import format_string, to_decimal
+from agentpay.errors import (
+    AgentPayError,
+    ChainUnavailableError,
+    ConflictError,
+    IdempotencyConflictError,
+    NotFoundError,
+    SessionCapExceededError,
+    WaitTimeoutError,
+)
+from agentpay.tools import reports
+from agentpay.tools.content import content_of
+from agentpay.tools.references import RecordedPurchase, is_alive, is_refused, is_rejected_by_person
+from agentpay.tools.results import FetchResult, PaymentResult, PaymentStatus
+
+PAID_READ_SECONDS: Final = 30.0
+"""Longest wait for the response to a paid request, in seconds: sellers settle before they respond."""
+
+SETTLE_SECONDS: Final = 10.0
+"""Longest wait for the end of a payment that was presented, in seconds."""
+
+REDIRECTS_MAX: Final = 3
+_REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
+_PRESENTED: Final = frozenset({"payment-signature", "x-payment", "authorization", "payment-authorization"})
+"""Header fields that may present a payment."""
+
+
+@frozen(kw_only=True)
+class Wanted:
+    """Arguments of `fetch_paid`, checked only by their schema."""
+
+    url: str
+    max_usdc: str
+    session_cap_usdc: str | None = None
+    method: str = "GET"
+    headers: Mapping[str, str] | None = None
+    body: str | None = None
+
+
+class AsyncPaidFetches:
+    """Fetches pages and pays for them by reference.
+
+    Args:
+        client: the client of the service.
+        account_id: returns the account that pays.
+        purchases: finds what is recorded under a reference.
+        private_origins: origins that may be private, from the configuration of the tools.
+    """
+
+    def __init__(
+        self,
+        client: AsyncAgentPay,
+        account_id: Callable[[], Awaitable[str]],
+        purchases: AsyncPurchases,
+        private_origins: Iterable[str],
+    ) -> None:
+        self._client = client
+        self._account_id = account_id
+        self._purchases = purchases
+        self._private_origins = frozenset(map(fetching.private_origin, private_origins))
+        self._fetcher = AsyncFetcher()
+        self._session_fetches = AsyncSessionFetches(client, self._fetcher, PAID_READ_SECONDS)
+        self._locks = AsyncLocks()
+
+    async def fetch(self, ref: str, wanted: Wanted) -> FetchResult:
+        """Return a page and the outcome of its payment.
+
+        Raises:
+            Exception: of any kind. The payment may have been presented.
+        """
+        purchase = await self._purchases.find(ref)
+        try:
+            request, page = await self._unpaid(self._request(wanted))
+        except (FetchRefusedError, FetchFailedError) as error:
+            return self._not_fetched(ref, purchase, error)
+        if page.status != 402:
+            reason = f"The URL responded {page.status} without asking for payment."
+            return _with_page(_if_delivered(self._unpresented(ref, purchase, None, reason), page), page)
+        if wanted.session_cap_usdc is not None and sells_by_session(page.headers):
+            # One voucher of a session is in flight.
+            async with self._locks.of(request.target.origin):
+                return await self._paid(ref, purchase, request, page, wanted)
+        return await self._paid(ref, purchase, request, page, wanted)
+
+    async def _paid(
+        self, ref: str, purchase: RecordedPurchase, request: PageRequest, page: FetchedPage, wanted: Wanted
+    ) -> FetchResult:
+        signed = await self._signed(ref, purchase, request, page, wanted)
+        if isinstance(signed, SessionStep):
+            return await self._paid_in_session(ref, purchase, request, page, wanted, step=signed)
+        if isinstance(signed, Payment):
+            return await self._presented(ref, _with_cookies(request, page), signed)
+        return _with_page(signed, page)
+
+    async def _paid_in_session(
+        self,
+        ref: str,
+        purchase: RecordedPurchase,
+        request: PageRequest,
+        page: FetchedPage,
+        wanted: Wanted,
+        *,
+        step: SessionStep,
+    ) -> FetchResult:
+        """Present an opening if necessary, then a voucher once, and report both outcomes."""
+
+        async def authorize(asked: FetchedPage) -> SessionStep:
+            signed = await self._authorized(purchase.key, request, asked, wanted)
+            assert isinstance(signed, SessionStep)  # noqa: S101 - the key is that of a session
+            return signed
+
+        try:
+            voucher = await self._session_fetches.opened(request, page, step, authorize)
+        except (FetchRefusedError, FetchFailedError) as error:
+            reason = f"The opening of a session was presented, and {error}. No request was paid."
+            return _with_page(self._in_session(ref, step, "failed", reason), None)
+        except (AgentPayError, ValueError) as error:
+            return _with_page(await self._not_signed(ref, purchase, error, request), page)
+        if voucher.step == "open":
+            reason = "The seller did not open the channel of its session. No request was paid."
+            return _with_page(self._in_session(ref, voucher, "failed", reason), page)
+        problem = self._problem(voucher, request, wanted.max_usdc)
+        if problem is not None:
+            return _with_page(self._in_session(ref, voucher, "rejected", problem), page)
+        paid = await self._session_fetches.paid(request, page, voucher)
+        if paid is not None and paid.is_success:
+            return _with_page(self._in_session(ref, voucher, "charged", None), paid)
+        told = "did not respond" if paid is None else f"responded {paid.status}"
+        reason = f"The seller {told} to the voucher that was presented."
+        return _with_page(self._in_session(ref, voucher, "paid_not_delivered", reason), paid)
+
+    def _in_session(
+        self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
+    ) -> PaymentResult:
+        amount = None if step.step == "open" else format_string(step.amount_usdc)
+        known = reports.payment_without_transfer(
+            ref, status, to=step.origin, amount_usdc=amount, reason=reason
+        )
+        return cast("PaymentResult", {**known, "session_id": step.session_id})
+
+    def _request(self, wanted: Wanted) -> PageRequest:
+        target = fetching.target_of(wanted.url, self._private_origins)
+        if target.origin == fetching.origin_of(self._client.base_url):
+            raise FetchRefusedError(
+                f"{target.origin} is the payment service itself",
+                "Use the other tools, such as pay and get_payment.",
+            )
+        return PageRequest(
+            target=target,
+            method=wanted.method,
+            headers=fetching.checked_headers(wanted.headers),
+            body=None if wanted.body is None else wanted.body.encode(),
+        )
+
+    async def _unpaid(self, request: PageRequest) -> tuple[PageRequest, FetchedPage]:
+        """Send a request without a payment; follow redirects within its origin."""
+        for _ in range(REDIRECTS_MAX + 1):
+            page = await self._fetcher.fetch(request)
+            location = page.header("location")
+            if page.status not in _REDIRECTS or location is None:
+                return request, page
+            target = request.target.redirected(location, self._private_origins)
+            if request.method != "GET":
+                raise FetchRefusedError(
+                    f"the address has moved; {request.method} is not repeated there",
+                    "Call with the new address if the user's task asks for it.",
+                )
+            request = request.at(target)
+        raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects", "Tell the user. Do not pay for it.")
+
+    async def _signed(
+        self, ref: str, purchase: RecordedPurchase, request: PageRequest, page: FetchedPage, wanted: Wanted
+    ) -> Payment | SessionStep | PaymentResult:
+        """Return the payment to present, or why there is none."""
+        earlier = purchase.transfer
+        if earlier is not None and is_rejected_by_person(earlier):
+            return self._report(earlier, ref)
+        if earlier is not None and await self._is_of_another(earlier, request):
+            return self._conflict(earlier, ref, request)
+        try:
+            payment = await self._authorized(purchase.key, request, page, wanted)
+        except (AgentPayError, ValueError) as error:
+            return _if_delivered(await self._not_signed(ref, purchase, error, request), page)
+        if isinstance(payment, Payment) and payment.header is None:
+            return self._report(await self._client.transfers.get(payment.transfer_id), ref)
+        problem = self._problem(payment, request, wanted.max_usdc)
+        # With a problem, only this process has the signed bytes, and they expire: no money can move.
+        return payment if problem is None else self._unpresented(ref, purchase, "rejected", problem)
+
+    async def _is_of_another(self, transfer: Transfer, request: PageRequest) -> bool:
+        """Return whether a transfer is another purchase than a request, and the service would sign for both.
+
+        It forgets the key of a transfer that was no payment, and compares only payments of the same key.
+        """
+        if not is_refused(transfer) and str(transfer.status) != "settled":
+            return False
+        try:
+            payment = await self._client.payments.get(transfer.transfer_id)
+        except NotFoundError:
+            return True  # not a payment behind 402, but one of `pay`
+        target = request.target
+        # As far as the service knows: no query tells.
+        is_equal = (payment.origin, payment.url) == (target.origin, url_sent(target.url))
+        return is_refused(transfer) and not is_equal
+
+    async def _authorized(
+        self, key: str, request: PageRequest, page: FetchedPage, wanted: Wanted
+    ) -> Payment | SessionStep:
+        return await self._client.payments.authorize(
+            account_id=await self._account_id(),
+            idempotency_key=key,
+            url=request.target.url,
+            method=request.method,
+            headers=page.headers,
+            body=None if page.is_truncated else page.body,
+            max_amount=wanted.max_usdc,
+            session_cap=wanted.session_cap_usdc,
+        )
+
+    def _problem(self, payment: Payment | SessionStep, request: PageRequest, max_usdc: str) -> str | None:
+        """Return why a signed payment must not be presented; None if it may."""
+        assert isinstance(payment.header, PaymentHeader)  # noqa: S101 - checked before
+        if payment.amount_usdc > to_decimal(max_usdc):
+            return f"the payment is {payment.amount_usdc} USDC, more than max_usdc"
+        if payment.origin != request.target.origin:
+            return f"the payment is for {payment.origin}"
+        if payment.header.name.lower() not in _PRESENTED:
+            return f"the payment would be presented in the header {payment.header.name}"
+        return None
+
+    async def _presented(self, ref: str, request: PageRequest, payment: Payment) -> FetchResult:
+        """Send the request with its payment once, and report both outcomes."""
+        assert payment.header is not None  # noqa: S101 - checked before
+        paid = PageRequest(
+            target=request.target,
+            method=request.method,
+            headers={**request.headers, payment.header.name: payment.header.value},
+            body=request.body,
+            read_seconds=PAID_READ_SECONDS,
+        )
+        page, reason = None, None
+        try:
+            page = await self._fetcher.fetch(paid)
+        except (FetchRefusedError, FetchFailedError) as error:
+            reason = f"The payment was presented, and {error}."
+        if page is not None and page.status in _REDIRECTS:
+            reason = f"The seller responded {page.status}: a redirect of the paid request is not followed."
+        elif page is not None and not page.is_success:
+            reason = f"The seller responded {page.status} to the payment that was presented."
+        if is_news(payment, is_delivered=page is not None and page.is_success):
+            await self._session_fetches.report(payment.transfer_id, page)
+        result = _because(await self._outcome(ref, payment), reason)
+        return _with_page(_if_delivered(result, page), page)
+
+    async def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
+        """Return the result for a payment that was presented, even if the service cannot be read."""
+        try:
+            transfer = await self._client.transfers.wait(payment.transfer_id, total_timeout=SETTLE_SECONDS)
+        except AgentPayError as error:
+            held = error.transfer if isinstance(error, WaitTimeoutError) else None
+            if held is None:
+                # An exception would lose the page, which may have been paid for.
+                unknown = self._known(ref, "unknown", reports.reason_of(error))
+                amount = format_string(payment.amount_usdc)
+                known = {"transfer_id": payment.transfer_id, "amount_usdc": amount}
+                return cast("PaymentResult", {**unknown, **known})
+            transfer = held
+        return self._report(transfer, ref)
+
+    async def _not_signed(
+        self, ref: str, purchase: RecordedPurchase, error: AgentPayError | ValueError, request: PageRequest
+    ) -> PaymentResult:
+        """Return the result of a 402 for which the service signed nothing new."""
+        reason = reports.reason_of(error)
+        if reports.is_unauthorized(error):
+            return self._known(ref, "unauthorized", reason)
+        held = await self._purchases.found_after(ref, purchase, error)
+        if isinstance(error, IdempotencyConflictError):
+            # Without a record, what the reference paid is unknown.
+            status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "unknown"
+            return self._known(ref, status, reason) if held is None else self._conflict(held, ref, request)
+        is_alive_still = isinstance(held, SessionStep) or (held is not None and is_alive(held))
+        is_over = isinstance(error, ConflictError) and not is_alive_still
+        used_up = _USED_UP.fields if is_over else {}
+        if held is not None:
+            return cast("PaymentResult", {**reports.because(self._report(held, ref), error), **used_up})
+        if isinstance(error, ChainUnavailableError):
+            return self._known(ref, "failed", reason)
+        if reports.is_refusal(error):
+            used_up = _CAP_REACHED.fields if isinstance(error, SessionCapExceededError) else used_up
+            known = {
+                "transfer_id": getattr(error, "transfer_id", None),
+                "session_id": getattr(error, "session_id", None),
+                **reports.refusal(error),
+                **used_up,
+            }
+            return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
+        return self._known(ref, "unknown", reason)
+
+    def _conflict(self, held: Transfer | SessionStep, ref: str, request: PageRequest) -> PaymentResult:
+        return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
+
+    def _not_fetched(
+        self, ref: str, purchase: RecordedPurchase, error: FetchRefusedError | FetchFailedError
+    ) -> FetchResult:
+        reason = f"{error}. Nothing was paid by this call."
+        status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
+        result = _if_delivered(self._unpresented(ref, purchase, status, reason), None)
+        if isinstance(error, FetchRefusedError):
+            advice = reports.Advice(error.next_step, may_retry_with_same_ref=error.may_retry)
+            result = cast("PaymentResult", {**result, **advice.fields})
+        return _with_page(result, None)
+
+    def _unpresented(
+        self,
+        ref: str,
+        purchase: RecordedPurchase,
+        status: PaymentStatus | None,
+        reason: str,
+    ) -> PaymentResult:
+        """Return the result of a call that presented no payment."""
+        step = purchase.step
+        made = step if step is not None and step.step == "voucher" else purchase.alive
+        if made is not None:
+            return _because(self._report(made, ref), reason)
+        return self._known(ref, status, reason)
+
+    def _known(self, ref: str, status: PaymentStatus | None, reason: str) -> PaymentResult:
+        return reports.payment_without_transfer(ref, status, to=None, amount_usdc=None, reason=reason)
+
+    def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
+        result = reports.payment_of(made, ref, base_url=self._client.base_url)
+        if isinstance(made, SessionStep):
+            return cast("PaymentResult", {**result, "session_id": made.session_id})
+        advice = _ADVICE.get(str(made.status))
+        return result if advice is None else cast("PaymentResult", {**result, **advice.fields})
+
+
+_ADVICE: Final[Mapping[str, reports.Advice]] = {
+    "submitted": reports.Advice(
+        "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents "
+        "the same payment and never signs another one.",
+        may_retry_with_same_ref=True,
+    ),
+    "pending_approval": reports.Advice(
+        "A person must approve it at approval_url. Tell the user; once it is approved, call fetch_paid again "
+        "with the same ref and arguments. Do not pay it another way.",
+        may_retry_with_same_ref=True,
+    ),
+}
+_USED_UP: Final = reports.Advice(
+    "Nothing was paid, and this ref is used up. If the task still asks for it, use a new ref.",
+    may_retry_with_same_ref=False,
+)
+
+
+_CAP_REACHED: Final = reports.Advice(
+    "The session's cap is used up. Close it with close_session. If the task asks "
+    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session.",
+    may_retry_with_same_ref=True,
+)
+
+
+def _with_cookies(request: PageRequest, page: FetchedPage) -> PageRequest:
+    """Return the request with the cookies that the 402 set, in which a seller may keep its challenge."""
+    cookie = cookie_of(request.target.url, page.headers)
+    return request if cookie is None else evolve(request, headers={**request.headers, "Cookie": cookie})
+
+
+def _if_delivered(result: PaymentResult, page: FetchedPage | None) -> PaymentResult:
+    """Return the result with the status `paid_not_delivered` if the payment has settled without a page."""
+    if result["status"] != "settled" or (page is not None and page.is_success):
+        return result
+    return cast("PaymentResult", {**result, **reports.UNDELIVERED})
+
+
+def _because(result: PaymentResult, reason: str | None) -> PaymentResult:
+    return cast("PaymentResult", {**result, "reason": reason or result["reason"]})
+
+
+def _with_page(result: PaymentResult, page: FetchedPage | None) -> FetchResult:
+    content = None if page is None else content_of(page)
+    return cast("FetchResult", {"session_id": None, **result, "untrusted_content": content})

@@ -1,0 +1,114 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""Looks up the purchase that a reference names, and the idempotency key for its next attempt."""
+
+from collections.abc import Callable
+from typing import Final
+
+from agentpay._sync.client import AgentPay
+from agentpay.contract.ext.payments import SessionStep
+from agentpay.contract.transfers import Transfer
+from agentpay.errors import (
+    ConflictError,
+    NotSupportedError,
+    OutcomeUnknownError,
+    TransferRejectedError,
+)
+from agentpay.tools.references import (
+    ATTEMPT_LAST,
+    RecordedPurchase,
+    is_alive,
+    is_refused,
+    key_of,
+    newest_that_counts,
+)
+
+_PAGE: Final = 100
+
+
+class Purchases:
+    """Reads the transfers of a reference, and what it paid within sessions.
+
+    Args:
+        client: the client of the service.
+        account_id: returns the account that pays.
+    """
+
+    def __init__(self, client: AgentPay, account_id: Callable[[], str]) -> None:
+        self._client = client
+        self._account_id = account_id
+
+    def find(self, ref: str) -> RecordedPurchase:
+        """Return what is recorded under a reference, however old; see `agentpay.tools.references`.
+
+        A key has transfers only if the key before it was refused. So the number of refused keys is searched
+        in steps that double, and halve once a key without transfers is found: a model that repeats a refused
+        call a hundred times costs about a dozen reads. A transfer that is not refused ends the search: no
+        other key of the reference can pay.
+
+        Raises:
+            AgentPayError: they cannot be read.
+        """
+        newest, refused, unused, step = self._newest(ref, 0), 0, ATTEMPT_LAST + 1, 1
+        if newest is None or not is_refused(newest):
+            return self._recorded(newest, key_of(ref))
+        while unused - refused > 1:
+            attempt = min(refused + step, (refused + unused) // 2 if unused <= ATTEMPT_LAST else ATTEMPT_LAST)
+            found = self._newest(ref, attempt)
+            if found is None:
+                unused = attempt
+            elif not is_refused(found):
+                return RecordedPurchase(found, key_of(ref, attempt))
+            else:
+                newest, refused, step = found, attempt, 2 * step
+        return self._recorded(newest, key_of(ref, min(unused, ATTEMPT_LAST)))
+
+    def found_after(
+        self, ref: str, purchase: RecordedPurchase, error: Exception
+    ) -> Transfer | SessionStep | None:
+        """Return the recorded purchase that describes a request that failed.
+
+        Args:
+            ref: the reference.
+            purchase: what was recorded before the request.
+            error: the failure.
+
+        Returns:
+            None if only the error says what became of the request.
+
+        Raises:
+            AgentPayError: the transfers cannot be read.
+        """
+        if isinstance(error, OutcomeUnknownError):
+            # An earlier refusal or failure says nothing about this request.
+            return (self.find(ref)).since(purchase)
+        if isinstance(error, TransferRejectedError):
+            # A repeated refusal may be older than what another process did meanwhile.
+            return None if error.decided_at is None else (self.find(ref)).transfer
+        if isinstance(error, ConflictError):
+            found = self.find(ref)
+            return found.step or found.transfer
+        # A failed request does not undo earlier ones.
+        return purchase.alive
+
+    def _recorded(self, newest: Transfer | None, key: str) -> RecordedPurchase:
+        if newest is not None and is_alive(newest):
+            return RecordedPurchase(newest, key)
+        try:
+            # Vouchers come first.
+            page = self._client.payments.list(
+                account_id=self._account_id(), idempotency_key=key, limit=1
+            )
+        except NotSupportedError:
+            return RecordedPurchase(newest, key)
+        steps = (each for each in page.data if isinstance(each, SessionStep))
+        return RecordedPurchase(newest, key, next(steps, None))
+
+    def _newest(self, ref: str, attempt: int) -> Transfer | None:
+        try:
+            page = self._client.transfers.list(
+                account_id=self._account_id(), idempotency_key=key_of(ref, attempt), limit=_PAGE
+            )
+        except NotSupportedError:
+            # Such a service knows a purchase by its idempotency key alone.
+            return None
+        return newest_that_counts(page.data)

@@ -1,0 +1,1 @@
+"""The extensions of the interface, outside `/v1`: their models and endpoints."""
