@@ -124,6 +124,7 @@ def test_a_session_is_opened_charged_and_closed(http, client, server, seller, ac
         "session_id": opening["session_id"],
         "charge_id": None,
         "transfer_id": None,
+        "idempotency_key": "call-1",
         "account_id": account.account_id,
         "status": "opening",
         "protocol": "mpp",

@@ -140,6 +140,7 @@ def test_the_seller_takes_what_it_charges_and_the_rest_returns(
     payment = signed(memo="an answer")
     assert payment == {
         "transfer_id": payment["transfer_id"],
+        "idempotency_key": payment["idempotency_key"],
         "account_id": account.account_id,
         "status": "submitted",
         "protocol": "x402_upto",

@@ -217,6 +217,7 @@ MAY_SCAN = {
     "http.operations._SUBMITTED": "counts transfers in flight by an index that has nothing else",
     "ledger.transactions._NEWEST": "takes the last row along the primary key, once, at the start",
     "ledger.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
+    "ledger.spending._LAST_WITHOUT_ROOM": "reads the rows of its own search, one for each halving of a day",
     "engine.funding._COMMITMENTS": "adds up transactions in flight by an index that has nothing else",
     "ledger.deliveries._TO_SEND": "is a part of two others, and never run separately",
 }
