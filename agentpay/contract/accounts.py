@@ -7,8 +7,9 @@ from typing import Annotated
 from attrs import frozen
 
 from agentpay.contract import choices
-from agentpay.contract.fields import Cursor, Form, JsonObject, query_integer, text
+from agentpay.contract.fields import Form, JsonObject, text
 from agentpay.contract.models import Model
+from agentpay.contract.pages import PageQuery
 from agentpay.contract.policies import Policy
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcString
@@ -84,15 +85,11 @@ class CreateAccount(Request):
 
 
 @frozen(kw_only=True)
-class ListAccounts(Request):
+class ListAccounts(PageQuery):
     """Query of `GET /v1/accounts`.
 
     Attributes:
-        limit: page size; default 20, max 100.
-        cursor: `cursor` of the previous page; empty for the first.
         status: only accounts with this status.
     """
 
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
     status: AccountStatus | None = None

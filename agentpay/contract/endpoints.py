@@ -5,9 +5,9 @@ The SDK builds its requests from it, and the server its routes; a test asserts t
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
 
 from agentpay.contract.accounts import Account, Balance, CreateAccount, ListAccounts
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
@@ -72,6 +72,10 @@ class Subject:
     is_always_stored: bool = True
 
 
+def _repeat_of(endpoint: "Endpoint[Any]") -> Repeat:
+    return Repeat.ALWAYS if endpoint.method == "GET" else Repeat.IF_NOT_PROCESSED
+
+
 TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))
 
 
@@ -84,7 +88,7 @@ class Endpoint(Generic[M]):
         method: HTTP method.
         path: path with its parameters in braces.
         scope: which keys may call it.
-        repeat: when a client may retry it automatically.
+        repeat: when a client may retry it automatically; by default, reads always, writes if not processed.
         request: model of the body, or None.
         query: model of the query string, or None.
         responses: model of the body of each success status; None for no body.
@@ -105,9 +109,9 @@ class Endpoint(Generic[M]):
     method: str
     path: str
     scope: Scope
-    repeat: Repeat
     responses: Mapping[int, type[M] | None]
     summary: str
+    repeat: Repeat = Factory(_repeat_of, takes_self=True)
     request: type[Request] | None = None
     query: type[Request] | None = None
     is_dry_run: bool = False
@@ -163,7 +167,6 @@ CREATE_ACCOUNT: Final = Endpoint(
     method="POST",
     path="/v1/accounts",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAccount,
     responses={201: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
@@ -177,7 +180,6 @@ LIST_ACCOUNTS: Final = Endpoint(
     method="GET",
     path="/v1/accounts",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListAccounts,
     responses={200: PageBody[Account]},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
@@ -189,7 +191,6 @@ GET_ACCOUNT: Final = Endpoint(
     method="GET",
     path="/v1/accounts/{account_id}",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Account},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read one account.",
@@ -200,7 +201,6 @@ GET_BALANCE: Final = Endpoint(
     method="GET",
     path="/v1/accounts/{account_id}/balance",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Balance},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the live on-chain balance of an account.",
@@ -211,7 +211,6 @@ LIST_TRANSACTIONS: Final = Endpoint(
     method="GET",
     path="/v1/accounts/{account_id}/transactions",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     query=ListTransactions,
     responses={200: PageBody[Transaction]},
     summary="List the history of an account, newest first.",
@@ -223,7 +222,6 @@ GET_POLICY: Final = Endpoint(
     method="GET",
     path="/v1/accounts/{account_id}/policy",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: AccountPolicy},
     response_headers=(ETAG,),
     summary="Read the policy of an account.",
@@ -284,7 +282,6 @@ GET_TRANSFER: Final = Endpoint(
     method="GET",
     path="/v1/transfers/{transfer_id}",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Transfer},
     summary="Read one transfer.",
     description="For status polling or audit. A rejected or failed transfer also has `error` and `message`.",
@@ -294,7 +291,6 @@ CREATE_WEBHOOK: Final = Endpoint(
     method="POST",
     path="/v1/webhooks",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
     responses={201: NewWebhook},
     summary="Register an endpoint for events.",

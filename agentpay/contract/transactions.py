@@ -7,9 +7,9 @@ from typing import Annotated, ClassVar
 from attrs import frozen
 
 from agentpay.contract import choices, identifiers
-from agentpay.contract.fields import Cursor, Rule, parse_timestamp, query_integer
+from agentpay.contract.fields import Rule, parse_timestamp, query_integer
 from agentpay.contract.models import Model
-from agentpay.contract.requests import Request
+from agentpay.contract.pages import PageQuery
 from agentpay.contract.usdc import UsdcString
 
 
@@ -90,17 +90,15 @@ class Transaction(Model):
 
 
 @frozen(kw_only=True)
-class ListTransactions(Request):
+class ListTransactions(PageQuery):
     """Query of `GET /v1/accounts/{id}/transactions`.
 
     Attributes:
         limit: page size; default 25, max 100.
-        cursor: `cursor` of the previous page; empty for the first.
         status: only entries that are `settled` or `rejected`; `all` by default.
         since: only entries committed after this time.
     """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 25
-    cursor: Cursor = ""
     status: TransactionStatusFilter = TransactionStatusFilter.ALL
     since: Annotated[datetime, Rule(parse_timestamp)] | None = None

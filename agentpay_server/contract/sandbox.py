@@ -11,9 +11,9 @@ from agentpay.contract.endpoints import ENDPOINTS, EXTENSIONS, Endpoint, Repeat,
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.ext.payments import ChainAddress
-from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
+from agentpay.contract.fields import Rule, text, whole_number
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -189,19 +189,6 @@ class Fault(Model):
 
 
 @frozen(kw_only=True)
-class ListFaults(Request):
-    """Query of `GET /ext/v1/sandbox/faults`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
-@frozen(kw_only=True)
 class Snapshot(Model):
     """A snapshot of a server's state.
 
@@ -214,25 +201,11 @@ class Snapshot(Model):
     created_at: datetime
 
 
-@frozen(kw_only=True)
-class ListSnapshots(Request):
-    """Query of `GET /ext/v1/sandbox/snapshots`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
 FUND: Final = Endpoint(
     name="sandbox.accounts.fund",
     method="POST",
     path=EXTENSIONS + "/sandbox/accounts/{account_id}/fund",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=Fund,
     responses={200: Funding},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
@@ -243,7 +216,6 @@ CREATE_OPERATOR: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/sandbox/operators",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperator,
     responses={201: Operator},
     summary="Create another operator.",
@@ -253,7 +225,6 @@ CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/sandbox/token-accounts",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateTokenAccount,
     responses={201: OutsideTokenAccount},
     is_body_optional=True,
@@ -266,7 +237,6 @@ GET_CLOCK: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/sandbox/clock",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: ClockReading},
     summary="Read the server's clock.",
 )
@@ -275,7 +245,6 @@ ADVANCE_CLOCK: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/sandbox/clock/advance",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=AdvanceClock,
     responses={200: ClockReading},
     errors=(ErrorCode.CLOCK_NOT_MANUAL, ErrorCode.CLOCK_MOVING),
@@ -310,8 +279,7 @@ LIST_FAULTS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/sandbox/faults",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListFaults,
+    query=PageQuery,
     responses={200: PageBody[Fault]},
     summary="List the armed faults.",
 )
@@ -330,7 +298,6 @@ CREATE_SNAPSHOT: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/sandbox/snapshots",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: Snapshot},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
     summary="Take a snapshot of the server's state.",
@@ -341,8 +308,7 @@ LIST_SNAPSHOTS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/sandbox/snapshots",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListSnapshots,
+    query=PageQuery,
     responses={200: PageBody[Snapshot]},
     summary="List the snapshots that the server keeps, newest first.",
 )

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
+import attrs
 from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
@@ -137,7 +138,7 @@ def structured_body(body: bytes, model: type) -> object:
 
 def structured_query(query_string: bytes, model: type) -> object:
     """`invalid_request` names every fault. Unknown parameters are ignored."""
-    known = set(model.__annotations__)
+    known = attrs.fields_dict(model)
     values: dict[str, Any] = {}
     faults = []
     try:

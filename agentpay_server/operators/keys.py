@@ -13,7 +13,6 @@ from agentpay.contract.ext.console import (
     REVOKE_AGENT_KEY,
     AgentKey,
     CreateAgentKey,
-    ListAgentKeys,
     NewAgentKey,
 )
 from agentpay.contract.ext.identity import Identity, KeyKind
@@ -21,13 +20,12 @@ from agentpay.contract.ext.operator_keys import (
     CREATE_OPERATOR_KEY,
     REVOKE_OPERATOR_KEY,
     CreateOperatorKey,
-    ListOperatorKeys,
     NewOperatorKey,
     OperatorKey,
     OperatorKeyKind,
 )
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.assembly import identity
 from agentpay_server.chain.clusters import MAINNET
@@ -150,9 +148,7 @@ class Keys:
         """Only this response shows the key (interface K8, K9)."""
         return await self._context.database.run(self._insert_operator_key, principal, request)
 
-    async def list_operator_keys(
-        self, principal: Principal, query: ListOperatorKeys
-    ) -> PageBody[OperatorKey]:
+    async def list_operator_keys(self, principal: Principal, query: PageQuery) -> PageBody[OperatorKey]:
         """Live keys, newest first, without the keys themselves."""
         listing = List("operator-keys", principal.operator_id)
         before = listing.before(query.cursor)
@@ -186,7 +182,7 @@ class Keys:
         """Only this response shows the key (interface K7)."""
         return await self._context.database.run(self._insert_agent_key, principal, request)
 
-    async def list_agent_keys(self, principal: Principal, query: ListAgentKeys) -> PageBody[AgentKey]:
+    async def list_agent_keys(self, principal: Principal, query: PageQuery) -> PageBody[AgentKey]:
         """Live keys, without the keys themselves."""
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)

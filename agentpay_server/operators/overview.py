@@ -8,9 +8,9 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, func, literal_column, select, true
 
 from agentpay.contract.choices import POLICY_RULES
-from agentpay.contract.ext.console import ConsoleSummary, ListServedRequests, PolicyRule, ServedRequest
+from agentpay.contract.ext.console import ConsoleSummary, PolicyRule, ServedRequest
 from agentpay.contract.ext.sessions import SessionStatus
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay_server.chain.protocol import ChainUnreachableError
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
@@ -134,7 +134,7 @@ class Overview:
         self._log = log
         self._keeps_snapshots = keeps_snapshots
 
-    async def requests(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
+    async def requests(self, principal: Principal, query: PageQuery) -> PageBody[ServedRequest]:
         listing = List("requests", principal.operator_id)
         before = listing.before(query.cursor)
         rows = self._log.newest(principal.operator_id, before, query.limit + 1)

@@ -8,7 +8,7 @@ from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.accounts import feature as accounts
 from agentpay_server.accounts.deposits import arrived, received_by
@@ -31,8 +31,6 @@ from agentpay_server.contract.sandbox import (
     Fault,
     Fund,
     Funding,
-    ListFaults,
-    ListSnapshots,
     Operator,
     OutsideTokenAccount,
     SetFault,
@@ -249,7 +247,7 @@ class Sandbox:
             await self._record(principal, CLEAR_FAULTS, ", ".join(names), before)
             faults.clear()
 
-    async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+    async def list_faults(self, principal: Principal, query: PageQuery) -> PageBody[Fault]:
         """Return a page of the armed faults, the last armed first."""
         faults = self._require_test_chain()
         listing = List("faults", principal.operator_id)
@@ -269,7 +267,7 @@ class Sandbox:
         self._require_test_chain()
         return _snapshot(await self._snapshots.take(principal))
 
-    async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
+    async def list_snapshots(self, principal: Principal, query: PageQuery) -> PageBody[Snapshot]:
         """Return a page of the operator's snapshots, newest first; empty if the server cannot take any.
 
         Raises:

@@ -22,12 +22,11 @@ from agentpay.contract.errors import ErrorCode, Refusal, RejectionReason
 from agentpay.contract.ext.approvals import (
     APPROVE_TRANSFER,
     REJECT_TRANSFER,
-    ListApprovals,
     PendingTransfer,
     RejectTransfer,
 )
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.database.connection import Connection
@@ -120,7 +119,7 @@ class Approvals:
         self._chain = context.chain
         self._execution = execution
 
-    async def list(self, principal: Principal, query: ListApprovals) -> PageBody[PendingTransfer]:
+    async def list(self, principal: Principal, query: PageQuery) -> PageBody[PendingTransfer]:
         """Return a page of the operator's pending transfers, newest first.
 
         Raises:

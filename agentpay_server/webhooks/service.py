@@ -12,14 +12,13 @@ from agentpay.contract.ext.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     UPDATE_WEBHOOK,
-    ListWebhooks,
     NewSecret,
     RotateSecret,
     UpdateWebhook,
     WebhookDetails,
     WebhookHealth,
 )
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import UNSET
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, NewWebhook, Webhook, subscription_warning
@@ -82,7 +81,7 @@ class Webhooks:
             faults.append(FieldError(field="url", message="must be https"))
         return await self._context.database.run(self._insert, principal, request, faults)
 
-    async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[WebhookDetails]:
+    async def list(self, principal: Principal, query: PageQuery) -> PageBody[WebhookDetails]:
         """Return a page of the operator's webhooks, newest first, without their secrets.
 
         Raises:

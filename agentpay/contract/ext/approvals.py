@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar, Final
 import attrs
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import EXTENSIONS, TRANSFER, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, TRANSFER, Endpoint, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.payments import PaymentSplit
-from agentpay.contract.fields import OMITTED_BY_DEFAULT, Cursor, query_integer, text
-from agentpay.contract.pages import PageBody
+from agentpay.contract.fields import OMITTED_BY_DEFAULT, text
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import Request
 from agentpay.contract.transfers import Transfer, TransferStatus
 
@@ -41,19 +41,6 @@ class PendingTransfer(Transfer):
 
 
 @frozen(kw_only=True)
-class ListApprovals(Request):
-    """Query of `GET /ext/v1/console/approvals`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
-@frozen(kw_only=True)
 class RejectTransfer(Request):
     """Body of `POST /ext/v1/console/approvals/{transfer_id}/reject`.
 
@@ -69,8 +56,7 @@ LIST_APPROVALS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/approvals",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListApprovals,
+    query=PageQuery,
     responses={200: PageBody[PendingTransfer]},
     summary="List the transfers that are pending approval, newest first.",
 )
@@ -79,7 +65,6 @@ APPROVE_TRANSFER: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/approvals/{transfer_id}/approve",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={200: Transfer},
     subject=attrs.evolve(TRANSFER, refused=(*TRANSFER.refused, TransferStatus.PENDING_APPROVAL)),
     errors=(
@@ -99,7 +84,6 @@ REJECT_TRANSFER: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/approvals/{transfer_id}/reject",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=RejectTransfer,
     is_body_optional=True,
     responses={200: Transfer},

@@ -14,9 +14,9 @@ from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, Form, Moment, query_integer, text, whole_number
+from agentpay.contract.fields import Form, Moment, text, whole_number
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.policies import Policy
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transactions import Transaction, TransactionStatus
@@ -91,19 +91,6 @@ class NewAgentKey(Model):
     created_at: datetime
     expires_at: datetime | None
     max_total_usdc: UsdcString | None
-
-
-@frozen(kw_only=True)
-class ListAgentKeys(Request):
-    """Query of `GET /ext/v1/console/agent-keys`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
@@ -244,22 +231,18 @@ class AuditEntry(Model):
 
 
 @frozen(kw_only=True)
-class ListAudit(Request):
+class ListAudit(PageQuery):
     """Query of `GET /ext/v1/console/audit`.
 
     Attributes:
         account_id: only changes that name this account.
         since: only changes after this time.
         until: only changes up to and including this time.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
@@ -364,19 +347,6 @@ class ServedRequest(Model):
     key_account_id: str | None
 
 
-@frozen(kw_only=True)
-class ListServedRequests(Request):
-    """Query of `GET /ext/v1/console/requests`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
 class AccountSort(StrEnum):
     """An order of accounts; with `-`, the largest or last comes first. Equal accounts are newest first."""
 
@@ -391,7 +361,7 @@ class AccountSort(StrEnum):
 
 
 @frozen(kw_only=True)
-class ListAccountDetails(Request):
+class ListAccountDetails(PageQuery):
     """Query of `GET /ext/v1/console/accounts`.
 
     Attributes:
@@ -403,8 +373,6 @@ class ListAccountDetails(Request):
             limit is the largest. `-` before it reverses the order. By default, newest first. A page starts
             after the last account of the previous one, so an account that is created meanwhile neither
             repeats nor hides another; one whose value changes meanwhile may be repeated or missing.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     _example: ClassVar = {"ids": identifiers.example(identifiers.ACCOUNT)}
@@ -413,12 +381,10 @@ class ListAccountDetails(Request):
     name: Annotated[str, text(minimum=1, maximum=200)] | None = None
     status: AccountStatus | None = None
     sort: AccountSort | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
-class ListHistory(Request):
+class ListHistory(PageQuery):
     """Query of `GET /ext/v1/console/transactions`.
 
     Attributes:
@@ -426,16 +392,12 @@ class ListHistory(Request):
         status: only entries that are `settled` or `rejected`.
         since: only entries committed after this time.
         until: only entries committed up to and including this time.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: TransactionStatus | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 GET_SUMMARY: Final = Endpoint(
@@ -443,7 +405,6 @@ GET_SUMMARY: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/summary",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: ConsoleSummary},
     summary="Read the operator's name, and count accounts, pending approvals and other open work.",
 )
@@ -452,8 +413,7 @@ LIST_SERVED_REQUESTS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/requests",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListServedRequests,
+    query=PageQuery,
     responses={200: PageBody[ServedRequest]},
     summary="List the operator's last 1,000 requests to this server process, newest first.",
 )
@@ -462,7 +422,6 @@ CREATE_AGENT_KEY: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
     responses={201: NewAgentKey},
     errors=(ErrorCode.NOT_FOUND,),
@@ -473,8 +432,7 @@ LIST_AGENT_KEYS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListAgentKeys,
+    query=PageQuery,
     responses={200: PageBody[AgentKey]},
     summary="List the valid agent-scoped keys, newest first.",
 )
@@ -483,7 +441,6 @@ REVOKE_AGENT_KEY: Final[Endpoint[None]] = Endpoint(
     method="DELETE",
     path=EXTENSIONS + "/console/agent-keys/{key_id}",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     summary="Revoke an agent-scoped key.",
 )
@@ -492,7 +449,6 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/accounts",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListAccountDetails,
     responses={200: PageBody[AccountDetails]},
     summary="List accounts with their details, newest first or sorted.",
@@ -502,7 +458,6 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/accounts/{account_id}",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: AccountDetails},
     summary="Read an account with its metadata, policy record and spending.",
 )
@@ -520,7 +475,6 @@ LIST_HISTORY: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/transactions",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListHistory,
     responses={200: PageBody[Transaction]},
     summary="List the history of all accounts, newest first.",
@@ -532,7 +486,6 @@ LIST_AUDIT: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/audit",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListAudit,
     responses={200: PageBody[AuditEntry]},
     summary="List the audit trail, newest first.",

@@ -12,15 +12,13 @@ from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import AnyEvent, Event
 from agentpay.contract.fields import (
-    Cursor,
     Moment,
-    query_integer,
     text,
     whole_number,
 )
 from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import UNSET, Request, UnsetType
 from agentpay.contract.usdc import UsdcNumber
 from agentpay.contract.webhooks import EventName, Webhook
@@ -75,19 +73,6 @@ class WebhookDetails(Webhook):
 
 
 @frozen(kw_only=True)
-class ListWebhooks(Request):
-    """Query of `GET /ext/v1/console/webhooks`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
-@frozen(kw_only=True)
 class UpdateWebhook(Request):
     """Body of `PATCH /ext/v1/console/webhooks/{webhook_id}`. Omitted fields keep their values.
 
@@ -132,7 +117,7 @@ class NewSecret(Model):
 
 
 @frozen(kw_only=True)
-class ListEvents(Request):
+class ListEvents(PageQuery):
     """Query of `GET /ext/v1/console/events`.
 
     Attributes:
@@ -144,8 +129,6 @@ class ListEvents(Request):
             error code, a seller's origin, an amount in USDC, or the beginning of a memo.
         since: only events recorded after this moment.
         until: only events recorded up to and including this moment.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     _example: ClassVar = {"type": "transfer.settled"}
@@ -157,8 +140,6 @@ class ListEvents(Request):
     q: Annotated[str, text(minimum=1, maximum=200, trim=True, control=False)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
@@ -213,7 +194,7 @@ class Delivery(Model):
 
 
 @frozen(kw_only=True)
-class ListDeliveries(Request):
+class ListDeliveries(PageQuery):
     """Query of `GET /ext/v1/console/deliveries`.
 
     Attributes:
@@ -224,8 +205,6 @@ class ListDeliveries(Request):
         transfer_id: only deliveries of events about this transfer or payment.
         since: only deliveries created after this moment.
         until: only deliveries created up to and including this moment.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     status: DeliveryStatusFilter | None = None
@@ -235,8 +214,6 @@ class ListDeliveries(Request):
     transfer_id: Annotated[str, text(maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
@@ -292,8 +269,7 @@ LIST_WEBHOOKS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/webhooks",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListWebhooks,
+    query=PageQuery,
     responses={200: PageBody[WebhookDetails]},
     summary="List the registered webhooks, newest first.",
 )
@@ -302,7 +278,6 @@ DELETE_WEBHOOK: Final[Endpoint[None]] = Endpoint(
     method="DELETE",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     summary="Delete a webhook.",
 )
@@ -321,7 +296,6 @@ TEST_WEBHOOK: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}/test",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={202: Delivery},
     summary="Send a test event to a webhook.",
     description="The event has the type `webhook.test`, whatever the webhook is subscribed to, and reports "
@@ -332,7 +306,6 @@ ROTATE_SECRET: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/webhooks/{webhook_id}/rotate-secret",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=RotateSecret,
     is_body_optional=True,
     responses={200: NewSecret},
@@ -344,7 +317,6 @@ LIST_EVENTS: Final[Endpoint[PageBody[AnyEvent]]] = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/events",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListEvents,
     responses={200: cast("type[PageBody[AnyEvent]]", PageBody[Event])},
     summary="List the recorded events, newest first.",
@@ -354,7 +326,6 @@ LIST_DELIVERIES: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/deliveries",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ListDeliveries,
     responses={200: PageBody[Delivery]},
     summary="List deliveries with every attempt, newest first.",
@@ -364,7 +335,6 @@ REPLAY_EVENT: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/events/{event_id}/replay",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=ReplayEvent,
     is_body_optional=True,
     responses={202: PageBody[Delivery]},
@@ -376,7 +346,6 @@ REPLAY_DELIVERIES: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/deliveries/replay",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=ReplayDeliveries,
     responses={202: ReplayedDeliveries},
     summary="Replay the deliveries that were created after a time and have a status.",
@@ -388,7 +357,6 @@ STREAM_EVENTS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/stream",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: Event},
     is_stream=True,
     request_headers=(LAST_EVENT_ID,),

@@ -7,7 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Scope
 from agentpay.contract.models import Model
 from agentpay.contract.usdc import UsdcString
 
@@ -52,7 +52,6 @@ WHO_AM_I: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/whoami",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Identity},
     summary="Read the identity of the key, and whether its money is real.",
 )

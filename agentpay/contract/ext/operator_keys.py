@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Final
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.fields import text
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import Request
 
 
@@ -76,25 +76,11 @@ class NewOperatorKey(Model):
     created_at: datetime
 
 
-@frozen(kw_only=True)
-class ListOperatorKeys(Request):
-    """Query of `GET /ext/v1/console/operator-keys`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
-
-
 CREATE_OPERATOR_KEY: Final = Endpoint(
     name="operator_keys.create",
     method="POST",
     path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR_KEY,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperatorKey,
     responses={201: NewOperatorKey},
     summary="Create an operator key.",
@@ -105,8 +91,7 @@ LIST_OPERATOR_KEYS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListOperatorKeys,
+    query=PageQuery,
     responses={200: PageBody[OperatorKey]},
     summary="List the valid operator keys, newest first.",
 )
@@ -115,7 +100,6 @@ REVOKE_OPERATOR_KEY: Final[Endpoint[None]] = Endpoint(
     method="DELETE",
     path=EXTENSIONS + "/console/operator-keys/{key_id}",
     scope=Scope.OPERATOR_KEY,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     errors=(ErrorCode.LAST_OPERATOR_KEY,),
     summary="Revoke an operator key.",

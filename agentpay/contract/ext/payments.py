@@ -20,16 +20,14 @@ from agentpay.contract.errors import ErrorCode, Refusal
 from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
     Category,
-    Cursor,
     Moment,
     NotEmpty,
     Rule,
-    query_integer,
     text,
     whole_number,
 )
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -425,7 +423,7 @@ class AuthorizePayment(Request):
 
 
 @frozen(kw_only=True)
-class ListPayments(Request):
+class ListPayments(PageQuery):
     """Query of `GET /ext/v1/payments`.
 
     Attributes:
@@ -436,8 +434,6 @@ class ListPayments(Request):
         idempotency_key: only what was requested under this key, vouchers and openings of sessions included.
         since: only payments requested after this time.
         until: only payments requested up to and including this time.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
@@ -447,8 +443,6 @@ class ListPayments(Request):
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 @frozen(kw_only=True)
@@ -493,19 +487,6 @@ class PinOrigin(Request):
     max_amount: UsdcAmount | None = field(default=None, metadata=NULLABLE)
     blocked: bool = False
     sponsor_fees: bool = False
-
-
-@frozen(kw_only=True)
-class ListOrigins(Request):
-    """Query of `GET /ext/v1/console/origins`.
-
-    Attributes:
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
-    """
-
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 AUTHORIZE_PAYMENT: Final[Endpoint[Payment | SessionStep]] = Endpoint(
@@ -558,7 +539,6 @@ GET_PAYMENT: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/payments/{transfer_id}",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Payment},
     summary="Read one payment.",
     description="`header` is null: only `POST /ext/v1/payments` hands out the signed transaction.",
@@ -568,7 +548,6 @@ LIST_PAYMENTS: Final[Endpoint[PageBody[Payment | SessionStep]]] = Endpoint(
     method="GET",
     path=EXTENSIONS + "/payments",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     query=ListPayments,
     responses={200: PageBody[Payment]},
     errors=(ErrorCode.FORBIDDEN,),
@@ -598,8 +577,7 @@ LIST_ORIGINS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/origins",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
-    query=ListOrigins,
+    query=PageQuery,
     responses={200: PageBody[PinnedOrigin]},
     summary="List the pinned sellers, the last pinned first.",
 )
@@ -621,7 +599,6 @@ GET_ORIGIN: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     responses={200: PinnedOrigin},
     takes_rest_of_path=True,
     summary="Read the pin of a seller.",
@@ -631,7 +608,6 @@ DELETE_ORIGIN: Final[Endpoint[None]] = Endpoint(
     method="DELETE",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     takes_rest_of_path=True,
     summary="Delete the pin of a seller.",

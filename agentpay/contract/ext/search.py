@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
 from agentpay.contract.ext.console import AccountDetails
@@ -137,7 +137,6 @@ SEARCH: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/search",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=Search,
     responses={200: SearchResult},
     summary="Find accounts, transfers, sessions, deposits and events.",
@@ -149,7 +148,6 @@ READ_SPEND: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/console/spend",
     scope=Scope.OPERATOR,
-    repeat=Repeat.ALWAYS,
     query=ReadSpend,
     responses={200: SpendReport},
     errors=(ErrorCode.NOT_FOUND,),

@@ -13,9 +13,9 @@ from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.payments import PaymentHeader
-from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, Moment, query_integer, text
+from agentpay.contract.fields import ALWAYS_SENT, Category, Moment, text
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -173,7 +173,7 @@ class ChargeSession(Request):
 
 
 @frozen(kw_only=True)
-class ListSessions(Request):
+class ListSessions(PageQuery):
     """Query of `GET /ext/v1/sessions`.
 
     Attributes:
@@ -182,8 +182,6 @@ class ListSessions(Request):
         idempotency_key: only sessions with this key.
         since: only sessions requested after this time.
         until: only sessions requested up to and including this time.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
@@ -191,8 +189,6 @@ class ListSessions(Request):
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 _UNRESOLVED: Final = (SessionStatus.OPENING, SessionStatus.CLOSING)
@@ -261,7 +257,6 @@ GET_SESSION: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/sessions/{session_id}",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Session},
     summary="Read one session.",
 )
@@ -270,7 +265,6 @@ LIST_SESSIONS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/sessions",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     query=ListSessions,
     responses={200: PageBody[Session]},
     errors=(ErrorCode.FORBIDDEN,),

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Scope
 from agentpay.contract.fields import text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
@@ -68,7 +68,6 @@ SIGN_IN: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/sign-in",
     scope=Scope.NO_KEY,
-    repeat=Repeat.IF_NOT_PROCESSED,
     request=SignIn,
     responses={201: ConsoleKey},
     summary="Exchange the code of a sign-in link for a console key.",
@@ -81,7 +80,6 @@ CREATE_SIGN_IN_CODE: Final = Endpoint(
     method="POST",
     path=EXTENSIONS + "/console/sign-in-code",
     scope=Scope.OPERATOR_KEY,
-    repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: SignInCode},
     summary="Create a code that signs in to the console once.",
     description="It is valid for 10 minutes. The link to open is `/dashboard#code=` and the code.",

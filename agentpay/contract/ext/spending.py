@@ -9,9 +9,9 @@ from attrs import field, frozen
 from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode, Refusal
-from agentpay.contract.fields import Category, Cursor, Moment, query_integer, text
+from agentpay.contract.fields import Category, Moment, text
 from agentpay.contract.models import Model
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.policies import Policy
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transfers import Transfer, TransferStatus
@@ -75,7 +75,7 @@ class Budget(Model):
 
 
 @frozen(kw_only=True)
-class ListTransfers(Request):
+class ListTransfers(PageQuery):
     """Query of `GET /ext/v1/transfers`.
 
     Attributes:
@@ -84,8 +84,6 @@ class ListTransfers(Request):
         idempotency_key: only transfers with this key.
         since: only transfers requested after this time.
         until: only transfers requested up to and including this time.
-        limit: page size, 1 to 100.
-        cursor: `cursor` of the previous page; empty for the first.
     """
 
     account_id: Annotated[str, text(maximum=128)] | None = None
@@ -93,8 +91,6 @@ class ListTransfers(Request):
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)] | None = None
     since: Moment | None = None
     until: Moment | None = None
-    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
-    cursor: Cursor = ""
 
 
 class PredictedOutcome(StrEnum):
@@ -161,7 +157,6 @@ GET_BUDGET: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/accounts/{account_id}/budget",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     responses={200: Budget},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Read the budget of an account.",
@@ -173,7 +168,6 @@ LIST_TRANSFERS: Final = Endpoint(
     method="GET",
     path=EXTENSIONS + "/transfers",
     scope=Scope.ACCOUNT,
-    repeat=Repeat.ALWAYS,
     query=ListTransfers,
     responses={200: PageBody[Transfer]},
     errors=(ErrorCode.FORBIDDEN,),

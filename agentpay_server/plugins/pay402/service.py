@@ -21,7 +21,6 @@ from agentpay.contract.ext.payments import (
     PUT_ORIGIN,
     REPORT_OUTCOME,
     AuthorizePayment,
-    ListOrigins,
     ListPayments,
     Payment,
     PinnedOrigin,
@@ -30,7 +29,7 @@ from agentpay.contract.ext.payments import (
     SessionStep,
     parse_origin,
 )
-from agentpay.contract.pages import PageBody
+from agentpay.contract.pages import PageBody, PageQuery
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.database.connection import Connection, ConstraintError
@@ -410,7 +409,7 @@ class Origins:
         if not await self._database.run(self._delete, principal, origin):
             raise not_found("origin", origin)
 
-    async def list(self, principal: Principal, query: ListOrigins) -> PageBody[PinnedOrigin]:
+    async def list(self, principal: Principal, query: PageQuery) -> PageBody[PinnedOrigin]:
         """Return a page of pins, the most recently set first.
 
         Raises:
