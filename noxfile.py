@@ -1,7 +1,8 @@
 """Sessions: the checks that every change must pass, and longer ones to run by hand.
 
-lint, unasync, types, docs,
+lint, types, docs,
 tests, simulate, package             the checks that every change must pass; the default
+generate                             write what is generated from other files; `-- --check` compares
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
 build                                the distributions, into dist/, in seconds
@@ -38,7 +39,7 @@ import nox
 from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "docs", "tests", "simulate", "package"]
+nox.options.sessions = ["lint", "types", "docs", "tests", "simulate", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -162,9 +163,10 @@ def lint(session: nox.Session) -> None:
 
 
 @nox.session
-def unasync(session: nox.Session) -> None:
-    """Check that the generated sync clients are up to date."""
-    session.run("python", "scripts/unasync.py", "--check")
+def generate(session: nox.Session) -> None:
+    """Write what is generated from other files; `-- --check` only compares, and a name chooses one."""
+    install(session, "docs")
+    session.run("python", "scripts/generate.py", *session.posargs)
 
 
 def check_with_node(session: nox.Session) -> None:
@@ -201,9 +203,12 @@ def types(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation into `site/`; the tests run its examples, and read that site in a browser."""
+    """Check what is generated, and build the documentation into `site/`.
+
+    The tests run its examples, and read that site in a browser.
+    """
     install(session, "docs")
-    session.run("python", "scripts/diagrams.py", "--check")
+    session.run("python", "scripts/generate.py", "--check")
     session.run("python", "scripts/build_site.py")
 
 

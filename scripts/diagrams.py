@@ -1,11 +1,10 @@
-"""Draw the diagrams of the documentation: `python scripts/diagrams.py`; `--check` only compares.
+"""Draws the diagrams of the documentation, for `generate.py`.
 
 Each diagram is data below: a sequence of messages, boxes with arrows, a timeline, or a table. The pictures
 load nothing from the network.
 """
 
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from pathlib import Path
 
@@ -323,24 +322,6 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
 }
 
 
-def stale() -> Iterator[str]:
-    """Yield the names of the pictures that are missing or not what this script draws."""
-    for name, draw in DIAGRAMS.items():
-        path = IMAGES / f"{name}.svg"
-        if not path.exists() or path.read_text("utf-8") != draw():
-            yield path.name
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Draw the pictures, or with `--check` report outdated ones."""
-    if "--check" in arguments:
-        found = list(stale())
-        print("\n".join(f"docs/images/{name} is not current: run scripts/diagrams.py" for name in found))
-        return 1 if found else 0
-    for name, draw in DIAGRAMS.items():
-        (IMAGES / f"{name}.svg").write_text(draw(), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def files() -> dict[Path, str]:
+    """Return each picture."""
+    return {IMAGES / f"{name}.svg": draw() for name, draw in DIAGRAMS.items()}

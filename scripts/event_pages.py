@@ -1,6 +1,4 @@
-"""Write the lists of event types in the documentation, from the registry `agentpay.contract.events.EVENTS`.
-
-    python scripts/event_pages.py
+"""Makes the lists of event types in the documentation of the registry `agentpay.contract.events.EVENTS`.
 
 A list stands between two comments. What follows it on its page is written by hand.
 """
@@ -47,6 +45,6 @@ def page(name: str) -> str:
     return text
 
 
-if __name__ == "__main__":
-    for name in PAGES:
-        (DOCS / name).write_text(page(name), "utf-8")
+def files() -> dict[Path, str]:
+    """Return each page."""
+    return {DOCS / name: page(name) for name in PAGES}

@@ -1,6 +1,4 @@
-"""Print `docs/llms.txt`, the index for language models, from the navigation of the site.
-
-    python scripts/llms.py > docs/llms.txt
+"""Makes `docs/llms.txt`, the index for language models, of the navigation of the site.
 
 Every page is listed under its section, with its first sentence, which says what a reader will be able to do.
 """
@@ -52,5 +50,6 @@ def _item(title: str, path: str) -> str:
     return f"- [{title}]({path}): {sentence}."
 
 
-if __name__ == "__main__":
-    print(llms_text(), end="")
+def files() -> dict[Path, str]:
+    """Return the index."""
+    return {ROOT / "docs" / "llms.txt": llms_text()}

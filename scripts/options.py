@@ -1,6 +1,4 @@
-"""Print `docs/reference/options.md`, the settings of the client and of the server, from their declarations.
-
-    python scripts/options.py > docs/reference/options.md
+"""Makes `docs/reference/options.md`, the settings of the client and of the server, of their declarations.
 
 The client's are the arguments of `AgentPay`, whose docstring explains them. The server's settings declare their
 options (`agentpay_server/platform/settings.py`); the others are those of the process.
@@ -10,6 +8,7 @@ options (`agentpay_server/platform/settings.py`); the others are those of the pr
 
 import inspect
 import re
+from pathlib import Path
 
 import click
 
@@ -20,6 +19,8 @@ from agentpay_server.cli.options import SettingOption
 from agentpay_server.cli.serve import serve
 from agentpay_server.platform.settings import Settings
 from agentpay_server.plugins.cluster.settings import RpcSettings
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
 
 OPENING = """\
 # Configuration
@@ -115,5 +116,6 @@ def _line(cells: list[str]) -> str:
     return "| " + " | ".join(escaped) + " |"
 
 
-if __name__ == "__main__":
-    print(options_text(), end="")
+def files() -> dict[Path, str]:
+    """Return the page."""
+    return {PAGE: options_text()}

@@ -1,7 +1,6 @@
-"""Generate each `_sync` package from its `_async` sibling; with `--check`, check that all are up to date."""
+"""Makes each `_sync` package of its `_async` sibling, for `generate.py`."""
 
 import re
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,26 +41,11 @@ def unasync(source: str) -> str:
     return HEADER + source
 
 
-def main() -> int:
-    """Write the generated modules; with `--check`, write nothing and return 1 if one is out of date."""
-    check = "--check" in sys.argv[1:]
-    wanted = {
-        package / "_sync" / path.name: unasync(path.read_text(encoding="utf-8"))
-        for package in PACKAGES
-        for path in sorted((package / "_async").glob("*.py"))
-    }
-    stale = [path for package in PACKAGES for path in (package / "_sync").glob("*.py") if path not in wanted]
-    stale += [
-        path for path, text in wanted.items() if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    for path in stale:
-        print(f"{'stale' if check else 'wrote'}: {path.relative_to(ROOT)}")
-        if not check and path in wanted:
-            path.write_text(wanted[path], encoding="utf-8")
-        elif not check:
-            path.unlink()
-    return int(check and bool(stale))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def files() -> dict[Path, str | None]:
+    """Return each generated module, and None for each that has no source."""
+    found: dict[Path, str | None] = {}
+    for package in PACKAGES:
+        found |= dict.fromkeys((package / "_sync").glob("*.py"))
+        for path in sorted((package / "_async").glob("*.py")):
+            found[package / "_sync" / path.name] = unasync(path.read_text(encoding="utf-8"))
+    return found
