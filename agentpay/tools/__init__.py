@@ -1,7 +1,7 @@
 """Tools for models, without a framework: typed functions over a client with an agent-scoped key.
 
     tools = AgentTools(AgentPay(api_key="ap_agent_…"))
-    tools.pay(payment_ref="order-2024-117", to="acct_…", amount_usdc="1.50")["status"]
+    tools.pay(payment_ref="order-2024-117", to="acct_…", amount_usdc="1.50").status
 
 `AsyncAgentTools` is the same to be awaited. `agentpay.mcp` serves them over MCP, and `agentpay.integrations`
 hands them to agent frameworks; arguments, results and wording are the same everywhere.
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentpay._async.tools import AsyncAgentTools
     from agentpay._sync.tools import AgentTools
-    from agentpay.tools.arguments import ToolInputError
     from agentpay.tools.results import (
         CheckResult,
         ErrorResult,
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
         SessionResult,
         UntrustedContent,
     )
-    from agentpay.tools.specs import INSTRUCTIONS, TOOLS, ToolSpec
+    from agentpay.tools.specs import INSTRUCTIONS, TOOLS, ToolInputError, ToolSpec
 
 __all__ = [
     "INSTRUCTIONS",
@@ -49,7 +48,7 @@ _HOMES = {
     "ToolSpec": "agentpay.tools.specs",
     "AgentTools": "agentpay._sync.tools",
     "AsyncAgentTools": "agentpay._async.tools",
-    "ToolInputError": "agentpay.tools.arguments",
+    "ToolInputError": "agentpay.tools.specs",
 }
 """The modules of the public names, unless that is `agentpay.tools.results`."""
 
