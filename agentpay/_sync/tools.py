@@ -251,12 +251,8 @@ class AgentTools:
             if purchase.step is not None:
                 return self._with_remaining(self._report(purchase.step, payment_ref))
             if transfer is None:
-                return reports.payment_without_transfer(
-                    payment_ref,
-                    "unknown",
-                    reason="No payment is recorded under this ref yet; a request may be on its way.",
-                    advice=reports.NOT_FOUND,
-                )
+                reason = "No payment is recorded under this ref yet; a request may be on its way."
+                return reports.unrecorded(payment_ref, "unknown", reason, advice=reports.NOT_FOUND)
             if wait_seconds and not transfer.is_final:
                 transfer = self._waited(transfer, wait_seconds)
             result = self._report(transfer, payment_ref)
@@ -421,21 +417,17 @@ class AgentTools:
             if isinstance(error, IdempotencyConflictError):
                 return self._conflict(held, ref, to, amount_usdc)
             return reports.because(self._report(held, ref), error)
-        status: PaymentStatus = "failed"
+        status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "failed"
         advice = None
-        if reports.is_other_kind(error):
-            status = "conflict"
-        elif isinstance(error, TransferFailedError | ChainUnavailableError):
-            pass
-        elif reports.is_refusal(error) and not isinstance(error, IdempotencyConflictError):
-            status, advice = "rejected", reports.after_refusal(error)
-        else:
+        if status == "failed" and not isinstance(error, TransferFailedError | ChainUnavailableError):
             # Without a record of another purchase, what the reference paid is unknown.
-            return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
-        return reports.payment_without_transfer(
+            if isinstance(error, IdempotencyConflictError) or not reports.is_refusal(error):
+                return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+            status, advice = "rejected", reports.after_refusal(error)
+        return reports.unrecorded(
             ref,
             status,
-            reason=reports.reason_of(error),
+            reports.reason_of(error),
             to=to,
             amount_usdc=amount_usdc,
             transfer_id=getattr(error, "transfer_id", None),
@@ -459,8 +451,7 @@ class AgentTools:
         self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None
     ) -> PaymentResult:
         status: PaymentStatus = "unauthorized" if reports.is_unauthorized(error) else "unknown"
-        reason = reports.logged_reason(error)
-        return reports.payment_without_transfer(ref, status, to=to, amount_usdc=amount_usdc, reason=reason)
+        return reports.unrecorded(ref, status, reports.logged_reason(error), to=to, amount_usdc=amount_usdc)
 
     def _with_remaining(self, result: P) -> P:
         if result.status in ("unauthorized", "unknown", None):

@@ -68,7 +68,11 @@ def server(tools: AsyncAgentTools) -> Server[Any]:
             if asked:
                 now = await tools.get_payment(payment_ref=result["payment_ref"])
                 result = {**result, **now.to_dict()}
-        return _answer(result)
+        return types.CallToolResult(
+            content=[types.TextContent(text=json.dumps(result, ensure_ascii=False))],
+            structured_content=result,
+            is_error="error" in result and "decision" not in result,
+        )
 
     return Server(
         "agentpay",
@@ -143,15 +147,6 @@ def _tool(spec: ToolSpec) -> types.Tool:
             idempotent_hint=spec.idempotent,
             open_world_hint=spec.moves_money,
         ),
-    )
-
-
-def _answer(result: dict[str, Any]) -> types.CallToolResult:
-    text = json.dumps(result, ensure_ascii=False)
-    return types.CallToolResult(
-        content=[types.TextContent(text=text)],
-        structured_content=result,
-        is_error="error" in result and "decision" not in result,
     )
 
 

@@ -101,9 +101,6 @@ NOT_FOUND: Final = again(
     "If you called pay or fetch_paid with this ref, call it again with the SAME ref and arguments: it never "
     "pays twice. Otherwise list_payments shows the refs that were used."
 )
-OTHER_KIND: Final = no_retry(
-    "This ref names what reason says, and pays for nothing else. Only a different purchase gets a new ref."
-)
 _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
     "settled": _DONE,
     "submitted": again(
@@ -128,12 +125,12 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
     "failed": again("Nothing was paid. Call the same tool again with the same ref for a new attempt."),
     "unknown": _UNKNOWN,
     "unauthorized": UNAUTHORIZED,
-    "conflict": OTHER_KIND,
+    "conflict": no_retry(
+        "This ref names what reason says, and pays for nothing else. Only a different purchase gets a new "
+        "ref."
+    ),
 }
-UNDELIVERED: Final[Mapping[str, Any]] = {
-    "status": "paid_not_delivered",
-    **_PAYMENT_ADVICE["paid_not_delivered"],
-}
+UNDELIVERED: Final = {"status": "paid_not_delivered", **_PAYMENT_ADVICE["paid_not_delivered"]}
 """The fields that change in the result of a settled payment whose seller did not deliver."""
 _REFUSALS: Final[Mapping[str, Advice]] = {
     "policy_violation": _REFUSED,
@@ -206,20 +203,22 @@ def _payment_in_session(step: SessionStep, ref: str) -> PaymentResult:
     reason = f"It was paid within the session {step.session_id}."
     if step.step == "open":
         status, reason = "failed", f"The session {step.session_id} was opened for it; no request was paid."
-    elif step.outcome is not None and not _DELIVERED[0] <= step.outcome.status_code < _DELIVERED[1]:
+    elif step.outcome is not None and not 200 <= step.outcome.status_code < 300:
         status, reason = "paid_not_delivered", f"The seller responded {step.outcome.status_code}."
+    return in_session(step, ref, status, reason)
+
+
+def in_session(step: SessionStep, ref: str, status: PaymentStatus, reason: str | None) -> PaymentResult:
+    """Return the result for a purchase within a session."""
     amount = None if step.step == "open" else format_string(step.amount_usdc)
-    return payment_without_transfer(ref, status, to=step.origin, amount_usdc=amount, reason=reason)
+    return unrecorded(ref, status, reason, to=step.origin, amount_usdc=amount)
 
 
-_DELIVERED: Final = (200, 300)
-
-
-def payment_without_transfer(
+def unrecorded(
     ref: str,
     status: PaymentStatus | None,
-    *,
     reason: str | None,
+    *,
     to: str | None = None,
     amount_usdc: str | None = None,
     transfer_id: str | None = None,
@@ -384,7 +383,7 @@ def session_of(session: Session, reason: str | None = None) -> SessionResult:
         reason = reason or f"The service reports the status {status}."
     return SessionResult(
         status=status,
-        money_moved=_CLOSED.get(status, "unknown"),
+        money_moved=_MOVED.get(status, "unknown"),
         session_id=session.session_id,
         to=session.to,
         cap_usdc=format_string(session.cap_usdc),
@@ -413,7 +412,6 @@ def session_unread(session_id: str, error: Exception) -> SessionResult:
     )
 
 
-_CLOSED: Final[Mapping[str, YesNo]] = {"settled": "yes", "failed": "no"}
 _CLOSING_ADVICE: Final[Mapping[str, Advice]] = {
     **dict.fromkeys(
         ("opening", "open", "closing"),
@@ -446,8 +444,6 @@ NOTICE: Final = (
     "for."
 )
 
-_PAYMENT_REQUIRED: Final = 402
-
 _TEXT: Final = ("text/", "json", "xml", "javascript", "x-www-form-urlencoded", "yaml", "csv")
 
 
@@ -461,7 +457,7 @@ def content_of(page: FetchedPage) -> UntrustedContent:
         content_type=None if kind is None else without_hidden(kind)[:128],
         body=text,
         truncated=page.is_truncated or is_cut,
-        refusal=refusal_reason(page.headers, page.body) if page.status == _PAYMENT_REQUIRED else None,
+        refusal=refusal_reason(page.headers, page.body) if page.status == 402 else None,
     )
 
 

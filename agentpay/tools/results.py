@@ -204,7 +204,13 @@ class SessionResult(Result):
 
 @frozen(kw_only=True)
 class ErrorResult(Result):
-    """A tool cannot return a result: an argument is invalid, or the service cannot be read now."""
+    """A tool cannot return a result: an argument is invalid, or the service cannot be read now.
+
+    Attributes:
+        error: code of the error.
+        message: what is wrong.
+        next_step: what to do now.
+    """
 
     error: str
     message: str

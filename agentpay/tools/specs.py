@@ -1,4 +1,4 @@
-"""The tools that a model gets: what it is told of each, and the check of the arguments that it sends.
+"""The tools that a model gets: what it is told of each, and the checks of its calls.
 
 The descriptions are instructions for a model. Their wording is part of the safety of the tools: a reference
 names a purchase, so that a retry never becomes a second payment. The schemas follow from the methods of
@@ -6,7 +6,7 @@ names a purchase, so that a retry never becomes a second payment. The schemas fo
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, TypeAlias, get_type_hints
@@ -143,6 +143,25 @@ INSTRUCTIONS: Final = (
 """Instructions for the model about all tools, which a host passes on."""
 
 
+NeedsApproval: TypeAlias = bool | Callable[[str, Mapping[str, Any]], bool]
+"""Whether a person must approve a call: always, never, or by the tool's name and arguments.
+
+It applies only to tools that can spend, before they run, in addition to the service's own approvals.
+"""
+
+
+def is_needed(needs_approval: NeedsApproval, name: str, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a person must approve a call. A rule that fails means yes."""
+    if not TOOLS[name].moves_money:
+        return False
+    if isinstance(needs_approval, bool):
+        return needs_approval
+    try:
+        return bool(needs_approval(name, arguments))
+    except Exception:  # noqa: BLE001 - a model may have sent arguments that the rule cannot read
+        return True
+
+
 class ToolInputError(InvalidArgumentError):
     """The tool does not exist, or an argument is missing or invalid. Nothing was done."""
 
@@ -161,7 +180,9 @@ def checked(name: object, arguments: object) -> dict[str, Any]:
     properties, required = spec.input_schema["properties"], spec.input_schema.get("required", ())
     unknown = [repr(key) for key in given if key not in properties]
     if unknown:
-        raise ToolInputError(f"{name} takes no {', '.join(unknown)}; it takes {_names(spec)}")
+        raise ToolInputError(
+            f"{name} takes no {', '.join(unknown)}; it takes {', '.join(properties) or 'no arguments'}"
+        )
     given = {key: value for key, value in given.items() if value is not None or key in required}
     missing = [key for key in required if given.get(key) is None]
     if missing:
@@ -178,10 +199,6 @@ def checked(name: object, arguments: object) -> dict[str, Any]:
 def checked_locals(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a tool's method, of its `locals()`."""
     return checked(name, {key: value for key, value in given.items() if key != "self"})
-
-
-def _names(spec: ToolSpec) -> str:
-    return ", ".join(spec.input_schema["properties"]) or "no arguments"
 
 
 def _problem(schema: Mapping[str, Any], value: object) -> str | None:

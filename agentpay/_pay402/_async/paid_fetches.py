@@ -6,7 +6,7 @@ a request may go, and what the model reads.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
@@ -162,8 +162,7 @@ class AsyncPaidFetches:
     def _in_session(
         self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
     ) -> PaymentResult:
-        amount = None if step.step == "open" else format_string(step.amount_usdc)
-        paid = self._known(ref, status, reason, to=step.origin, amount_usdc=amount)
+        paid = reports.in_session(step, ref, status, reason)
         return FetchResult.of(paid, session_id=step.session_id)
 
     def _request(self, wanted: Wanted) -> PageRequest:
@@ -288,7 +287,7 @@ class AsyncPaidFetches:
             held = error.transfer if isinstance(error, WaitTimeoutError) else None
             if held is None:
                 # An exception would lose the page, which may have been paid for.
-                return self._known(
+                return reports.unrecorded(
                     ref,
                     "unknown",
                     reports.reason_of(error),
@@ -304,27 +303,31 @@ class AsyncPaidFetches:
         """Return the result of a 402 for which the service signed nothing new."""
         reason = reports.reason_of(error)
         if reports.is_unauthorized(error):
-            return self._known(ref, "unauthorized", reason)
+            return reports.unrecorded(ref, "unauthorized", reason)
         held = await self._purchases.found_after(ref, purchase, error)
         if isinstance(error, IdempotencyConflictError):
             # Without a record, what the reference paid is unknown.
             status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "unknown"
-            return self._known(ref, status, reason) if held is None else self._conflict(held, ref, request)
+            return (
+                reports.unrecorded(ref, status, reason)
+                if held is None
+                else self._conflict(held, ref, request)
+            )
         is_alive_still = isinstance(held, SessionStep) or (held is not None and is_alive(held))
         is_over = isinstance(error, ConflictError) and not is_alive_still
         if held is not None:
             result = reports.because(self._report(held, ref), error)
             return evolve(result, **_USED_UP) if is_over else result
         if isinstance(error, ChainUnavailableError):
-            return self._known(ref, "failed", reason)
+            return reports.unrecorded(ref, "failed", reason)
         if reports.is_refusal(error):
             advice = _USED_UP if is_over else reports.after_refusal(error)
             if isinstance(error, SessionCapExceededError):
                 advice = _CAP_REACHED
             transfer_id = getattr(error, "transfer_id", None)
-            refused = self._known(ref, "rejected", reason, transfer_id=transfer_id, advice=advice)
+            refused = reports.unrecorded(ref, "rejected", reason, transfer_id=transfer_id, advice=advice)
             return FetchResult.of(refused, session_id=getattr(error, "session_id", None))
-        return self._known(ref, "unknown", reason)
+        return reports.unrecorded(ref, "unknown", reason)
 
     def _conflict(self, held: Transfer | SessionStep, ref: str, request: PageRequest) -> PaymentResult:
         return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
@@ -352,16 +355,7 @@ class AsyncPaidFetches:
         made = step if step is not None and step.step == "voucher" else purchase.alive
         if made is not None:
             return _because(self._report(made, ref), reason)
-        return self._known(ref, status, reason)
-
-    def _known(
-        self,
-        ref: str,
-        status: PaymentStatus | None,
-        reason: str | None,
-        **known: Any,  # noqa: ANN401 - what else is known
-    ) -> PaymentResult:
-        return reports.payment_without_transfer(ref, status, reason=reason, **known)
+        return reports.unrecorded(ref, status, reason)
 
     def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
         result = reports.payment_of(made, ref, base_url=self._client.base_url)

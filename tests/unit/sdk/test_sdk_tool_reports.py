@@ -60,7 +60,7 @@ def test_a_recorded_payment_is_consistent(status: str) -> None:
 @pytest.mark.parametrize("status", [*sorted({*get_args(PaymentStatus)} - {"conflict"}), None])
 def test_a_payment_without_a_record_is_consistent(status: Any) -> None:
     for advice in (None, reports.NOT_FOUND) if status == "unknown" else (None,):
-        result = reports.payment_without_transfer(REF, status, reason="No.", advice=advice)
+        result = reports.unrecorded(REF, status, "No.", advice=advice)
         assert_consistent(result)
 
 
@@ -68,7 +68,7 @@ def test_a_payment_without_a_record_is_consistent(status: Any) -> None:
 def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
     error = errors.APIError("No.", status_code=HTTP_STATUS.get(code, 400), code=code.value)
     advice = reports.after_refusal(error)
-    assert_consistent(reports.payment_without_transfer(REF, "rejected", reason="No.", advice=advice))
+    assert_consistent(reports.unrecorded(REF, "rejected", "No.", advice=advice))
     assert_consistent(reports.session_unread("sess_1", error))
 
 
@@ -93,7 +93,7 @@ def test_a_session_is_consistent(status: str) -> None:
 def test_a_page_that_is_not_fetched_says_whether_the_same_reference_helps(refuse: Callable[[], Any]) -> None:
     with pytest.raises(FetchRefusedError) as refused:
         refuse()
-    without = reports.payment_without_transfer(REF, "rejected", reason="No.")
+    without = reports.unrecorded(REF, "rejected", "No.")
     changes = {
         "next_step": refused.value.next_step,
         "may_retry_with_same_ref": refused.value.may_retry,
@@ -102,7 +102,7 @@ def test_a_page_that_is_not_fetched_says_whether_the_same_reference_helps(refuse
 
 
 def test_the_check_detects_a_contradiction() -> None:
-    result = reports.payment_without_transfer(REF, "failed", reason="No.")
+    result = reports.unrecorded(REF, "failed", "No.")
     with pytest.raises(AssertionError):
         assert_consistent(attrs.evolve(result, may_retry_with_same_ref=False))
     with pytest.raises(AssertionError):
