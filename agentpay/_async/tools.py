@@ -9,13 +9,16 @@ forgotten its keys.
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar
+
+from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._pay402._async.paid_fetches import AsyncPaidFetches, Wanted
 from agentpay._pay402._async.purchases import AsyncPurchases
 from agentpay.contract.ext.identity import Identity
 from agentpay.contract.ext.payments import SessionStep
+from agentpay.contract.ext.spending import Budget
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     AgentPayError,
@@ -32,7 +35,6 @@ from agentpay.errors import (
     WaitTimeoutError,
 )
 from agentpay.tools import reports
-from agentpay.tools.arguments import ToolInputError, checked
 from agentpay.tools.references import RecordedPurchase, is_rejected_by_person
 from agentpay.tools.results import (
     CheckResult,
@@ -41,8 +43,28 @@ from agentpay.tools.results import (
     PaymentList,
     PaymentResult,
     PaymentStatus,
+    Result,
     SessionResult,
 )
+from agentpay.tools.specs import (
+    Category,
+    Cursor,
+    ListedStatus,
+    Memo,
+    Method,
+    PageSize,
+    Payee,
+    PaymentRef,
+    SessionId,
+    ToolInputError,
+    Url,
+    Usdc,
+    WaitSeconds,
+    checked,
+    checked_locals,
+)
+
+P = TypeVar("P", bound=PaymentResult)
 
 logger = logging.getLogger("agentpay.tools")
 
@@ -56,8 +78,8 @@ _ANSWERS: Final = ("settled", "pending_approval", "approved")
 class AsyncAgentTools:
     """The tools of one account, as typed functions: the same operations and results as over MCP.
 
-    Every method takes and returns plain JSON values. Amounts are strings of USDC. Refusals are results, not
-    exceptions. Once a payment may have been submitted, nothing raises.
+    Arguments are plain JSON values, amounts strings of USDC. Refusals are results, not exceptions. Once a
+    payment may have been submitted, nothing raises. `to_dict` of a result is the JSON that a model reads.
 
     Args:
         client: a client with an agent-scoped key. The caller closes it.
@@ -104,7 +126,7 @@ class AsyncAgentTools:
         self._account_id = identity.account_id
         return identity.account_id
 
-    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    async def call(self, name: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Call a tool by its name: what the adapters and the MCP server do.
 
         Args:
@@ -112,16 +134,16 @@ class AsyncAgentTools:
             arguments: its arguments, as a model sent them.
 
         Returns:
-            The result of the tool, or an `ErrorResult` (it has the field `error`, and no `decision`) if an
-            argument is invalid or the service cannot be read now.
+            The result of the tool as JSON, or an `ErrorResult` (it has the field `error`, and no `decision`)
+            if an argument is invalid or the service cannot be read now.
         """
         try:
             given = checked(name, arguments)
         except ToolInputError as error:
             return _error("invalid_arguments", error, "Correct the arguments. Nothing was done.")
         try:
-            function: Callable[..., Awaitable[Mapping[str, Any]]] = getattr(self, name)
-            return await function(**given)
+            function: Callable[..., Awaitable[Result | Budget]] = getattr(self, name)
+            return (await function(**given)).to_dict()
         except AgentPayError as error:
             code = error.code if isinstance(error, APIError) else None
             if reports.is_unauthorized(error):
@@ -134,30 +156,30 @@ class AsyncAgentTools:
             logger.exception("%s failed", name)
             return _error("internal_error", error, "Nothing was paid by this call.")
 
-    async def get_budget(self) -> dict[str, Any]:
+    async def get_budget(self) -> Budget:
         """Return what the account may spend now, as `client.accounts.budget` does.
 
         Raises:
             AgentPayError: it cannot be read.
         """
-        return (await self._client.accounts.budget(await self.account_id())).to_dict()
+        return await self._client.accounts.budget(await self.account_id())
 
     async def check_payment(
-        self, *, to: str, amount_usdc: str, category: str | None = None, memo: str | None = None
+        self, *, to: Payee, amount_usdc: Usdc, category: Category | None = None, memo: Memo | None = None
     ) -> CheckResult:
         """Return the outcome that a payment would have. Nothing is reserved.
 
         Args:
-            to: an `account_id` or a USDC token account.
-            amount_usdc: USDC, such as `"1.50"`.
-            category: spend category.
-            memo: at most 200 characters.
+            to: acct_… or a USDC token account.
+            amount_usdc: USDC, such as 1.50.
+            category: what it is spent on, if the policy asks for it.
+            memo: note, if the policy asks for it.
 
         Raises:
             ToolInputError: an argument is invalid.
             AgentPayError: the service cannot be asked.
         """
-        checked("check_payment", {"to": to, "amount_usdc": amount_usdc, "category": category, "memo": memo})
+        checked_locals("check_payment", locals())
         account_id = await self.account_id()
         try:
             check = await self._client.transfers.check(
@@ -168,32 +190,30 @@ class AsyncAgentTools:
             if not is_asked_wrongly or reports.is_unauthorized(error):
                 raise
             code = isinstance(error, APIError) and error.code
-            return CheckResult(
-                decision="reject",
-                error=code or "invalid_request",
-                message=reports.explanation_of(error),
-                remaining_usdc=None,
-            )
+            message = reports.explanation_of(error)
+            return CheckResult(decision="reject", error=code or "invalid_request", message=message)
         return reports.check_of(check)
 
     async def pay(
         self,
         *,
-        payment_ref: str,
-        to: str,
-        amount_usdc: str,
-        memo: str | None = None,
-        category: str | None = None,
+        payment_ref: PaymentRef,
+        to: Payee,
+        amount_usdc: Usdc,
+        memo: Memo | None = None,
+        category: Category | None = None,
     ) -> PaymentResult:
         """Pay once for each reference.
 
+        A reference has 8 to 120 characters of `A-Z a-z 0-9 . _ : -`. The same one never pays twice; another
+        one is another payment.
+
         Args:
-            payment_ref: names the purchase, 8 to 120 characters of `A-Z a-z 0-9 . _ : -`. The same reference
-                never pays twice; another one is another payment.
-            to: an `account_id` or a USDC token account.
-            amount_usdc: USDC, such as `"1.50"`.
-            memo: at most 200 characters.
-            category: spend category.
+            payment_ref: names the purchase, such as invoice-117.
+            to: acct_… or a USDC token account.
+            amount_usdc: USDC, such as 1.50.
+            memo: note, if the policy asks for it.
+            category: what it is spent on, if the policy asks for it.
 
         Returns:
             What became of the payment of this reference. A reference that was refused is decided again. One
@@ -202,28 +222,19 @@ class AsyncAgentTools:
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
-        checked(
-            "pay",
-            {
-                "payment_ref": payment_ref,
-                "to": to,
-                "amount_usdc": amount_usdc,
-                "memo": memo,
-                "category": category,
-            },
-        )
+        checked_locals("pay", locals())
         try:
             result = await self._paid(payment_ref, to, amount_usdc, memo, category)
         except Exception as error:  # noqa: BLE001 - it may have been submitted, so nothing raises
             result = self._unknown(payment_ref, error, to=to, amount_usdc=amount_usdc)
         return await self._with_remaining(result)
 
-    async def get_payment(self, *, payment_ref: str, wait_seconds: int = 0) -> PaymentResult:
+    async def get_payment(self, *, payment_ref: PaymentRef, wait_seconds: WaitSeconds = 0) -> PaymentResult:
         """Return what became of the payment of a reference.
 
         Args:
-            payment_ref: the reference of `pay` or `fetch_paid`.
-            wait_seconds: seconds to wait for its end, 0 to 50.
+            payment_ref: names the purchase, such as invoice-117.
+            wait_seconds: longest wait for its end.
 
         Returns:
             The payment. A reference that is not found is `unknown`, never unpaid: a request may be on its
@@ -232,21 +243,15 @@ class AsyncAgentTools:
         Raises:
             ToolInputError: an argument is invalid.
         """
-        checked("get_payment", {"payment_ref": payment_ref, "wait_seconds": wait_seconds})
+        checked_locals("get_payment", locals())
         try:
             purchase = await self._purchases.find(payment_ref)
             transfer = purchase.transfer
             if purchase.step is not None:
                 return await self._with_remaining(self._report(purchase.step, payment_ref))
             if transfer is None:
-                return reports.payment_without_transfer(
-                    payment_ref,
-                    "unknown",
-                    to=None,
-                    amount_usdc=None,
-                    reason="No payment is recorded under this ref yet; a request may be on its way.",
-                    advice=reports.NOT_FOUND,
-                )
+                reason = "No payment is recorded under this ref yet; a request may be on its way."
+                return reports.unrecorded(payment_ref, "unknown", reason, advice=reports.NOT_FOUND)
             if wait_seconds and not transfer.is_final:
                 transfer = await self._waited(transfer, wait_seconds)
             result = self._report(transfer, payment_ref)
@@ -255,26 +260,30 @@ class AsyncAgentTools:
         return await self._with_remaining(result)
 
     async def list_payments(
-        self, *, status: str | None = None, limit: int | None = None, cursor: str | None = None
+        self,
+        *,
+        status: ListedStatus | None = None,
+        limit: PageSize | None = None,
+        cursor: Cursor | None = None,
     ) -> PaymentList:
         """Return payments of the account, newest first.
 
         Args:
-            status: only `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
-            limit: 1 to 100; 20 by default.
-            cursor: that of the previous page.
+            status: only these.
+            limit: payments per page.
+            cursor: `cursor` of the page before.
 
         Raises:
             ToolInputError: an argument is invalid.
             AgentPayError: they cannot be read.
         """
-        given = checked("list_payments", {"status": status, "limit": limit, "cursor": cursor})
+        given = checked_locals("list_payments", locals())
         page = await self._client.transfers.list(account_id=await self.account_id(), **given)
         undelivered = await self._undelivered(page.data)
         return PaymentList(
-            payments=[
+            payments=tuple(
                 reports.listed(each, is_delivered=each.transfer_id not in undelivered) for each in page.data
-            ],
+            ),
             cursor=page.cursor,
             has_more=page.has_more,
         )
@@ -298,26 +307,29 @@ class AsyncAgentTools:
     async def fetch_paid(
         self,
         *,
-        url: str,
-        max_usdc: str,
-        payment_ref: str,
-        method: str = "GET",
+        url: Url,
+        method: Method = "GET",
         headers: Mapping[str, str] | None = None,
         body: str | None = None,
-        session_cap_usdc: str | None = None,
+        max_usdc: Usdc,
+        payment_ref: PaymentRef,
+        session_cap_usdc: Usdc | None = None,
     ) -> FetchResult:
         """Fetch a page, and pay its 402 once for each reference.
 
+        Only public pages are fetched, unless `private_origins` names their origin. At most one payment is
+        signed for a reference, and a repeated call presents that one. Without `session_cap_usdc`, a seller
+        that sells by session is not paid. With it, later calls use the same session, until `close_session`
+        with its `session_id`. Headers with payments or keys are refused.
+
         Args:
-            url: an address of https, and public unless `private_origins` names its origin.
-            max_usdc: the most to pay, in USDC.
-            payment_ref: names the purchase; see `pay`. At most one payment is signed for it, and a repeated
-                call presents that one.
-            method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
-            headers: header fields of the request, except fields with payments or keys.
+            url: `https` address of the page.
+            method: HTTP method; GET by default.
+            headers: HTTP headers of the request.
             body: body of the request.
-            session_cap_usdc: the USDC to lock for a seller that sells by session; without it, such a seller
-                is not paid. Later calls use the same session, until `close_session` with its `session_id`.
+            max_usdc: most USDC to pay, such as 1.50.
+            payment_ref: names the purchase, such as invoice-117.
+            session_cap_usdc: USDC to lock for a seller that sells by session, such as 1.50.
 
         Returns:
             What became of the payment, and in `untrusted_content` what the site sent; `status` is None where
@@ -326,22 +338,19 @@ class AsyncAgentTools:
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
-        wanted = {"url": url, "max_usdc": max_usdc, "method": method, "headers": headers, "body": body}
-        wanted["session_cap_usdc"] = session_cap_usdc
-        given = checked("fetch_paid", {**wanted, "payment_ref": payment_ref})
+        given = checked_locals("fetch_paid", locals())
         del given["payment_ref"]
         try:
             result = await self._fetches.fetch(payment_ref, Wanted(**given))
         except Exception as error:  # noqa: BLE001 - it may have been presented, so nothing raises
-            lost = {**self._unknown(payment_ref, error), "session_id": None, "untrusted_content": None}
-            result = cast("FetchResult", lost)
-        return cast("FetchResult", await self._with_remaining(result))
+            result = FetchResult.of(self._unknown(payment_ref, error))
+        return await self._with_remaining(result)
 
-    async def close_session(self, *, session_id: str) -> SessionResult:
+    async def close_session(self, *, session_id: SessionId) -> SessionResult:
         """Settle a session: pay what was charged, return the rest. It may be repeated.
 
         Args:
-            session_id: that of a result of `fetch_paid`.
+            session_id: that of a result of fetch_paid, `sess_…`.
 
         Returns:
             The session; `money_moved` says whether it is settled.
@@ -349,7 +358,7 @@ class AsyncAgentTools:
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
         """
-        checked("close_session", {"session_id": session_id})
+        checked_locals("close_session", locals())
         sessions = self._client.sessions
         try:
             try:
@@ -407,33 +416,26 @@ class AsyncAgentTools:
             if isinstance(error, IdempotencyConflictError):
                 return self._conflict(held, ref, to, amount_usdc)
             return reports.because(self._report(held, ref), error)
-        is_other = reports.is_other_kind(error)
-        if is_other or isinstance(error, TransferFailedError | ChainUnavailableError):
-            status, transfer_id = "conflict" if is_other else "failed", getattr(error, "transfer_id", None)
-            return self._without(ref, status, error, to, amount_usdc, transfer_id=transfer_id)
-        # Without a record of another purchase, what the reference paid is unknown.
-        if reports.is_refusal(error) and not isinstance(error, IdempotencyConflictError):
-            changes = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error)}
-            return self._without(ref, "rejected", error, to, amount_usdc, **changes)
-        return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+        status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "failed"
+        advice = None
+        if status == "failed" and not isinstance(error, TransferFailedError | ChainUnavailableError):
+            # Without a record of another purchase, what the reference paid is unknown.
+            if isinstance(error, IdempotencyConflictError) or not reports.is_refusal(error):
+                return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+            status, advice = "rejected", reports.after_refusal(error)
+        return reports.unrecorded(
+            ref,
+            status,
+            reports.reason_of(error),
+            to=to,
+            amount_usdc=amount_usdc,
+            transfer_id=getattr(error, "transfer_id", None),
+            advice=advice,
+        )
 
     def _conflict(self, held: Transfer | SessionStep, ref: str, to: str, amount_usdc: str) -> PaymentResult:
-        asked = f"{reports.padded(amount_usdc)} USDC to {to}, or for another memo or category"
+        asked = f"{reports.in_usdc(amount_usdc)} USDC to {to}, or for another memo or category"
         return reports.conflict(self._report(held, ref), asked)
-
-    def _without(
-        self,
-        ref: str,
-        status: Any,  # noqa: ANN401 - one of the statuses
-        error: Exception,
-        to: str,
-        amount_usdc: str,
-        **changes: Any,  # noqa: ANN401 - fields of the result
-    ) -> PaymentResult:
-        result = reports.payment_without_transfer(
-            ref, status, to=to, amount_usdc=amount_usdc, reason=reports.reason_of(error)
-        )
-        return cast("PaymentResult", {**result, **changes})
 
     async def _waited(self, transfer: Transfer, seconds: float) -> Transfer:
         try:
@@ -448,19 +450,18 @@ class AsyncAgentTools:
         self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None
     ) -> PaymentResult:
         status: PaymentStatus = "unauthorized" if reports.is_unauthorized(error) else "unknown"
-        reason = reports.logged_reason(error)
-        return reports.payment_without_transfer(ref, status, to=to, amount_usdc=amount_usdc, reason=reason)
+        return reports.unrecorded(ref, status, reports.logged_reason(error), to=to, amount_usdc=amount_usdc)
 
-    async def _with_remaining(self, result: PaymentResult) -> PaymentResult:
-        if result["status"] in ("unauthorized", "unknown", None):
+    async def _with_remaining(self, result: P) -> P:
+        if result.status in ("unauthorized", "unknown", None):
             return result
         try:
             # One attempt: a report must not wait for optional information.
             budget = await self._client.accounts.budget(await self.account_id(), max_retries=0, timeout=5.0)
         except Exception:  # noqa: BLE001 - the payment is what counts
             return result
-        return cast("PaymentResult", {**result, "remaining_usdc": budget.to_dict()["remaining_usdc"]})
+        return evolve(result, remaining_usdc=reports.in_usdc(budget.remaining_usdc))
 
 
-def _error(code: str, error: Exception, next_step: str) -> Mapping[str, Any]:
-    return ErrorResult(error=code, message=reports.reason_of(error), next_step=next_step)
+def _error(code: str, error: Exception, next_step: str) -> dict[str, Any]:
+    return ErrorResult(error=code, message=reports.reason_of(error), next_step=next_step).to_dict()

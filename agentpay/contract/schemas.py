@@ -7,12 +7,12 @@ descriptions.
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import attrs
 
@@ -25,7 +25,7 @@ from agentpay.contract.ext.payments import PaymentProtocol
 from agentpay.contract.ext.sessions import ClosingReason, SessionStatus
 from agentpay.contract.ext.spending import PredictedOutcome
 from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
-from agentpay.contract.models import plain
+from agentpay.contract.models import Model, plain
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
@@ -82,6 +82,18 @@ def whole_schema(model: type) -> Schema:
     return {"title": component_name(model), **whole}
 
 
+def arguments_schema(function: Callable[..., object]) -> Schema:
+    """Return the schema of a method's arguments, from their types and its docstring; None means absent."""
+    words = _listed(function.__doc__, "Args")
+    schema: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
+    kinds = get_type_hints(function, include_extras=True)
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        schema["properties"][name] = {**Schemas().of(_without_none(kinds[name])), "description": words[name]}
+        if parameter.default is parameter.empty:
+            schema.setdefault("required", []).append(name)
+    return schema
+
+
 class Schemas:
     """The schemas of one document: each model is a component, created on first reference."""
 
@@ -114,7 +126,7 @@ class Schemas:
             return self._of_union(get_args(kind))
         if origin is tuple:
             return {"type": "array", "items": self.either(get_args(kind)[0])}
-        if origin is dict:
+        if origin in (dict, Mapping):
             item = get_args(kind)[1]
             return {"type": "object", "additionalProperties": True if item is Any else self.of(item)}
         if origin is Literal:
@@ -206,11 +218,11 @@ class Schemas:
             or (is_request and attribute.metadata != NULLABLE)
             or attribute.name in codec.omitted_by_default(owner)
         )
-        if attribute.default is None and never_null and NoneType in get_args(kind):
+        if attribute.default is None and never_null:
             kind = _without_none(kind)
         schema = self.of(kind)
         name = wire_name(attribute)
-        if name in IDENTIFIERS and not is_request:
+        if name in IDENTIFIERS and issubclass(owner, Model):
             schema["pattern"] = f"^{IDENTIFIERS[name]}"
         if words:
             schema["description"] = words
@@ -247,11 +259,18 @@ def field_words(model: type) -> dict[str, str]:
     """Return the descriptions of each field from docstrings; subclasses take precedence."""
     words: dict[str, str] = {}
     for base in reversed(_class_of(model).__mro__):
-        _, _, listed = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
-        for entry in re.split(r"\n(?=    \w)", "\n" + listed):
-            name, colon, text = entry.strip().partition(":")
-            if colon and name.isidentifier():
-                words[name] = _sentence(_neutral(text))
+        words |= _listed(base.__doc__, "Attributes")
+    return words
+
+
+def _listed(docstring: str | None, section: str) -> dict[str, str]:
+    """Return the descriptions in a section of a docstring, by name."""
+    _, _, listed = inspect.cleandoc(docstring or "").partition(f"{section}:\n")
+    words: dict[str, str] = {}
+    for entry in re.split(r"\n(?=    \w)", "\n" + listed.partition("\n\n")[0]):
+        name, colon, text = entry.strip().partition(":")
+        if colon and name.isidentifier():
+            words[name] = _sentence(_neutral(text))
     return words
 
 
@@ -283,6 +302,8 @@ def _is_required(model: type, attribute: "attrs.Attribute[Any]") -> bool:
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type annotation
+    if NoneType not in get_args(kind):
+        return kind
     return Union[tuple(choice for choice in get_args(kind) if choice is not NoneType)]  # noqa: UP007
 
 

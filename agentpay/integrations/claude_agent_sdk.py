@@ -17,7 +17,7 @@ with needing("agentpay.integrations.claude_agent_sdk", package="claude-agent-sdk
 
 __all__ = ["READ_ONLY", "sdk_server"]
 
-READ_ONLY = tuple(f"mcp__agentpay__{spec.name}" for spec in TOOLS.values() if spec.read_only)
+READ_ONLY = tuple(f"mcp__agentpay__{spec.name}" for spec in TOOLS.values() if not spec.moves_money)
 """Names of the tools that cannot spend, where the server is named `agentpay` in `mcp_servers`."""
 
 

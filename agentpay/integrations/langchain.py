@@ -11,7 +11,7 @@ from typing import Any
 
 from agentpay._loading import needing
 from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools, ToolSpec
-from agentpay.tools.approving import NeedsApproval, is_needed
+from agentpay.tools.specs import NeedsApproval, is_needed
 
 with needing("agentpay.integrations.langchain", package="langchain"):
     from langchain_core.tools import StructuredTool
@@ -35,27 +35,26 @@ def function_tools(
 def _tool(
     tools: AsyncAgentTools | AgentTools, spec: ToolSpec, needs_approval: NeedsApproval
 ) -> StructuredTool:
-    # The tools are async if the account's are. LangChain reports a call of the wrong kind.
-    if isinstance(tools, AsyncAgentTools):
-        asynchronous = tools
+    run: Any = tools.call
 
-        async def acall(**arguments: Any) -> str:  # noqa: ANN401 - a JSON value
-            if _is_rejected(needs_approval, spec, arguments):
-                return _REJECTED
-            return json.dumps(await asynchronous.call(spec.name, arguments), ensure_ascii=False)
-
-        return StructuredTool(
-            name=spec.name, description=spec.description, args_schema=dict(spec.input_schema), coroutine=acall
-        )
-    synchronous = tools
+    async def acall(**arguments: Any) -> str:  # noqa: ANN401 - a JSON value
+        if _is_rejected(needs_approval, spec, arguments):
+            return _REJECTED
+        return json.dumps(await run(spec.name, arguments), ensure_ascii=False)
 
     def call(**arguments: Any) -> str:  # noqa: ANN401 - a JSON value
         if _is_rejected(needs_approval, spec, arguments):
             return _REJECTED
-        return json.dumps(synchronous.call(spec.name, arguments), ensure_ascii=False)
+        return json.dumps(run(spec.name, arguments), ensure_ascii=False)
 
+    # The tools are async if the account's are. LangChain reports a call of the wrong kind.
+    is_async = isinstance(tools, AsyncAgentTools)
     return StructuredTool(
-        name=spec.name, description=spec.description, args_schema=dict(spec.input_schema), func=call
+        name=spec.name,
+        description=spec.description,
+        args_schema=dict(spec.input_schema),
+        func=None if is_async else call,
+        coroutine=acall if is_async else None,
     )
 
 

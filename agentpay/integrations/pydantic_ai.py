@@ -11,7 +11,7 @@ from typing import Any
 
 from agentpay._loading import needing
 from agentpay.tools import TOOLS, AsyncAgentTools, ToolSpec
-from agentpay.tools.approving import NeedsApproval, is_needed
+from agentpay.tools.specs import NeedsApproval, is_needed
 
 with needing("agentpay.integrations.pydantic_ai", package="pydantic-ai-slim"):
     from pydantic_ai import ApprovalRequired, RunContext, Tool

@@ -120,7 +120,12 @@ def _port(text: str) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     async with AsyncAgentPay(app_info=f"agentpay-mcp/{__version__}") as client:
-        _check_base_url(client)
+        # The client would send its key with a warning that no host shows.
+        if is_exposed(client.base_url):
+            raise ConfigurationError(
+                f"AGENTPAY_BASE_URL is {client.base_url}, plain http to another machine, where others can "
+                "read the API key: use an https address, with TLS in front of the server"
+            )
         tools = AsyncAgentTools(client, private_origins=_private_origins(options))
         await _check_key(tools, client)
         if options.http:
@@ -142,19 +147,6 @@ def _private_origins(options: argparse.Namespace) -> list[str]:
         ]
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
-
-
-def _check_base_url(client: AsyncAgentPay) -> None:
-    """Refuse an address to which the client would send its key with a warning that no host shows.
-
-    Raises:
-        ConfigurationError: it is plain http on another machine.
-    """
-    if is_exposed(client.base_url):
-        raise ConfigurationError(
-            f"AGENTPAY_BASE_URL is {client.base_url}, plain http to another machine, where others can read "
-            "the API key: use an https address, with TLS in front of the server"
-        )
 
 
 async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:

@@ -66,8 +66,13 @@ def server(tools: AsyncAgentTools) -> Server[Any]:
             if isinstance(asked, types.InputRequiredResult):
                 return asked
             if asked:
-                result = {**result, **await tools.get_payment(payment_ref=result["payment_ref"])}
-        return _answer(result)
+                now = await tools.get_payment(payment_ref=result["payment_ref"])
+                result = {**result, **now.to_dict()}
+        return types.CallToolResult(
+            content=[types.TextContent(text=json.dumps(result, ensure_ascii=False))],
+            structured_content=result,
+            is_error="error" in result and "decision" not in result,
+        )
 
     return Server(
         "agentpay",
@@ -137,20 +142,11 @@ def _tool(spec: ToolSpec) -> types.Tool:
         input_schema=dict(spec.input_schema),
         output_schema=dict(spec.output_schema),
         annotations=types.ToolAnnotations(
-            read_only_hint=spec.read_only,
-            destructive_hint=spec.destructive,
+            read_only_hint=not spec.moves_money,
+            destructive_hint=spec.moves_money,
             idempotent_hint=spec.idempotent,
-            open_world_hint=spec.open_world,
+            open_world_hint=spec.moves_money,
         ),
-    )
-
-
-def _answer(result: Mapping[str, Any]) -> types.CallToolResult:
-    text = json.dumps(result, ensure_ascii=False)
-    return types.CallToolResult(
-        content=[types.TextContent(text=text)],
-        structured_content=dict(result),
-        is_error="error" in result and "decision" not in result,
     )
 
 

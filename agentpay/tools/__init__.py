@@ -1,30 +1,29 @@
 """Tools for models, without a framework: typed functions over a client with an agent-scoped key.
 
     tools = AgentTools(AgentPay(api_key="ap_agent_…"))
-    tools.pay(payment_ref="order-2024-117", to="acct_…", amount_usdc="1.50")["status"]
+    tools.pay(payment_ref="order-2024-117", to="acct_…", amount_usdc="1.50").status
 
 `AsyncAgentTools` is the same to be awaited. `agentpay.mcp` serves them over MCP, and `agentpay.integrations`
 hands them to agent frameworks; arguments, results and wording are the same everywhere.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from agentpay.tools.results import (
+    CheckResult,
+    ErrorResult,
+    FetchResult,
+    ListedPayment,
+    PaymentList,
+    PaymentResult,
+    SessionResult,
+    UntrustedContent,
+)
+from agentpay.tools.specs import INSTRUCTIONS, TOOLS, ToolInputError, ToolSpec
 
 if TYPE_CHECKING:
     from agentpay._async.tools import AsyncAgentTools
     from agentpay._sync.tools import AgentTools
-    from agentpay.tools.arguments import ToolInputError
-    from agentpay.tools.results import (
-        CheckResult,
-        ErrorResult,
-        FetchResult,
-        ListedPayment,
-        PaymentList,
-        PaymentResult,
-        SessionResult,
-        UntrustedContent,
-    )
-    from agentpay.tools.specs import INSTRUCTIONS, TOOLS, ToolSpec
 
 __all__ = [
     "INSTRUCTIONS",
@@ -43,22 +42,14 @@ __all__ = [
     "UntrustedContent",
 ]
 
-_HOMES = {
-    "INSTRUCTIONS": "agentpay.tools.specs",
-    "TOOLS": "agentpay.tools.specs",
-    "ToolSpec": "agentpay.tools.specs",
-    "AgentTools": "agentpay._sync.tools",
-    "AsyncAgentTools": "agentpay._async.tools",
-    "ToolInputError": "agentpay.tools.arguments",
-}
-"""The modules of the public names, unless that is `agentpay.tools.results`."""
-
 
 if not TYPE_CHECKING:
-    # Imported late, because the classes import parts of this package.
+    # Late, because these classes import parts of this package.
     def __getattr__(name: str) -> object:
-        if name not in __all__:
+        if name == "AgentTools":
+            from agentpay._sync.tools import AgentTools as tools  # noqa: PLC0415, N813 - as above
+        elif name == "AsyncAgentTools":
+            from agentpay._async.tools import AsyncAgentTools as tools  # noqa: PLC0415, N813 - as above
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, "agentpay.tools.results")), name)
-        globals()[name] = value
-        return value
+        return tools

@@ -605,8 +605,7 @@ def test_no_other_file_lists_the_rules_of_a_policy():
         # What commands and the console show.
         "agentpay/contract/choices.py",
         "agentpay_server/engine/policy.py",
-        # The methods that people read; the budget, in its own order and for models.
+        # The methods that people read; the budget, in its own order.
         "agentpay/_async/policies.py",
         "agentpay/contract/ext/spending.py",
-        "agentpay/tools/outputs.py",
     }

@@ -79,9 +79,8 @@ def test_the_account_of_a_model_is_funded_and_limited() -> None:
         tools = AgentTools(server.client(api_key=configured["env"]["AGENTPAY_API_KEY"]))
         budget = tools.get_budget()
         assert configured["env"]["AGENTPAY_BASE_URL"] == server.base_url
-    assert budget["available_usdc"] == "100.000000"
-    limits = ("max_single_transfer", "max_daily_spend", "escalation_threshold")
-    assert [budget[name] for name in limits] == [5, 20, 3]
+    assert budget.available_usdc == 100
+    assert (budget.max_single_transfer, budget.max_daily_spend, budget.escalation_threshold) == (5, 20, 3)
 
 
 def test_the_demo_does_not_wait_after_its_last_step() -> None:

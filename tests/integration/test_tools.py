@@ -17,7 +17,6 @@ from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools, ToolInputError
 from agentpay.tools.results import PaymentResult
 from agentpay_server import AgentPayServer, Settings
 
-FIELDS = set(PaymentResult.__annotations__)
 REF = "order-2026-0001"
 
 
@@ -66,11 +65,11 @@ def moved(client: AgentPay, account_id: str) -> str:
 def test_a_payment_settles(tools: AgentTools, client: AgentPay, payee: str) -> None:
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5", memo="Report 7")
 
-    assert set(result) == FIELDS
-    assert (result["status"], result["money_moved"]) == ("settled", "yes")
-    assert (result["payment_ref"], result["amount_usdc"], result["to"]) == (REF, "1.500000", payee)
-    transfer = client.transfers.get(str(result["transfer_id"]))
-    assert (transfer.tx_signature, transfer.memo) == (result["tx_signature"], "Report 7")
+    assert type(result) is PaymentResult
+    assert (result.status, result.money_moved) == ("settled", "yes")
+    assert (result.payment_ref, result.amount_usdc, result.to) == (REF, "1.500000", payee)
+    transfer = client.transfers.get(str(result.transfer_id))
+    assert (transfer.tx_signature, transfer.memo) == (result.tx_signature, "Report 7")
     assert transfer.idempotency_key == f"mcp:{REF}"
     assert moved(client, payee) == "1.500000"
 
@@ -79,8 +78,8 @@ def test_the_remaining_daily_limit_is_returned(
     tools: AgentTools, client: AgentPay, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, max_daily_spend=10)
-    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="4")["remaining_usdc"] == "6.000000"
-    assert tools.get_payment(payment_ref=REF)["remaining_usdc"] == "6.000000"
+    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="4").remaining_usdc == "6.000000"
+    assert tools.get_payment(payment_ref=REF).remaining_usdc == "6.000000"
 
 
 @sync_and_async
@@ -116,33 +115,33 @@ def test_a_reference_with_another_amount_or_payee_says_what_it_already_paid(
 
     again = tools.pay(**{"payment_ref": REF, "to": payee, "amount_usdc": "1", "memo": "Report", **other})
 
-    assert (again["status"], again["money_moved"]) == ("conflict", "no")
-    assert again["may_retry_with_same_ref"] is False
-    told = ("transfer_id", "amount_usdc", "to", "tx_signature")
-    assert {name: again[name] for name in told} == {name: first[name] for name in told}
-    assert f"{REF} already paid 1.000000 USDC to {payee}" in str(again["reason"])
-    assert "do not pay again" in str(again["next_step"])
+    assert (again.status, again.money_moved) == ("conflict", "no")
+    assert again.may_retry_with_same_ref is False
+    for name in ("transfer_id", "amount_usdc", "to", "tx_signature"):
+        assert getattr(again, name) == getattr(first, name)
+    assert f"{REF} already paid 1.000000 USDC to {payee}" in str(again.reason)
+    assert "do not pay again" in str(again.next_step)
     assert moved(client, payee) == "1.000000"
 
 
 def test_a_policy_refusal_is_a_result(tools: AgentTools, client: AgentPay, payer: str, payee: str) -> None:
     client.policies.update(payer, max_single_transfer=1)
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="2")
-    assert (result["status"], result["money_moved"]) == ("rejected", "no")
-    assert result["may_retry_with_same_ref"] is True
-    assert "max_single_transfer is 1.000000 USDC" in str(result["reason"])
-    assert "Do not split" in str(result["next_step"])
-    assert client.transfers.get(str(result["transfer_id"])).status == "rejected"
+    assert (result.status, result.money_moved) == ("rejected", "no")
+    assert result.may_retry_with_same_ref is True
+    assert "max_single_transfer is 1.000000 USDC" in str(result.reason)
+    assert "Do not split" in str(result.next_step)
+    assert client.transfers.get(str(result.transfer_id)).status == "rejected"
 
 
 def test_a_low_balance_is_a_refusal_that_the_same_reference_may_retry(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str
 ) -> None:
     refused = tools.pay(payment_ref=REF, to=payee, amount_usdc="150")
-    assert (refused["status"], refused["may_retry_with_same_ref"]) == ("rejected", True)
+    assert (refused.status, refused.may_retry_with_same_ref) == ("rejected", True)
     server.sandbox.fund(payer, 100)
-    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="150")["status"] == "settled"
-    assert tools.get_payment(payment_ref=REF)["status"] == "settled"
+    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="150").status == "settled"
+    assert tools.get_payment(payment_ref=REF).status == "settled"
     assert moved(client, payee) == "150.000000"
 
 
@@ -159,9 +158,9 @@ def test_an_invalid_request_is_rejected_and_its_reference_can_be_reused(
 ) -> None:
     wrong = {"payment_ref": REF, "to": payee, "amount_usdc": "1", **arguments}
     result = tools.pay(**wrong)
-    assert (result["status"], result["money_moved"]) == ("rejected", "no")
-    assert reason in str(result["reason"])
-    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1")["status"] == "settled"
+    assert (result.status, result.money_moved) == ("rejected", "no")
+    assert reason in str(result.reason)
+    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1").status == "settled"
 
 
 def test_a_payment_that_needs_approval_is_returned_as_pending(
@@ -169,15 +168,15 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(
 ) -> None:
     client.policies.update(payer, escalation_threshold=5)
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="5")
-    assert (result["status"], result["money_moved"]) == ("pending_approval", "no")
-    page = f"{server.base_url}/dashboard#/transfers/{result['transfer_id']}"
-    assert result["approval_url"] == page
+    assert (result.status, result.money_moved) == ("pending_approval", "no")
+    page = f"{server.base_url}/dashboard#/transfers/{result.transfer_id}"
+    assert result.approval_url == page
     assert tools.pay(payment_ref=REF, to=payee, amount_usdc="5") == result
 
-    server.approvals.approve(str(result["transfer_id"]))
+    server.approvals.approve(str(result.transfer_id))
 
     paid = tools.get_payment(payment_ref=REF)
-    assert (paid["status"], paid["approval_url"]) == ("settled", None)
+    assert (paid.status, paid.approval_url) == ("settled", None)
     assert moved(client, payee) == "5.000000"
 
 
@@ -186,13 +185,13 @@ def test_a_payment_that_a_person_rejects_is_rejected(
 ) -> None:
     client.policies.update(payer, escalation_threshold=5)
     pending = tools.pay(payment_ref=REF, to=payee, amount_usdc="5")
-    server.approvals.reject(str(pending["transfer_id"]), reason="Too expensive")
+    server.approvals.reject(str(pending.transfer_id), reason="Too expensive")
     for result in (
         tools.pay(payment_ref=REF, to=payee, amount_usdc="5"),
         tools.get_payment(payment_ref=REF),
     ):
-        assert (result["status"], result["money_moved"]) == ("rejected", "no")
-        assert result["may_retry_with_same_ref"] is False
+        assert (result.status, result.money_moved) == ("rejected", "no")
+        assert result.may_retry_with_same_ref is False
 
 
 # --- When something fails
@@ -203,9 +202,9 @@ def test_a_chain_that_is_down_pays_nothing_and_the_same_reference_tries_again(
 ) -> None:
     with server.sandbox.fault("chain_down"):
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("failed", "no")
-    assert result["may_retry_with_same_ref"] is True
-    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1")["status"] == "settled"
+    assert (result.status, result.money_moved) == ("failed", "no")
+    assert result.may_retry_with_same_ref is True
+    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1").status == "settled"
 
 
 @pytest.mark.parametrize("effect", ["reply_lost", "internal_error", "reset"])
@@ -215,13 +214,13 @@ def test_any_http_fault_gives_a_result_and_never_raises(
 ) -> None:
     with server.sandbox.fault(f"http:{operation}", effect=effect):
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert set(result) == FIELDS
-    if result["status"] == "settled":
+    assert type(result) is PaymentResult
+    if result.status == "settled":
         assert moved(client, payee) == "1.000000"
     else:
-        assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
-        assert "SAME ref" in str(result["next_step"])
-    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1")["status"] == "settled"
+        assert (result.status, result.money_moved) == ("unknown", "unknown")
+        assert "SAME ref" in str(result.next_step)
+    assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1").status == "settled"
     assert moved(client, payee) == "1.000000"
 
 
@@ -230,10 +229,10 @@ def test_a_payment_is_unknown_while_neither_it_nor_its_record_can_be_read(
 ) -> None:
     with server.sandbox.fault("http:POST /v1/transfers", effect="reply_lost"):
         first = paid_with_one_look(tools, payee)
-    assert (first["status"], first["money_moved"]) == ("unknown", "unknown")
-    assert first["payment_ref"] == REF
+    assert (first.status, first.money_moved) == ("unknown", "unknown")
+    assert first.payment_ref == REF
     assert moved(client, payee) == "1.000000"
-    assert tools.get_payment(payment_ref=REF)["status"] == "settled"
+    assert tools.get_payment(payment_ref=REF).status == "settled"
 
 
 def paid_with_one_look(tools: AgentTools, payee: str) -> PaymentResult:
@@ -259,11 +258,11 @@ def test_a_payment_in_flight_is_submitted(
     tools = AgentTools(server.agent_client(payer).with_options(max_retries=0))
     with server.sandbox.fault("chain_never_lands"):
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-        assert (result["status"], result["money_moved"]) == ("submitted", "unknown")
-        assert result["transfer_id"]
+        assert (result.status, result.money_moved) == ("submitted", "unknown")
+        assert result.transfer_id
     server.sandbox.clock.advance(minutes=5)
     tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert tools.get_payment(payment_ref=REF, wait_seconds=50)["status"] == "settled"
+    assert tools.get_payment(payment_ref=REF, wait_seconds=50).status == "settled"
     assert moved(client, payee) == "1.000000"
 
 
@@ -272,7 +271,7 @@ def test_an_exception_of_any_kind_is_unknown(tools: AgentTools, payee: str, capl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tools._client.transfers, "create", lambda **_: 1 / 0, raising=False)
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result.status, result.money_moved) == ("unknown", "unknown")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -286,8 +285,8 @@ def test_a_later_refusal_does_not_deny_a_payment_in_flight(
         for key in client.agent_keys.list():
             client.agent_keys.revoke(key.key_id)
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("unauthorized", "unknown")
-    assert "unauthorized" in str(result["reason"])
+    assert (result.status, result.money_moved) == ("unauthorized", "unknown")
+    assert "unauthorized" in str(result.reason)
 
 
 CALLS: dict[str, dict[str, str]] = {
@@ -316,8 +315,8 @@ def test_a_revoked_key_is_unauthorized_for_good(
         given = {**arguments, **({"to": payee} if "to" in arguments else {})}
         result = getattr(tools, name)(**given)
         assert_consistent(result)
-        assert (result["status"], result["money_moved"]) == ("unauthorized", "unknown"), name
-        assert result["may_retry_with_same_ref"] is False
+        assert (result.status, result.money_moved) == ("unauthorized", "unknown"), name
+        assert result.may_retry_with_same_ref is False
     for name, arguments in READS.items():
         given = {**arguments, **({"to": payee} if "to" in arguments else {})}
         refused = tools.call(name=name, arguments=given)
@@ -329,7 +328,7 @@ def test_a_wrong_key_is_unauthorized(server: AgentPayServer, payee: str) -> None
     tools = AgentTools(server.client(api_key="ap_agent_" + "x" * 49))
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
     assert_consistent(result)
-    assert result["status"] == "unauthorized"
+    assert result.status == "unauthorized"
 
 
 def test_a_key_that_is_revoked_between_reading_and_paying_is_unauthorized(
@@ -347,33 +346,33 @@ def test_a_key_that_is_revoked_between_reading_and_paying_is_unauthorized(
         patch.setattr(tools._client.transfers, "create", revoked, raising=False)
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
     assert_consistent(result)
-    assert result["status"] == "unauthorized"
+    assert result.status == "unauthorized"
 
 
 def test_each_call_says_what_to_do_about_its_own_problem(tools: AgentTools) -> None:
     """A private address, an unknown reference, and an unknown session."""
     private = tools.fetch_paid(url="https://127.0.0.1/page", max_usdc="1", payment_ref=REF)
-    assert (private["status"], private["may_retry_with_same_ref"]) == ("rejected", False)
-    assert "public address" in str(private["next_step"])
-    assert "--allow-private-origin" in str(private["next_step"])
-    assert "limit" not in str(private["next_step"])
+    assert (private.status, private.may_retry_with_same_ref) == ("rejected", False)
+    assert "public address" in str(private.next_step)
+    assert "--allow-private-origin" in str(private.next_step)
+    assert "limit" not in str(private.next_step)
 
     unknown = tools.get_payment(payment_ref="never-used-ref")
-    assert "list_payments" in str(unknown["next_step"])
+    assert "list_payments" in str(unknown.next_step)
 
     other = tools.close_session(session_id="session-1")
-    assert (other["status"], other["money_moved"]) == ("unknown", "unknown")
-    assert "session_id of a result of fetch_paid" in str(other["next_step"])
+    assert (other.status, other.money_moved) == ("unknown", "unknown")
+    assert "session_id of a result of fetch_paid" in str(other.next_step)
     for result in (private, unknown, other):
         assert_consistent(result)
 
 
 def test_a_reference_that_is_not_found_is_unknown(tools: AgentTools) -> None:
     result = tools.get_payment(payment_ref="never-used-ref")
-    assert set(result) == FIELDS
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
-    assert result["may_retry_with_same_ref"] is True
-    assert "SAME ref" in str(result["next_step"])
+    assert type(result) is PaymentResult
+    assert (result.status, result.money_moved) == ("unknown", "unknown")
+    assert result.may_retry_with_same_ref is True
+    assert "SAME ref" in str(result.next_step)
 
 
 def test_get_payment_waits_for_the_end(
@@ -385,13 +384,13 @@ def test_get_payment_waits_for_the_end(
     async def wait() -> Mapping[str, Any]:
         waiting = AsyncAgentTools(server.async_agent_client(payer))
         looking = asyncio.ensure_future(waiting.get_payment(payment_ref=REF, wait_seconds=50))
-        path = f"/v1/transfers/{pending['transfer_id']}"
+        path = f"/v1/transfers/{pending.transfer_id}"
         while not any(each.path == path for each in server.requests):  # noqa: ASYNC110
             await asyncio.sleep(0)  # until it has looked once and waits
-        await server.async_client().approvals.approve(str(pending["transfer_id"]))
+        await server.async_client().approvals.approve(str(pending.transfer_id))
         return await looking
 
-    assert asyncio.run(wait())["status"] == "settled"
+    assert asyncio.run(wait()).status == "settled"
 
 
 # --- The others
@@ -402,26 +401,27 @@ def test_a_check_names_the_rule_and_reserves_nothing(
 ) -> None:
     client.policies.update(payer, max_single_transfer=5, max_daily_spend=10, escalation_threshold=3)
     verdicts = {amount: tools.check_payment(to=payee, amount_usdc=amount) for amount in ("1", "4", "6")}
-    assert [verdicts[amount]["decision"] for amount in ("1", "4", "6")] == ["settle", "escalate", "reject"]
-    assert verdicts["6"]["error"] == "policy_violation"
-    assert "max_single_transfer" in str(verdicts["6"]["message"])
-    left = [verdicts[amount]["remaining_usdc"] for amount in ("1", "4", "6")]
+    assert [verdicts[amount].decision for amount in ("1", "4", "6")] == ["settle", "escalate", "reject"]
+    assert verdicts["6"].error == "policy_violation"
+    assert "max_single_transfer" in str(verdicts["6"].message)
+    left = [verdicts[amount].remaining_usdc for amount in ("1", "4", "6")]
     assert left == ["9.000000", "10.000000", "10.000000"]  # less what would settle
     assert not client.transfers.list()
-    assert tools.check_payment(to="nobody", amount_usdc="1")["error"] == "invalid_recipient"
-    assert tools.check_payment(to=payee, amount_usdc="0")["decision"] == "reject"
+    assert tools.check_payment(to="nobody", amount_usdc="1").error == "invalid_recipient"
+    assert tools.check_payment(to=payee, amount_usdc="0").decision == "reject"
 
 
 def test_get_budget_returns_the_budget_of_the_account(
     tools: AgentTools, client: AgentPay, payer: str
 ) -> None:
-    assert tools.get_budget() == client.accounts.budget(payer).to_dict()
+    assert tools.get_budget() == client.accounts.budget(payer)
+    assert tools.call("get_budget") == client.accounts.budget(payer).to_dict()
 
 
 def test_an_invalid_request_names_the_argument_to_correct(tools: AgentTools, payee: str) -> None:
     check = tools.check_payment(to=payee, amount_usdc="0")
-    assert (check["decision"], check["error"]) == ("reject", "invalid_request")
-    assert "amount must be at least 0.000001" in str(check["message"])
+    assert (check.decision, check.error) == ("reject", "invalid_request")
+    assert "amount must be at least 0.000001" in str(check.message)
     listed = tools.call("list_payments", {"cursor": "x"})
     assert "cursor must be" in str(listed["message"])
     assert listed["next_step"] == "Nothing was done. Correct the arguments."
@@ -435,13 +435,11 @@ def test_payments_are_listed_with_their_references(
     tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
     tools.pay(payment_ref="too-much-1", to=payee, amount_usdc="6")
     page = tools.list_payments(limit=2)
-    assert [each["payment_ref"] for each in page["payments"]] == ["too-much-1", REF]
-    assert page["has_more"] is True
-    rest = tools.list_payments(limit=2, cursor=page["cursor"])
-    assert [(each["payment_ref"], each["status"]) for each in rest["payments"]] == [(None, "settled")]
-    assert [each["payment_ref"] for each in tools.list_payments(status="rejected")["payments"]] == [
-        "too-much-1"
-    ]
+    assert [each.payment_ref for each in page.payments] == ["too-much-1", REF]
+    assert page.has_more is True
+    rest = tools.list_payments(limit=2, cursor=page.cursor)
+    assert [(each.payment_ref, each.status) for each in rest.payments] == [(None, "settled")]
+    assert [each.payment_ref for each in tools.list_payments(status="rejected").payments] == ["too-much-1"]
 
 
 @pytest.fixture
@@ -456,7 +454,7 @@ def test_a_session_is_closed_once(tools: AgentTools, client: AgentPay, payee: st
     closed = [tools.close_session(session_id=session.session_id) for _ in range(2)]
 
     assert closed[0] == closed[1]
-    assert closed[0] == {
+    assert closed[0].to_dict() == {
         "status": "settled",
         "money_moved": "yes",
         "may_retry_with_same_ref": False,
@@ -481,8 +479,8 @@ def test_a_close_that_fails_is_unknown_and_repeated_safely(
     with server.sandbox.fault("http:POST /ext/v1/sessions/{session_id}/close", effect=effect):
         failed = tools.close_session(session_id=session.session_id)
     assert_consistent(failed)
-    assert failed["status"] in ("unknown", "open", "settled")
-    assert tools.close_session(session_id=session.session_id)["settled_usdc"] == "0.500000"
+    assert failed.status in ("unknown", "open", "settled")
+    assert tools.close_session(session_id=session.session_id).settled_usdc == "0.500000"
     assert moved(client, payee) == "0.500000"
 
 
@@ -493,9 +491,9 @@ def test_a_close_while_the_chain_is_down_says_how_far_the_session_is(
     with server.sandbox.fault("chain_down"):
         waiting = tools.close_session(session_id=session.session_id)
     assert_consistent(waiting)
-    assert (waiting["status"], waiting["money_moved"]) == ("closing", "unknown")
-    assert "chain_unavailable" in str(waiting["reason"])
-    assert "same session_id until it is settled" in str(waiting["next_step"])
+    assert (waiting.status, waiting.money_moved) == ("closing", "unknown")
+    assert "chain_unavailable" in str(waiting.reason)
+    assert "same session_id until it is settled" in str(waiting.next_step)
 
 
 # --- Arguments, and calls by name
@@ -562,7 +560,7 @@ def test_a_whole_number_may_have_a_fraction_of_zero(tools: AgentTools, payee: st
     tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
     assert len(tools.call("list_payments", {"limit": 10.0})["payments"]) == 1
     assert tools.call("get_payment", {"payment_ref": REF, "wait_seconds": 10.0})["status"] == "settled"
-    assert len(tools.list_payments(limit=1.0)["payments"]) == 1  # type: ignore[arg-type]
+    assert len(tools.list_payments(limit=1.0).payments) == 1  # type: ignore[arg-type]
 
 
 def test_a_read_that_fails_is_an_error_result(tools: AgentTools, server: AgentPayServer, payee: str) -> None:
@@ -581,7 +579,7 @@ def test_an_operator_key_is_refused(server: AgentPayServer, payee: str) -> None:
     with pytest.raises(errors.ConfigurationError, match="agent-scoped key"):
         tools.account_id()
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["may_retry_with_same_ref"]) == ("unauthorized", False)
+    assert (result.status, result.may_retry_with_same_ref) == ("unauthorized", False)
     refused = tools.call("get_budget")
     assert refused["error"] == "unauthorized"
     assert "agent-scoped key" in refused["message"]
@@ -672,7 +670,7 @@ def test_a_service_without_the_listing_is_paid_by_its_idempotency_key_alone(resp
     made = respx_mock.post("/v1/transfers").respond(json=paid)
     with agent_of() as client:
         result = AgentTools(client).pay(payment_ref=REF, to="acct_2", amount_usdc="1")
-    assert (result["status"], result["remaining_usdc"]) == ("settled", None)
+    assert (result.status, result.remaining_usdc) == ("settled", None)
     assert json.loads(made.calls[0].request.content)["idempotency_key"] == f"mcp:{REF}"
 
 
@@ -683,8 +681,8 @@ def test_a_status_of_a_later_version_is_unknown(respx_mock: Any) -> None:
     respx_mock.get("/ext/v1/transfers").respond(json=page)
     with agent_of() as client:
         result = AgentTools(client).get_payment(payment_ref=REF)
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
-    assert "reviewing" in str(result["reason"])
+    assert (result.status, result.money_moved) == ("unknown", "unknown")
+    assert "reviewing" in str(result.reason)
 
 
 def test_no_tool_can_approve_raise_limits_fund_replay_or_create_keys() -> None:

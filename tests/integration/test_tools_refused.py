@@ -103,21 +103,21 @@ def test_a_refused_purchase_is_paid_once_the_policy_allows_it(
     client.policies.update(payer, **refusing)
     for _ in range(3):
         refused = asked(tool, tools, payee, paywall)
-        assert (refused["status"], refused["money_moved"]) == ("rejected", "no")
-        assert refused["may_retry_with_same_ref"] is True
-        assert "SAME ref" in refused["next_step"]
+        assert (refused.status, refused.money_moved) == ("rejected", "no")
+        assert refused.may_retry_with_same_ref is True
+        assert "SAME ref" in refused.next_step
 
     client.policies.update(payer, **allowing)
     paid = [asked(tool, tools, payee, paywall) for _ in range(3)]
 
-    assert [each["money_moved"] for each in paid] == ["yes"] * 3
-    assert len({each["tx_signature"] for each in paid}) == 1
+    assert [each.money_moved for each in paid] == ["yes"] * 3
+    assert len({each.tx_signature for each in paid}) == 1
     assert spent(client, payer) == "1.500000"
-    assert {each["payment_ref"] for each in paid} == {REF}
+    assert {each.payment_ref for each in paid} == {REF}
     again = tools.get_payment(payment_ref=REF)
-    assert (again["status"], again["tx_signature"]) == ("settled", paid[0]["tx_signature"])
-    listed = tools.list_payments()["payments"]
-    assert [(each["payment_ref"], each["status"]) for each in listed] == [
+    assert (again.status, again.tx_signature) == ("settled", paid[0].tx_signature)
+    listed = tools.list_payments().payments
+    assert [(each.payment_ref, each.status) for each in listed] == [
         (REF, "settled"),
         *[(REF, "rejected")] * 3,
     ]
@@ -128,12 +128,12 @@ def test_a_refused_purchase_is_paid_days_later(
 ) -> None:
     client.policies.update(payer, max_single_transfer=1)
     for _ in range(3):
-        assert asked("pay", tools, payee, paywall)["status"] == "rejected"
+        assert asked("pay", tools, payee, paywall).status == "rejected"
         server.sandbox.clock.advance(hours=25)
     client.policies.update(payer, max_single_transfer=5)
     first = asked("pay", tools, payee, paywall)
     server.sandbox.clock.advance(hours=25)
-    assert asked("pay", tools, payee, paywall)["tx_signature"] == first["tx_signature"]
+    assert asked("pay", tools, payee, paywall).tx_signature == first.tx_signature
     assert spent(client, payer) == "1.500000"
 
 
@@ -147,9 +147,9 @@ def test_a_low_balance_repeats_the_same_key(
     pay()
     client.policies.update(payer, max_single_transfer=200)
     refused = pay()
-    assert "insufficient_balance" in str(refused["reason"])
+    assert "insufficient_balance" in str(refused.reason)
     server.sandbox.fund(payer, 100)
-    assert pay()["status"] == "settled"
+    assert pay().status == "settled"
     keys = [each.idempotency_key for each in client.transfers.list(account_id=payer)]
     assert keys == [f"mcp:{REF}/1", f"mcp:{REF}/1", f"mcp:{REF}"]
 
@@ -169,14 +169,14 @@ def test_a_rejection_by_a_person_is_final_for_the_reference(
     asked(tool, tools, payee, paywall)
     client.policies.update(payer, max_single_transfer=5, escalation_threshold=1)
     pending = asked(tool, tools, payee, paywall)
-    assert pending["status"] == "pending_approval"
-    server.approvals.reject(str(pending["transfer_id"]))
+    assert pending.status == "pending_approval"
+    server.approvals.reject(str(pending.transfer_id))
     client.policies.update(payer, escalation_threshold=None)
     for hours in (0, 25, 25):
         server.sandbox.clock.advance(hours=hours)
         for result in (asked(tool, tools, payee, paywall), tools.get_payment(payment_ref=REF)):
-            assert (result["status"], result["transfer_id"]) == ("rejected", pending["transfer_id"])
-            assert result["may_retry_with_same_ref"] is False
+            assert (result.status, result.transfer_id) == ("rejected", pending.transfer_id)
+            assert result.may_retry_with_same_ref is False
     assert spent(client, payer) == "0.000000"
 
 
@@ -187,12 +187,12 @@ def test_a_payment_about_which_nobody_decided_asks_again(
     first = asked("pay", tools, payee, paywall)
     server.sandbox.clock.advance(hours=24)
     expired = tools.get_payment(payment_ref=REF)
-    assert (expired["status"], expired["may_retry_with_same_ref"]) == ("rejected", True)
+    assert (expired.status, expired.may_retry_with_same_ref) == ("rejected", True)
     again = asked("pay", tools, payee, paywall)
-    assert again["status"] == "pending_approval"
-    assert again["transfer_id"] != first["transfer_id"]
-    server.approvals.approve(str(again["transfer_id"]))
-    assert asked("pay", tools, payee, paywall)["status"] == "settled"
+    assert again.status == "pending_approval"
+    assert again.transfer_id != first.transfer_id
+    server.approvals.approve(str(again.transfer_id))
+    assert asked("pay", tools, payee, paywall).status == "settled"
     assert spent(client, payer) == "1.500000"
 
 
@@ -201,9 +201,9 @@ def test_a_memo_that_the_rule_asks_for_is_added_under_the_same_reference(
 ) -> None:
     client.policies.update(payer, require_memo=True)
     purchase: Any = {"payment_ref": REF, "to": payee, "amount_usdc": "1.5"}
-    assert "require_memo" in str(tools.pay(**purchase)["reason"])
-    assert tools.pay(**purchase, memo="Report 7")["status"] == "settled"
-    assert tools.pay(**purchase)["status"] == "conflict"
+    assert "require_memo" in str(tools.pay(**purchase).reason)
+    assert tools.pay(**purchase, memo="Report 7").status == "settled"
+    assert tools.pay(**purchase).status == "conflict"
     assert spent(client, payer) == "1.500000"
 
 
@@ -214,11 +214,11 @@ def test_a_refused_purchase_of_an_address_with_a_query_is_paid_once_the_policy_a
 ) -> None:
     client.policies.update(payer, max_single_transfer=1)
     url = paywall.base_url + address
-    assert tools.fetch_paid(payment_ref=REF, url=url, max_usdc="2")["status"] == "rejected"
+    assert tools.fetch_paid(payment_ref=REF, url=url, max_usdc="2").status == "rejected"
     client.policies.update(payer, max_single_transfer=5)
     for _ in range(2):
         result = tools.fetch_paid(payment_ref=REF, url=url, max_usdc="2")
-        assert result["money_moved"] == "yes"
+        assert result.money_moved == "yes"
     assert spent(client, payer) == "1.500000"
 
 
@@ -238,7 +238,7 @@ def test_another_purchase_under_a_refused_reference_is_a_conflict(
     ]
     for result in results:
         assert_consistent(result)
-        assert (result["status"], result["amount_usdc"]) == ("conflict", "1.500000")
+        assert (result.status, result.amount_usdc) == ("conflict", "1.500000")
     assert spent(client, payer) == "0.000000"
 
 
@@ -250,7 +250,7 @@ def test_a_reference_that_was_refused_often_costs_few_reads(
         asked("pay", tools, payee, paywall)
     client.policies.update(payer, max_single_transfer=5)
     before = len(server.requests)
-    assert asked("pay", tools, payee, paywall)["status"] == "settled"
+    assert asked("pay", tools, payee, paywall).status == "settled"
     assert len(server.requests) - before < 16
     assert spent(client, payer) == "1.500000"
 
@@ -263,7 +263,7 @@ def test_a_paid_fetch_whose_key_is_forgotten_never_presents_another_payment(
     server.sandbox.clock.advance(hours=25)
     for _ in range(3):
         again = asked("fetch_paid", tools, payee, paywall)
-        assert again["tx_signature"] == first["tx_signature"]
+        assert again.tx_signature == first.tx_signature
     server.sandbox.clock.advance(minutes=5)
     assert len(paywall.sales) == 1
     assert spent(client, payer) == "1.500000"
@@ -356,17 +356,17 @@ def test_two_processes_pay_a_refused_reference_once_in_any_order(
     for number, order in enumerate(ORDERS):
         ref = f"order-{raised_at}-{killed}-{number}"
         client.policies.update(payer, max_single_transfer="0.01")
-        assert tools.pay(payment_ref=ref, to=payee, amount_usdc="0.02")["status"] == "rejected"
+        assert tools.pay(payment_ref=ref, to=payee, amount_usdc="0.02").status == "rejected"
 
         told = asyncio.run(race.run(order, ref, killed))
 
         paid = tools.pay(payment_ref=ref, to=payee, amount_usdc="0.02")
-        assert paid["status"] == "settled"
+        assert paid.status == "settled"
         settled = client.transfers.list(account_id=payer, status="settled", limit=100).data
         assert [ref_of(each.idempotency_key) for each in settled].count(ref) == 1
         for result in told:
             assert_consistent(result)
-            assert result["money_moved"] != "yes" or result["tx_signature"] == paid["tx_signature"]
+            assert result.money_moved != "yes" or result.tx_signature == paid.tx_signature
 
 
 def test_the_test_detects_a_key_for_each_call(
@@ -393,15 +393,15 @@ def test_a_repeated_refusal_reports_what_another_process_did_meanwhile(
     create = slow._client.transfers.create
 
     def late(**query: Any) -> Any:
-        assert fast.pay(**purchase)["status"] == "rejected"
+        assert fast.pay(**purchase).status == "rejected"
         client.policies.update(payer, max_single_transfer=5)
-        assert fast.pay(**purchase)["status"] == "settled"
+        assert fast.pay(**purchase).status == "settled"
         return create(**query)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slow._client.transfers, "create", late, raising=False)
         result = slow.pay(**purchase)
-    assert (result["status"], result["money_moved"]) == ("settled", "yes")
+    assert (result.status, result.money_moved) == ("settled", "yes")
     assert spent(client, payer) == "1.500000"
 
 
@@ -414,5 +414,5 @@ def test_an_earlier_refusal_does_not_answer_for_a_request_whose_reply_is_lost(
     tools.pay(**purchase)
     with server.sandbox.fault("http:POST /v1/transfers", effect="reset"):
         result = tools.pay(**purchase)
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result.status, result.money_moved) == ("unknown", "unknown")
     assert_consistent(result)

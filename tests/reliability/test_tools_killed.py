@@ -58,13 +58,13 @@ def test_a_tool_payment_pays_once_when_the_service_is_killed_at_any_point(
         agent = AgentPay(base_url=dying.base_url, api_key=key, max_retries=0)
         with agent:
             result = AgentTools(agent).pay(**order)
-        assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
-        assert result["payment_ref"] == ORDER["payment_ref"]
+        assert (result.status, result.money_moved) == ("unknown", "unknown")
+        assert result.payment_ref == ORDER["payment_ref"]
         dying.assert_killed()
     with it.served() as server:
         tools = AgentTools(server.client(api_key=key))
         paid = tools.pay(**order)
-        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert (paid.status, paid.money_moved) == ("settled", "yes")
         assert tools.pay(**order) == paid == tools.get_payment(payment_ref=ORDER["payment_ref"])
         assert server.client().accounts.balance(it.payee).balance_usdc == 7
 
@@ -79,17 +79,17 @@ def test_a_refused_purchase_pays_once_when_the_service_is_killed_at_any_point(
     with it.served() as server:
         server.client().policies.update(it.payer, max_single_transfer=1)
         refused = AgentTools(server.client(api_key=key)).pay(**order)
-        assert (refused["status"], refused["money_moved"]) == ("rejected", "no")
+        assert (refused.status, refused.money_moved) == ("rejected", "no")
         server.client().policies.update(it.payer, max_single_transfer=10)
     with child(it, point) as dying:
         with AgentPay(base_url=dying.base_url, api_key=key, max_retries=0) as agent:
             result = AgentTools(agent).pay(**order)
-        assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+        assert (result.status, result.money_moved) == ("unknown", "unknown")
         dying.assert_killed()
     with it.served() as server:
         tools = AgentTools(server.client(api_key=key))
         paid = tools.pay(**order)
-        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert (paid.status, paid.money_moved) == ("settled", "yes")
         assert tools.pay(**order) == paid == tools.get_payment(payment_ref=ORDER["payment_ref"])
         assert server.client().accounts.balance(it.payee).balance_usdc == 7
 
@@ -133,8 +133,8 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
                 # A service that is dead does not report the payment as settled, however long it is asked.
                 bounds.shorten(patch, paid_fetch_settles_seconds=0.5)
                 result = tools.fetch_paid(**order)
-            assert result["payment_ref"] == FETCH["payment_ref"]
-            assert (result["status"], result["money_moved"]) in [
+            assert result.payment_ref == FETCH["payment_ref"]
+            assert (result.status, result.money_moved) in [
                 ("unknown", "unknown"),
                 ("submitted", "unknown"),
                 ("settled", "yes"),
@@ -145,8 +145,8 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
             with child(it, None, "--chain-rpc", "--port", str(port)) as running, tools_of(running) as tools:
                 tools.fetch_paid(**order)
                 paid = tools.get_payment(payment_ref=FETCH["payment_ref"], wait_seconds=50)
-                assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
-                assert tools.fetch_paid(**order)["tx_signature"] == paid["tx_signature"]
+                assert (paid.status, paid.money_moved) == ("settled", "yes")
+                assert tools.fetch_paid(**order).tx_signature == paid.tx_signature
     with it.served() as server:
         assert server.client().accounts.balance(it.payer).balance_usdc == 93
         assert [each.status for each in server.client().transfers.list()] == ["settled"]

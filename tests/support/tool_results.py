@@ -7,13 +7,15 @@ from typing import Any
 import pytest
 
 from agentpay._pay402._async import purchases
+from agentpay.tools.results import Result
 
 _SAME_REF = re.compile(r"same ((payment_)?ref|session_id)\b", re.IGNORECASE)
 _FORBIDS = re.compile(r"do not (repeat|call|pay) .*with (this|the same) ref|ref is used up", re.IGNORECASE)
 
 
-def assert_consistent(result: Mapping[str, Any]) -> None:
+def assert_consistent(told: Result | Mapping[str, Any]) -> None:
     """Check that the fields of a result about a payment or a session do not contradict each other."""
+    result = told.to_dict() if isinstance(told, Result) else told
     status, step = result["status"], str(result["next_step"])
     assert result["next_step"], result
     assert (_SAME_REF.search(step) is not None) == result["may_retry_with_same_ref"], result

@@ -7,7 +7,7 @@ a request may go, and what the model reads.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final, cast
+from typing import Final, TypeVar
 
 from attrs import evolve, frozen
 
@@ -39,9 +39,10 @@ from agentpay.errors import (
     WaitTimeoutError,
 )
 from agentpay.tools import reports
-from agentpay.tools.content import content_of
 from agentpay.tools.references import RecordedPurchase, is_alive, is_refused, is_rejected_by_person
 from agentpay.tools.results import FetchResult, PaymentResult, PaymentStatus
+
+P = TypeVar("P", bound=PaymentResult)
 
 PAID_READ_SECONDS: Final = 30.0
 """Longest wait for the response to a paid request, in seconds: sellers settle before they respond."""
@@ -162,11 +163,8 @@ class PaidFetches:
     def _in_session(
         self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
     ) -> PaymentResult:
-        amount = None if step.step == "open" else format_string(step.amount_usdc)
-        known = reports.payment_without_transfer(
-            ref, status, to=step.origin, amount_usdc=amount, reason=reason
-        )
-        return cast("PaymentResult", {**known, "session_id": step.session_id})
+        paid = reports.in_session(step, ref, status, reason)
+        return FetchResult.of(paid, session_id=step.session_id)
 
     def _request(self, wanted: Wanted) -> PageRequest:
         target = fetching.target_of(wanted.url, self._private_origins)
@@ -290,10 +288,13 @@ class PaidFetches:
             held = error.transfer if isinstance(error, WaitTimeoutError) else None
             if held is None:
                 # An exception would lose the page, which may have been paid for.
-                unknown = self._known(ref, "unknown", reports.reason_of(error))
-                amount = format_string(payment.amount_usdc)
-                known = {"transfer_id": payment.transfer_id, "amount_usdc": amount}
-                return cast("PaymentResult", {**unknown, **known})
+                return reports.unrecorded(
+                    ref,
+                    "unknown",
+                    reports.reason_of(error),
+                    amount_usdc=format_string(payment.amount_usdc),
+                    transfer_id=payment.transfer_id,
+                )
             transfer = held
         return self._report(transfer, ref)
 
@@ -303,29 +304,31 @@ class PaidFetches:
         """Return the result of a 402 for which the service signed nothing new."""
         reason = reports.reason_of(error)
         if reports.is_unauthorized(error):
-            return self._known(ref, "unauthorized", reason)
+            return reports.unrecorded(ref, "unauthorized", reason)
         held = self._purchases.found_after(ref, purchase, error)
         if isinstance(error, IdempotencyConflictError):
             # Without a record, what the reference paid is unknown.
             status: PaymentStatus = "conflict" if reports.is_other_kind(error) else "unknown"
-            return self._known(ref, status, reason) if held is None else self._conflict(held, ref, request)
+            return (
+                reports.unrecorded(ref, status, reason)
+                if held is None
+                else self._conflict(held, ref, request)
+            )
         is_alive_still = isinstance(held, SessionStep) or (held is not None and is_alive(held))
         is_over = isinstance(error, ConflictError) and not is_alive_still
-        used_up = _USED_UP.fields if is_over else {}
         if held is not None:
-            return cast("PaymentResult", {**reports.because(self._report(held, ref), error), **used_up})
+            result = reports.because(self._report(held, ref), error)
+            return evolve(result, **_USED_UP) if is_over else result
         if isinstance(error, ChainUnavailableError):
-            return self._known(ref, "failed", reason)
+            return reports.unrecorded(ref, "failed", reason)
         if reports.is_refusal(error):
-            used_up = _CAP_REACHED.fields if isinstance(error, SessionCapExceededError) else used_up
-            known = {
-                "transfer_id": getattr(error, "transfer_id", None),
-                "session_id": getattr(error, "session_id", None),
-                **reports.refusal(error),
-                **used_up,
-            }
-            return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
-        return self._known(ref, "unknown", reason)
+            advice = _USED_UP if is_over else reports.after_refusal(error)
+            if isinstance(error, SessionCapExceededError):
+                advice = _CAP_REACHED
+            transfer_id = getattr(error, "transfer_id", None)
+            refused = reports.unrecorded(ref, "rejected", reason, transfer_id=transfer_id, advice=advice)
+            return FetchResult.of(refused, session_id=getattr(error, "session_id", None))
+        return reports.unrecorded(ref, "unknown", reason)
 
     def _conflict(self, held: Transfer | SessionStep, ref: str, request: PageRequest) -> PaymentResult:
         return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
@@ -337,8 +340,8 @@ class PaidFetches:
         status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
         result = _if_delivered(self._unpresented(ref, purchase, status, reason), None)
         if isinstance(error, FetchRefusedError):
-            advice = reports.Advice(error.next_step, may_retry_with_same_ref=error.may_retry)
-            result = cast("PaymentResult", {**result, **advice.fields})
+            advice = reports.again if error.may_retry else reports.no_retry
+            result = evolve(result, **advice(error.next_step))
         return _with_page(result, None)
 
     def _unpresented(
@@ -353,41 +356,31 @@ class PaidFetches:
         made = step if step is not None and step.step == "voucher" else purchase.alive
         if made is not None:
             return _because(self._report(made, ref), reason)
-        return self._known(ref, status, reason)
-
-    def _known(self, ref: str, status: PaymentStatus | None, reason: str) -> PaymentResult:
-        return reports.payment_without_transfer(ref, status, to=None, amount_usdc=None, reason=reason)
+        return reports.unrecorded(ref, status, reason)
 
     def _report(self, made: Transfer | SessionStep, ref: str) -> PaymentResult:
         result = reports.payment_of(made, ref, base_url=self._client.base_url)
         if isinstance(made, SessionStep):
-            return cast("PaymentResult", {**result, "session_id": made.session_id})
-        advice = _ADVICE.get(str(made.status))
-        return result if advice is None else cast("PaymentResult", {**result, **advice.fields})
+            return FetchResult.of(result, session_id=made.session_id)
+        return evolve(result, **_ADVICE.get(str(made.status), {}))
 
 
 _ADVICE: Final[Mapping[str, reports.Advice]] = {
-    "submitted": reports.Advice(
+    "submitted": reports.again(
         "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents "
-        "the same payment and never signs another one.",
-        may_retry_with_same_ref=True,
+        "the same payment and never signs another one."
     ),
-    "pending_approval": reports.Advice(
+    "pending_approval": reports.again(
         "A person must approve it at approval_url. Tell the user; once it is approved, call fetch_paid again "
-        "with the same ref and arguments. Do not pay it another way.",
-        may_retry_with_same_ref=True,
+        "with the same ref and arguments. Do not pay it another way."
     ),
 }
-_USED_UP: Final = reports.Advice(
-    "Nothing was paid, and this ref is used up. If the task still asks for it, use a new ref.",
-    may_retry_with_same_ref=False,
+_USED_UP: Final = reports.no_retry(
+    "Nothing was paid, and this ref is used up. If the task still asks for it, use a new ref."
 )
-
-
-_CAP_REACHED: Final = reports.Advice(
+_CAP_REACHED: Final = reports.again(
     "The session's cap is used up. Close it with close_session. If the task asks "
-    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session.",
-    may_retry_with_same_ref=True,
+    "for more, then call fetch_paid again with the SAME ref and arguments: it opens another session."
 )
 
 
@@ -397,17 +390,16 @@ def _with_cookies(request: PageRequest, page: FetchedPage) -> PageRequest:
     return request if cookie is None else evolve(request, headers={**request.headers, "Cookie": cookie})
 
 
-def _if_delivered(result: PaymentResult, page: FetchedPage | None) -> PaymentResult:
+def _if_delivered(result: P, page: FetchedPage | None) -> P:
     """Return the result with the status `paid_not_delivered` if the payment has settled without a page."""
-    if result["status"] != "settled" or (page is not None and page.is_success):
+    if result.status != "settled" or (page is not None and page.is_success):
         return result
-    return cast("PaymentResult", {**result, **reports.UNDELIVERED})
+    return evolve(result, **reports.UNDELIVERED)
 
 
-def _because(result: PaymentResult, reason: str | None) -> PaymentResult:
-    return cast("PaymentResult", {**result, "reason": reason or result["reason"]})
+def _because(result: P, reason: str | None) -> P:
+    return evolve(result, reason=reason or result.reason)
 
 
 def _with_page(result: PaymentResult, page: FetchedPage | None) -> FetchResult:
-    content = None if page is None else content_of(page)
-    return cast("FetchResult", {"session_id": None, **result, "untrusted_content": content})
+    return FetchResult.of(result, untrusted_content=None if page is None else reports.content_of(page))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from agentpay.tools import TOOLS
-from agentpay.tools.approving import NeedsApproval, is_needed
+from agentpay.tools.specs import NeedsApproval, is_needed
 
 SPENDING = [name for name, spec in TOOLS.items() if spec.moves_money]
 READING = [name for name in TOOLS if name not in SPENDING]

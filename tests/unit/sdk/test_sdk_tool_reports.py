@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, get_args
 
 import anyio
+import attrs
 import pytest
 from tool_results import assert_consistent
 
@@ -59,17 +60,15 @@ def test_a_recorded_payment_is_consistent(status: str) -> None:
 @pytest.mark.parametrize("status", [*sorted({*get_args(PaymentStatus)} - {"conflict"}), None])
 def test_a_payment_without_a_record_is_consistent(status: Any) -> None:
     for advice in (None, reports.NOT_FOUND) if status == "unknown" else (None,):
-        result = reports.payment_without_transfer(
-            REF, status, to=None, amount_usdc=None, reason="No.", advice=advice
-        )
+        result = reports.unrecorded(REF, status, "No.", advice=advice)
         assert_consistent(result)
 
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
     error = errors.APIError("No.", status_code=HTTP_STATUS.get(code, 400), code=code.value)
-    without = reports.payment_without_transfer(REF, "rejected", to=None, amount_usdc=None, reason="No.")
-    assert_consistent({**without, **reports.refusal(error)})
+    advice = reports.after_refusal(error)
+    assert_consistent(reports.unrecorded(REF, "rejected", "No.", advice=advice))
     assert_consistent(reports.session_unread("sess_1", error))
 
 
@@ -94,20 +93,20 @@ def test_a_session_is_consistent(status: str) -> None:
 def test_a_page_that_is_not_fetched_says_whether_the_same_reference_helps(refuse: Callable[[], Any]) -> None:
     with pytest.raises(FetchRefusedError) as refused:
         refuse()
-    without = reports.payment_without_transfer(REF, "rejected", to=None, amount_usdc=None, reason="No.")
+    without = reports.unrecorded(REF, "rejected", "No.")
     changes = {
         "next_step": refused.value.next_step,
         "may_retry_with_same_ref": refused.value.may_retry,
     }
-    assert_consistent({**without, **changes})
+    assert_consistent(attrs.evolve(without, **changes))
 
 
 def test_the_check_detects_a_contradiction() -> None:
-    result = reports.payment_without_transfer(REF, "failed", to=None, amount_usdc=None, reason="No.")
+    result = reports.unrecorded(REF, "failed", "No.")
     with pytest.raises(AssertionError):
-        assert_consistent({**result, "may_retry_with_same_ref": False})
+        assert_consistent(attrs.evolve(result, may_retry_with_same_ref=False))
     with pytest.raises(AssertionError):
-        assert_consistent({**result, "next_step": "Do not call again."})
+        assert_consistent(attrs.evolve(result, next_step="Do not call again."))
 
 
 # --- Pages that are fetched
