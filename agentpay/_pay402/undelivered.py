@@ -21,7 +21,6 @@ from typing import Any, Final, Self
 
 from attrs import frozen
 
-from agentpay._pay402 import messages
 from agentpay._pay402.challenges import payment_key
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.payments import Payment, SessionStep
@@ -160,12 +159,10 @@ class Purchase:
         self._purchases.remember(self)
         return True
 
-    def deliver(self, response: Any) -> None:  # noqa: ANN401 - a response of either library
-        """Note that the seller delivers, unless the body of the response breaks off."""
+    def deliver(self) -> None:
+        """Note that the seller delivers, unless `end` is called because the body breaks off."""
         self._is_delivered = True
         self._purchases.forget(self)
-        if response.is_success:
-            messages.watch(response, self.end)
 
     def end(self) -> None:
         """Note that the attempt has ended without a delivery."""

@@ -23,7 +23,7 @@ from agentpay._pay402.fetching import (
     FetchRefusedError,
     PageRequest,
 )
-from agentpay._pay402.locks import AsyncLocks
+from agentpay._pay402.timing import AsyncLocks
 from agentpay._pay402.undelivered import is_news
 from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep
 from agentpay.contract.transfers import Transfer

@@ -24,7 +24,7 @@ from agentpay._pay402.fetching import (
     FetchRefusedError,
     PageRequest,
 )
-from agentpay._pay402.locks import Locks
+from agentpay._pay402.timing import Locks
 from agentpay._pay402.undelivered import is_news
 from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep
 from agentpay.contract.transfers import Transfer
