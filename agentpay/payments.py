@@ -123,7 +123,7 @@ class PaymentAuth(Auth):
 
             kind = AsyncPayer
         self._payer: Any = kind(
-            client,
+            client=client,
             account_id=account_id,
             max_amount=None if max_amount is None else usdc("max_amount", max_amount),
             memo=memo,

@@ -6,7 +6,7 @@ Classes are created for the library in use, so that neither library imports the 
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
 from functools import cache
 from types import ModuleType
 from typing import Any, Final
@@ -241,17 +241,6 @@ class _Presenting:
         base: Any = type(self).__mro__[2]
         return repr(base([*base.multi_items(self), (self.presented[0], "[secure]")]))
 
-    def __getitem__(self, key: str) -> str:
-        name, value = self.presented
-        return value if key.lower() == name.lower() else super().__getitem__(key)  # type: ignore[misc]
-
-    def __contains__(self, key: str) -> bool:
-        return key.lower() == self.presented[0].lower() or super().__contains__(key)  # type: ignore[misc]
-
-    def keys(self) -> KeysView[str]:
-        names = dict.fromkeys(super().keys())  # type: ignore[misc]
-        return {**names, self.presented[0].lower(): None}.keys()
-
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
         name, value = self.presented
@@ -263,7 +252,7 @@ def _reader(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self._whole(), name)(*args, **kwargs)
 
 
-for _name in ("values", "items", "multi_items", "get_list"):
+for _name in ("get_list", "items", "keys", "multi_items", "values"):
     setattr(_Presenting, _name, _reader(_name))
-for _name in ("__len__", "__eq__"):
+for _name in ("__contains__", "__eq__", "__getitem__", "__len__"):
     setattr(_Presenting, _name, _reader(_name))

@@ -93,7 +93,7 @@ class AgentPayRuntime(PaymentRuntime):
         if not hasattr(client, "aclose"):
             raise ConfigurationError(f"client must be an AsyncAgentPay, not {type(client).__name__}")
         limit = None if max_amount is None else usdc("max_amount", max_amount)
-        self._payer = AsyncPayer(client, account_id=account_id, max_amount=limit, memo=memo)
+        self._payer = AsyncPayer(client=client, account_id=account_id, max_amount=limit, memo=memo)
         charge = Method(name="solana", intent="charge", request_model=_Open, payload_model=_Open)
         ours = ClientMethod(method=charge, create_credential=self._pay)
         # By key, each with the task that presents it.

@@ -23,7 +23,7 @@ from decimal import Decimal
 from types import ModuleType
 from typing import Any, Final
 
-from attrs import evolve
+from attrs import define, evolve, field
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._calls.options import CallOptions
@@ -63,33 +63,22 @@ _MAX_PRESENTED: Final = 2
 _BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
 
 
+@define(kw_only=True, eq=False, repr=False)
 class AsyncPayer:
     """Pays for one account. The arguments are those of `PaymentAuth`."""
 
-    def __init__(
-        self,
-        client: AsyncAgentPay,
-        *,
-        account_id: str | None,
-        max_amount: Decimal | None,
-        memo: str | None,
-        session_cap: Decimal | None = None,
-        read_timeout: float | None = None,
-        report: bool = False,
-        seller_client: Any = None,
-    ) -> None:
-        self._client = client
-        self._account_id = account_id
-        self._max_amount = max_amount
-        self._memo = memo
-        self._session_cap = session_cap
-        self._read_timeout = read_timeout
-        self._reports = report
-        self._seller_client = seller_client
-        self._locks = AsyncLocks()
-        self.late: AsyncLateReports | None = None
-        # By session: the URL of its seller, and the library that requests it.
-        self.sessions: dict[str, tuple[str, ModuleType]] = {}
+    _client: AsyncAgentPay
+    _account_id: str | None
+    _max_amount: Decimal | None
+    _memo: str | None
+    _session_cap: Decimal | None = None
+    _read_timeout: float | None = None
+    _report: bool = False
+    _seller_client: Any = None
+    _locks: AsyncLocks = field(init=False, factory=AsyncLocks)
+    late: AsyncLateReports | None = field(init=False, default=None)
+    # By session: the URL of its seller, and the library that requests it.
+    sessions: dict[str, tuple[str, ModuleType]] = field(init=False, factory=dict)
 
     async def auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:  # noqa: C901, PLR0912 - one story
         """Yield a request to send, and if its response is a 402, the same request with its payment."""
@@ -140,7 +129,7 @@ class AsyncPayer:
                         break
                 duration_ms = int((time.monotonic() - started) * 1000)
                 messages.note(response, evolve(record, receipt=messages.receipt_of(response)))
-                await self._report(response, challenge, paid, duration_ms)
+                await self._report_response(response, challenge, paid, duration_ms)
                 await self._end(response, purchase, paid)
 
     # --- Before a payment
@@ -250,7 +239,7 @@ class AsyncPayer:
 
     # --- After a payment
 
-    async def _report(
+    async def _report_response(
         self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
     ) -> None:
         """Report the seller's response, if asked to, or if the next voucher waits for it."""
@@ -261,9 +250,9 @@ class AsyncPayer:
             duration_ms=duration_ms,
         )
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
-        if isinstance(paid, Payment) and not self._reports:
+        if isinstance(paid, Payment) and not self._report:
             return
-        if self.late is None or self._reports or isinstance(paid, Payment) or report.status_code >= 400:
+        if self.late is None or self._report or isinstance(paid, Payment) or report.status_code >= 400:
             await report_outcome(self._client, report)
         else:
             self.late.keep(challenge.origin, report)
