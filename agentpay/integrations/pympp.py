@@ -11,8 +11,9 @@ gets it too, within ten minutes after the first has ended undelivered, as with `
 import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import asdict
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._calls.arguments import usdc
@@ -41,18 +42,6 @@ __all__ = ["AgentPayRuntime"]
 
 _request: ContextVar[Any] = ContextVar("agentpay_pympp_request", default=None)
 """The request that is about to be paid, which pympp does not pass to its methods."""
-
-_PARAMETERS: Final = (
-    "id",
-    "realm",
-    "method",
-    "intent",
-    "request",
-    "expires",
-    "digest",
-    "description",
-    "opaque",
-)
 
 
 class _Open(BaseModel, extra="allow"):
@@ -167,10 +156,10 @@ class AgentPayRuntime(PaymentRuntime):
 
 def _as_sent(challenge: Challenge) -> str:
     """Return a challenge exactly as the seller wrote it: the seller's signature covers `request`."""
-    echo = challenge.to_echo()
-    given = [(name, getattr(echo, name)) for name in (*_PARAMETERS, "header")]
-    fields = (f'{name}="{_escaped(value)}"' for name, value in given if value is not None)
-    return "Payment " + ", ".join(fields)
+    fields = asdict(challenge.to_echo()).items()
+    return "Payment " + ", ".join(
+        f'{name}="{_escaped(value)}"' for name, value in fields if value is not None
+    )
 
 
 def _escaped(text: str) -> str:

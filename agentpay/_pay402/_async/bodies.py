@@ -1,8 +1,10 @@
 """Bodies of responses to a caller's own httpx or httpx2 client: read in part, or watched."""
 
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from attrs import define
 
 from agentpay._pay402 import messages
 from agentpay._pay402.challenges import BODY_MAX_BYTES
@@ -12,26 +14,18 @@ from agentpay.contract.bodies import Body, BodyError
 # ruff: noqa: ANN401
 
 
-class Peeked(NamedTuple):
-    """A body as far as it was read.
-
-    Attributes:
-        content: the whole body; None if it is too large, unreadable, or did not arrive in time.
-        beginning: at most the first `BODY_MAX_BYTES`, as far as they arrived.
-    """
-
-    content: bytes | None
-    beginning: bytes
-
-
-async def peek(response: Any, seconds: float) -> Peeked:
-    """Return the body and leave the response as if unread. An error of the library is noted, not raised.
+async def peek(response: Any, seconds: float) -> tuple[bytes | None, bytes]:
+    """Read a body and leave the response as if unread. An error of the library is noted, not raised.
 
     Reads at most `BODY_MAX_BYTES` and one chunk, and no longer than `seconds` and one chunk.
+
+    Returns:
+        The whole body, None if it is too large, unreadable, or did not arrive in time; and at most its first
+        `BODY_MAX_BYTES`, as far as they arrived.
     """
     if response.is_stream_consumed:
         read: bytes = response.content
-        return Peeked(read if len(read) <= BODY_MAX_BYTES else None, read[:BODY_MAX_BYTES])
+        return read if len(read) <= BODY_MAX_BYTES else None, read[:BODY_MAX_BYTES]
     stream, ends_at = response.stream, messages.monotonic() + seconds
     rest: Any = aiter(stream)
     chunks: list[bytes] = []
@@ -51,95 +45,72 @@ async def peek(response: Any, seconds: float) -> Peeked:
             with contextlib.suppress(AttributeError, RuntimeError):
                 error.request = response.request  # type: ignore[attr-defined]
     rest = None if is_whole or failure is not None else rest
-    response.stream = messages.stream_of(_Replayed, response)(stream, chunks, rest, failure)
+    replayed = messages.stream_of(_Body, response)
+    response.stream = replayed(stream, rest, iter(chunks), failure)
     content = _decoded(response, chunks) if is_whole else None
     # A part of a compressed body cannot be read.
     is_plain = not response.headers.get("content-encoding")
-    return Peeked(content, (content or (b"".join(chunks) if is_plain else b""))[:BODY_MAX_BYTES])
+    return content, (content or (b"".join(chunks) if is_plain else b""))[:BODY_MAX_BYTES]
 
 
 def drop(response: Any) -> None:
     """Leave the rest of a peeked body unread. Libraries otherwise read it when they keep the response."""
-    if isinstance(response.stream, _Replayed) and response.stream.cut():
+    body = response.stream
+    if isinstance(body, _Body) and (body.rest is not None or body.failure is not None):
+        body.read, body.failure, body.is_cut = iter(()), None, True
         # A truncated compressed body cannot be decompressed.
         with contextlib.suppress(KeyError):
             del response.headers["content-encoding"]
 
 
 def watch(response: Any, broken: Callable[[], None]) -> None:
-    """Call `broken` if reading the body of a response ends in an error."""
-    response.stream = messages.stream_of(_Watched, response)(response.stream, broken)
+    """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
+    watched = messages.stream_of(_Body, response)
+    response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken)
 
 
-class _Wrapped:
-    """A body that is read from another one, by an iterator of it."""
+@define(eq=False, slots=False)
+class _Body:
+    """A body: what was read of it before, then its rest, or the error that ended the reading."""
 
     _stream: Any
-    _rest: Any
+    rest: Any
+    read: Iterator[bytes]
+    failure: Exception | None = None
+    _broken: Callable[[], None] | None = None
+    is_cut: bool = False
 
     @property
     def elapsed(self) -> Any:
         """Used by httpx2."""
         return getattr(self._stream, "elapsed", None)
 
-    async def aclose(self) -> None:
-        # unasync: async only
-        if hasattr(self._rest, "aclose"):
-            await self._rest.aclose()
-        # unasync: end of async only
-        await self._stream.aclose()
-
-
-class _Replayed(_Wrapped):
-    """A body whose beginning has already been read. Reading it to its end raises what ended the reading."""
-
-    def __init__(self, stream: Any, chunks: list[bytes], rest: Any, failure: Exception | None) -> None:
-        self._stream = stream
-        self._chunks = chunks
-        self._rest = rest
-        self._failure = failure
-        self._is_cut = False
-
-    def cut(self) -> bool:
-        """Leave the rest unread; return whether a rest exists."""
-        if self._rest is None and self._failure is None:
-            return False
-        self._chunks, self._is_cut = [], True
-        return True
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for chunk in self._chunks:
-            yield chunk
-        if self._is_cut:
-            return
-        if self._failure is not None:
-            raise self._failure
-        if self._rest is not None:
-            async for chunk in self._rest:
-                yield chunk
-
-
-class _Watched(_Wrapped):
-    """A body whose interruption is reported. A caller that stops reading does not interrupt it."""
-
-    def __init__(self, stream: Any, broken: Callable[[], None]) -> None:
-        self._stream = stream
-        self._broken = broken
-        self._rest = None
-
     def __aiter__(self) -> Self:
-        self._rest = aiter(self._stream)
         return self
 
     async def __anext__(self) -> bytes:
+        for chunk in self.read:
+            return chunk
+        if self.failure is not None:
+            raise self.failure
+        if self.rest is None or self.is_cut:
+            raise StopAsyncIteration
         try:
-            part: bytes = await anext(self._rest)
+            part: bytes = await anext(self.rest)
         except StopAsyncIteration:
             raise
         except BaseException:
-            self._broken()
+            if self._broken is not None:
+                self._broken()
             raise
         return part
+
+    async def aclose(self) -> None:
+        # unasync: async only
+        if hasattr(self.rest, "aclose"):
+            await self.rest.aclose()
+        # unasync: end of async only
+        await self._stream.aclose()
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

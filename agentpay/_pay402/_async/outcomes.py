@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Unpack
 
+import attrs
+
 from agentpay._async.client import AsyncAgentPay
 from agentpay._calls.options import CallOptions
 from agentpay._calls.settings import logger
@@ -22,14 +24,9 @@ async def report_outcome(
     client: AsyncAgentPay, report: VoucherReport, **options: Unpack[CallOptions]
 ) -> None:
     """Report a response to a payment or a voucher; a failure is logged."""
+    outcome = attrs.asdict(report)
     try:
-        await client.payments.report_outcome(
-            report.charge_id,
-            status_code=report.status_code,
-            receipt=report.receipt,
-            duration_ms=report.duration_ms,
-            **options,
-        )
+        await client.payments.report_outcome(outcome.pop("charge_id"), **outcome, **options)
     except AgentPayError as error:
         logger.warning("the outcome of payment %s was not reported: %s", report.charge_id, error)
 

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, Unpack
 
+import attrs
+
 from agentpay._sync.client import AgentPay
 from agentpay._calls.options import CallOptions
 from agentpay._calls.settings import logger
@@ -23,14 +25,9 @@ def report_outcome(
     client: AgentPay, report: VoucherReport, **options: Unpack[CallOptions]
 ) -> None:
     """Report a response to a payment or a voucher; a failure is logged."""
+    outcome = attrs.asdict(report)
     try:
-        client.payments.report_outcome(
-            report.charge_id,
-            status_code=report.status_code,
-            receipt=report.receipt,
-            duration_ms=report.duration_ms,
-            **options,
-        )
+        client.payments.report_outcome(outcome.pop("charge_id"), **outcome, **options)
     except AgentPayError as error:
         logger.warning("the outcome of payment %s was not reported: %s", report.charge_id, error)
 

@@ -148,18 +148,14 @@ class Payer:
         return challenge
 
     def _challenge(self, request: Any, response: Any) -> Challenge:
-        url, method, headers = str(request.url), request.method, response.headers
-        is_in_headers, may_be_json, content = (
-            bool(challenge_headers(headers)),
-            messages.may_be_json(headers),
-            None,
-        )
+        headers, content = response.headers, None
+        is_in_headers, may_be_json = bool(challenge_headers(headers)), messages.may_be_json(headers)
         if is_in_headers or may_be_json:
             # The body is also read so that its connection can carry the payment.
             seconds = messages.SPARE_SECONDS if is_in_headers else messages.BODY_SECONDS
-            peeked = peek(response, seconds)
-            content = peeked.content if may_be_json else None
-        challenge = challenge_of(url=url, method=method, headers=headers, body=content)
+            body, _ = peek(response, seconds)
+            content = body if may_be_json else None
+        challenge = challenge_of(url=request.url, method=request.method, headers=headers, body=content)
         if challenge and "authorization" in request.headers:
             challenge = evolve(challenge, headers=tuple(beside_authorization(challenge.headers)))
             if not challenge:
@@ -244,6 +240,7 @@ class Payer:
         self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
     ) -> None:
         """Report the seller's response, if asked to, or if the next voucher waits for it."""
+        is_voucher = isinstance(paid, SessionStep)
         report = VoucherReport(
             charge_id=messages.identifier_of(paid),
             status_code=response.status_code,
@@ -251,12 +248,10 @@ class Payer:
             duration_ms=duration_ms,
         )
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
-        if isinstance(paid, Payment) and not self._report:
-            return
-        if self.late is None or self._report or isinstance(paid, Payment) or report.status_code >= 400:
-            report_outcome(self._client, report)
-        else:
+        if self.late is not None and is_voucher and report.status_code < 400 and not self._report:
             self.late.keep(challenge.origin, report)
+        elif is_voucher or self._report:
+            report_outcome(self._client, report)
 
     def _report_lost(self, voucher: SessionStep) -> None:
         report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)
@@ -277,7 +272,7 @@ class Payer:
             return
         if response.status_code != 402 and not purchase.is_joined:
             return
-        body = (peek(response, messages.REFUSAL_SECONDS)).beginning
+        _, body = peek(response, messages.REFUSAL_SECONDS)
         kind: type[PaymentRefusedError] = PaidNotDeliveredError
         if isinstance(paid, Payment):
             status = ""
