@@ -15,12 +15,7 @@ from attrs import frozen
 
 from agentpay._http.clients import cookie_of
 from agentpay._http.passed import LIBRARIES
-from agentpay._pay402.challenges import (
-    RECEIPT_FIELDS,
-    RECEIPT_MAX_CHARACTERS,
-    origin_of,
-    payment_key,
-)
+from agentpay._pay402.challenges import origin_of, payment_key, receipt_in
 from agentpay.contract.ext.payments import Payment, SessionStep
 
 # Messages are of either library, so they have no static type.
@@ -178,9 +173,8 @@ def note(response: Any, record: PaymentRecord) -> None:
 
 def receipt_of(response: Any) -> str | None:
     """Return the receipt of a seller's response."""
-    fields = ((name.lower().decode("latin-1"), value) for name, value in response.headers.raw)
-    found: list[bytes] = [value for name, value in fields if name in RECEIPT_FIELDS]
-    return found[0][:RECEIPT_MAX_CHARACTERS].decode("latin-1") if found else None
+    raw = response.headers.raw
+    return receipt_in((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
 
 
 def is_lost(request: Any, end: GeneratorExit) -> bool:

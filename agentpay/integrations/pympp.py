@@ -112,13 +112,13 @@ class AgentPayRuntime(PaymentRuntime):
                 "the request that is paid is not known here: use this runtime with Mpp or PaymentTransport, "
                 "or pass the request as the context of CredentialParams"
             )
-        self._end_unreported(request)
-        purchase = await self._payer.begin(request, is_stream=is_stream(request))
         asked = challenge_of(
-            url=str(request.url),
+            url=request.url,
             method=request.method,
             headers=[("WWW-Authenticate", _as_sent(params.challenge))],
         )
+        self._end_unreported(request)
+        purchase = await self._payer.begin(request, is_stream=is_stream(request))
         try:
             paid = await self._payer.authorized(asked, purchase)
         except BaseException as error:

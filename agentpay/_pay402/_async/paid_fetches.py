@@ -15,13 +15,7 @@ from agentpay._http.clients import cookie_of
 from agentpay._pay402 import fetching
 from agentpay._pay402._async.outcomes import report_outcome
 from agentpay._pay402._async.purchases import AsyncPurchases
-from agentpay._pay402.challenges import (
-    NO_RESPONSE,
-    RECEIPT_FIELDS,
-    RECEIPT_MAX_CHARACTERS,
-    sells_by_session,
-    url_sent,
-)
+from agentpay._pay402.challenges import NO_RESPONSE, receipt_in, sells_by_session, url_sent
 from agentpay._pay402.fetching import (
     AsyncFetcher,
     FetchedPage,
@@ -172,7 +166,7 @@ class AsyncPaidFetches:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
             opened = await self._fetcher.fetch(_presenting(PageRequest(target=request.target), page, step))
-            if _receipt_of(opened) is not None:
+            if receipt_in(opened.headers) is not None:
                 return opened
         return await self._fetcher.fetch(_presenting(request, page, step))
 
@@ -190,7 +184,7 @@ class AsyncPaidFetches:
         report = VoucherReport(
             charge_id=identifier_of(paid),
             status_code=NO_RESPONSE if page is None else page.status,
-            receipt=None if page is None else _receipt_of(page),
+            receipt=None if page is None else receipt_in(page.headers),
         )
         await report_outcome(self._client, report)
 
@@ -426,11 +420,6 @@ def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | Session
     if cookie is not None:
         headers["Cookie"] = cookie
     return evolve(request, headers=headers, read_seconds=PAID_READ_SECONDS)
-
-
-def _receipt_of(page: FetchedPage) -> str | None:
-    found = next((value for name, value in page.headers if name in RECEIPT_FIELDS), None)
-    return None if found is None else found[:RECEIPT_MAX_CHARACTERS]
 
 
 def _if_delivered(result: PaymentResult, page: FetchedPage | None) -> PaymentResult:

@@ -16,13 +16,7 @@ from agentpay._http.clients import cookie_of
 from agentpay._pay402 import fetching
 from agentpay._pay402._sync.outcomes import report_outcome
 from agentpay._pay402._sync.purchases import Purchases
-from agentpay._pay402.challenges import (
-    NO_RESPONSE,
-    RECEIPT_FIELDS,
-    RECEIPT_MAX_CHARACTERS,
-    sells_by_session,
-    url_sent,
-)
+from agentpay._pay402.challenges import NO_RESPONSE, receipt_in, sells_by_session, url_sent
 from agentpay._pay402.fetching import (
     Fetcher,
     FetchedPage,
@@ -173,7 +167,7 @@ class PaidFetches:
         # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
         if request.method != "GET":
             opened = self._fetcher.fetch(_presenting(PageRequest(target=request.target), page, step))
-            if _receipt_of(opened) is not None:
+            if receipt_in(opened.headers) is not None:
                 return opened
         return self._fetcher.fetch(_presenting(request, page, step))
 
@@ -191,7 +185,7 @@ class PaidFetches:
         report = VoucherReport(
             charge_id=identifier_of(paid),
             status_code=NO_RESPONSE if page is None else page.status,
-            receipt=None if page is None else _receipt_of(page),
+            receipt=None if page is None else receipt_in(page.headers),
         )
         report_outcome(self._client, report)
 
@@ -427,11 +421,6 @@ def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | Session
     if cookie is not None:
         headers["Cookie"] = cookie
     return evolve(request, headers=headers, read_seconds=PAID_READ_SECONDS)
-
-
-def _receipt_of(page: FetchedPage) -> str | None:
-    found = next((value for name, value in page.headers if name in RECEIPT_FIELDS), None)
-    return None if found is None else found[:RECEIPT_MAX_CHARACTERS]
 
 
 def _if_delivered(result: PaymentResult, page: FetchedPage | None) -> PaymentResult:
