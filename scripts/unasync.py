@@ -19,7 +19,7 @@ SUBSTITUTIONS = [
     # A stream connects when it is asked for.
     (r"\bAsyncEventStream\(", "EventStream.open("),
     (r"\bStopAsyncIteration\b", "StopIteration"),
-    (r"\.aclose\(\)", ".close()"),
+    (r"\ba(close|iter|next|read)\b", r"\1"),
     (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
     (r"\b(collections\.abc import) (.*)\bAwaitable, ", r"\1 \2"),
     (r"\b(collections\.abc import .*), Generator\b", r"\1"),

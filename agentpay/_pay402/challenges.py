@@ -55,14 +55,19 @@ _CODES: Final = ("error", "errorReason")
 _SENTENCES: Final = ("errorMessage", "detail", "message", "title")
 """Where x402, MPP (RFC 9457) and plain APIs put the reason of a refusal, the most specific first."""
 
-
-RECEIPT_FIELDS: Final = ("payment-response", "payment-receipt", "x-payment-response")
+_RECEIPT_FIELDS: Final = ("payment-response", "payment-receipt", "x-payment-response")
 """Header fields in which a seller sends its receipt."""
 
-RECEIPT_MAX_CHARACTERS: Final = 4_096
+_RECEIPT_MAX_CHARACTERS: Final = 4_096
 
 NO_RESPONSE: Final = 504
 """Reported as the seller's status if it did not respond to a voucher."""
+
+
+def receipt_in(headers: Iterable[tuple[str, str]]) -> str | None:
+    """Return the receipt among the header fields of a seller's response; None without one."""
+    found = next((value for name, value in headers if name.lower() in _RECEIPT_FIELDS), None)
+    return None if found is None else found[:_RECEIPT_MAX_CHARACTERS]
 
 
 def sells_by_session(headers: Iterable[tuple[str, str]]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from agentpay._http.clients import page_client
 from agentpay.contract.addresses import is_public
@@ -113,10 +113,6 @@ class PageRequest:
     headers: Mapping[str, str] = {}
     body: bytes | None = None
     read_seconds: float = 20.0
-
-    def at(self, target: Target) -> "PageRequest":
-        """Return the same request for another target."""
-        return evolve(self, target=target)
 
 
 @frozen(kw_only=True)
@@ -250,27 +246,26 @@ class AsyncFetcher:
 
         found = await anyio.to_thread.run_sync(_resolved, request.target)
         address = _checked(found, request.target)
-        reading = _LimitedBody()
+        response: Any = None
+        body, is_whole = bytearray(), False
         try:
             # One deadline from connecting to the end of the body, however slowly each part arrives.
             with anyio.move_on_after(CONNECT_SECONDS + request.read_seconds):
-                await self._read(request, address, reading)
+                async with (
+                    page_client(CONNECT_SECONDS, request.read_seconds) as client,
+                    client.stream(**_sent(request, address)) as response,
+                ):
+                    async for chunk in response.aiter_raw():
+                        body += chunk
+                        if len(body) > BODY_MAX_BYTES:
+                            break
+                    else:
+                        is_whole = True
         except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
             raise _failed(type(error).__name__, request) from None
-        if reading.response is None:
+        if response is None:
             raise _failed("TimeoutError", request)
-        return reading.page(reading.response)
-
-    async def _read(self, request: PageRequest, address: str, reading: "_LimitedBody") -> None:
-        async with (
-            page_client(CONNECT_SECONDS, request.read_seconds) as client,
-            client.stream(**_sent(request, address)) as response,
-        ):
-            reading.response = response
-            async for chunk in response.aiter_raw():
-                if not reading.feed(chunk):
-                    return
-            reading.is_whole = True
+        return _page(response, bytes(body[:BODY_MAX_BYTES]), is_truncated=not is_whole)
 
 
 def _resolved(target: Target) -> list[str]:
@@ -319,29 +314,14 @@ def _sent(request: PageRequest, address: str) -> dict[str, Any]:
     }
 
 
-class _LimitedBody:
-    """A response as far as it was read, up to a size."""
-
-    def __init__(self) -> None:
-        self.response: Any = None
-        self.is_whole = False
-        self._body = bytearray()
-
-    def feed(self, chunk: bytes) -> bool:
-        """Add received data; return whether to read on."""
-        self._body += chunk
-        return len(self._body) <= BODY_MAX_BYTES
-
-    def page(self, response: Any) -> FetchedPage:  # noqa: ANN401 - a response of either library
-        """Return what was read."""
-        headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
-        body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), not self.is_whole
-        if (response.headers.get("content-encoding") or "identity").lower() == "gzip":
-            decompressor = zlib.decompressobj(_GZIP_BITS)
-            with contextlib.suppress(zlib.error):
-                body = decompressor.decompress(body, BODY_MAX_BYTES)
-                is_truncated = is_truncated or bool(decompressor.unconsumed_tail)
-        return FetchedPage(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
+def _page(response: Any, body: bytes, *, is_truncated: bool) -> FetchedPage:  # noqa: ANN401 - of either library
+    headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
+    if (response.headers.get("content-encoding") or "identity").lower() == "gzip":
+        decompressor = zlib.decompressobj(_GZIP_BITS)
+        with contextlib.suppress(zlib.error):
+            body = decompressor.decompress(body, BODY_MAX_BYTES)
+            is_truncated = is_truncated or bool(decompressor.unconsumed_tail)
+    return FetchedPage(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
 
 
 def _failed(reason: str, request: PageRequest) -> FetchFailedError:

@@ -19,9 +19,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self
 
-from attrs import frozen
+from attrs import define, frozen
 
-from agentpay._pay402 import messages
 from agentpay._pay402.challenges import payment_key
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.ext.payments import Payment, SessionStep
@@ -109,6 +108,7 @@ def is_news(payment: Payment, *, is_delivered: bool) -> bool:
     return has_failed or (not is_delivered and not payment.is_replay)
 
 
+@define(eq=False)
 class Purchase:
     """A purchase while a request presents it; leaving it as a context ends the attempt.
 
@@ -118,16 +118,15 @@ class Purchase:
         is_recorded: whether the service has a payment, or may have one, under the key.
     """
 
-    def __init__(self, purchases: "Purchases", owner: tuple[Any, str], name: Name, key: str) -> None:
-        self.key = key
-        self.is_joined = False
-        self.is_recorded = False
-        self.owner = owner
-        self.name = name
-        self.ended_at: float | None = None
-        self._purchases = purchases
-        self._keys = 1
-        self._is_delivered = False
+    _purchases: "Purchases"
+    owner: tuple[Any, str]
+    name: Name
+    key: str
+    keys: int = 1
+    is_joined: bool = False
+    is_recorded: bool = False
+    ended_at: float | None = None
+    _is_delivered: bool = False
 
     @property
     def is_shared(self) -> bool:
@@ -152,20 +151,18 @@ class Purchase:
     def renew(self) -> bool:
         """Take another key, because the payment of this one can never land; return False if none is left."""
         self._purchases.forget(self, is_replaced=True)
-        if self.name.is_chosen or self._keys == _KEYS_MAX:
+        if self.name.is_chosen or self.keys == _KEYS_MAX:
             return False
-        self._keys += 1
-        self.key = str(uuid.uuid4()) if self.name.key is None else f"{self.name.key}:{self._keys}"
+        self.keys += 1
+        self.key = str(uuid.uuid4()) if self.name.key is None else f"{self.name.key}:{self.keys}"
         self.is_joined = self.is_recorded = False
         self._purchases.remember(self)
         return True
 
-    def deliver(self, response: Any) -> None:  # noqa: ANN401 - a response of either library
-        """Note that the seller delivers, unless the body of the response breaks off."""
+    def deliver(self) -> None:
+        """Note that the seller delivers, unless `end` is called because the body breaks off."""
         self._is_delivered = True
         self._purchases.forget(self)
-        if response.is_success:
-            messages.watch(response, self.end)
 
     def end(self) -> None:
         """Note that the attempt has ended without a delivery."""
@@ -221,10 +218,22 @@ class Purchases:
                 purchase = Purchase(self, owner, name, name.key or str(uuid.uuid4()))
             else:
                 if name.body and found.name.body not in ("", name.body):
-                    raise _other_body()
-                purchase = Purchase(self, owner, found.name, found.key)
-                purchase._keys = found._keys  # noqa: SLF001 - the same purchase
-                purchase.is_joined = purchase.is_recorded = _is_joinable(found, now)
+                    raise IdempotencyConflictError(
+                        "This Idempotency-Key names the purchase of a request with another body, and nothing "
+                        "was signed.",
+                        status_code=409,
+                        code=ErrorCode.IDEMPOTENCY_CONFLICT.value,
+                    )
+                is_joined = _is_joinable(found, now)
+                purchase = Purchase(
+                    self,
+                    owner,
+                    found.name,
+                    found.key,
+                    found.keys,
+                    is_joined=is_joined,
+                    is_recorded=is_joined,
+                )
             self._put(purchase)
             return purchase
 
@@ -257,14 +266,6 @@ class Purchases:
 
 def _is_joinable(purchase: Purchase, now: float) -> bool:
     return purchase.ended_at is not None and now - purchase.ended_at <= JOINABLE_SECONDS
-
-
-def _other_body() -> IdempotencyConflictError:
-    return IdempotencyConflictError(
-        "This Idempotency-Key names the purchase of a request with another body, and nothing was signed.",
-        status_code=409,
-        code=ErrorCode.IDEMPOTENCY_CONFLICT.value,
-    )
 
 
 PURCHASES: Final = Purchases()

@@ -11,16 +11,19 @@ gets it too, within ten minutes after the first has ended undelivered, as with `
 import asyncio
 from collections.abc import Sequence
 from contextvars import ContextVar
+from dataclasses import asdict
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._calls.arguments import usdc
 from agentpay._loading import needing
+from agentpay._pay402._async.bodies import watch
+from agentpay._pay402._async.payment_auth import AsyncPayer
+from agentpay._pay402.challenges import challenge_of
 from agentpay._pay402.messages import is_stream
-from agentpay._pay402.undelivered import PURCHASES, Purchase, name_of
-from agentpay.contract.ext.payments import Payment
-from agentpay.errors import ConfigurationError, ConflictError, PaymentPendingApprovalError
+from agentpay._pay402.undelivered import Purchase
+from agentpay.errors import ConfigurationError
 
 with needing("agentpay.integrations.pympp", package="pympp"):
     from mpp import Challenge, Credential
@@ -40,18 +43,6 @@ __all__ = ["AgentPayRuntime"]
 _request: ContextVar[Any] = ContextVar("agentpay_pympp_request", default=None)
 """The request that is about to be paid, which pympp does not pass to its methods."""
 
-_PARAMETERS: Final = (
-    "id",
-    "realm",
-    "method",
-    "intent",
-    "request",
-    "expires",
-    "digest",
-    "description",
-    "opaque",
-)
-
 
 class _Open(BaseModel, extra="allow"):
     """The protocols that the service handles itself."""
@@ -66,7 +57,7 @@ class AgentPayRuntime(PaymentRuntime):
 
     Args:
         client: the client of the service, with an operator key or the account's agent-scoped key.
-        account_id: the account that pays, `acct_…`.
+        account_id: the account that pays, `acct_…`; by default the account of an agent-scoped key.
         max_amount: the maximum USDC to pay for one request; by default only the policy decides. Floats are
             refused.
         memo: the memo of each payment, at most 200 characters; it stays off chain.
@@ -82,7 +73,7 @@ class AgentPayRuntime(PaymentRuntime):
         self,
         client: AsyncAgentPay,
         *,
-        account_id: str,
+        account_id: str | None = None,
         max_amount: Decimal | int | str | None = None,
         memo: str | None = None,
         methods: Sequence[ClientMethod | Sequence[ClientMethod]] = (),
@@ -90,10 +81,8 @@ class AgentPayRuntime(PaymentRuntime):
     ) -> None:
         if not hasattr(client, "aclose"):
             raise ConfigurationError(f"client must be an AsyncAgentPay, not {type(client).__name__}")
-        self._client = client
-        self._account_id = account_id
-        self._max_amount = None if max_amount is None else usdc("max_amount", max_amount)
-        self._memo = memo
+        limit = None if max_amount is None else usdc("max_amount", max_amount)
+        self._payer = AsyncPayer(client=client, account_id=account_id, max_amount=limit, memo=memo)
         charge = Method(name="solana", intent="charge", request_model=_Open, payload_model=_Open)
         ours = ClientMethod(method=charge, create_credential=self._pay)
         # By key, each with the task that presents it.
@@ -123,18 +112,26 @@ class AgentPayRuntime(PaymentRuntime):
                 "the request that is paid is not known here: use this runtime with Mpp or PaymentTransport, "
                 "or pass the request as the context of CredentialParams"
             )
-        purchase = self._begun(request)
+        asked = challenge_of(
+            url=request.url,
+            method=request.method,
+            headers=[("WWW-Authenticate", _as_sent(params.challenge))],
+        )
+        self._end_unreported(request)
+        purchase = await self._payer.begin(request, is_stream=is_stream(request))
         try:
-            payment = await self._authorized(request, params.challenge, purchase)
+            paid = await self._payer.authorized(asked, purchase)
         except BaseException as error:
             purchase.fail(error)
             raise
+        finally:
+            request.extensions["payment_key"] = purchase.key
         self._in_flight[purchase.key] = purchase, asyncio.current_task()
-        assert payment.header is not None  # noqa: S101 - else it waits for approval
-        return payment.header.value
+        assert paid.header is not None  # noqa: S101 - else it waits for approval
+        return paid.header.value
 
-    def _begun(self, request: Any) -> Purchase:
-        """Return the purchase of a request, after the end of those that pympp does not report."""
+    def _end_unreported(self, request: Any) -> None:
+        """End the purchases whose end pympp does not report, before that of another request begins."""
         task = asyncio.current_task()
         # pympp asks again for the credential of the same request.
         self._in_flight.pop(request.extensions.get("payment_key"), None)
@@ -144,42 +141,6 @@ class AgentPayRuntime(PaymentRuntime):
             if owner is None or owner is task or owner.done():
                 del self._in_flight[key]
                 earlier.end()
-        name = name_of(request, is_stream=is_stream(request), memo=self._memo)
-        return PURCHASES.begin(self._client, self._account_id, name)
-
-    async def _authorized(self, request: Any, challenge: Challenge, purchase: Purchase) -> Payment:
-        payment = None
-        while payment is None:
-            key = purchase.key
-            if purchase.is_shared:
-                listed = await self._client.payments.list(
-                    account_id=self._account_id, idempotency_key=key, limit=1
-                )
-                if purchase.is_past(listed.data):
-                    continue
-            request.extensions["payment_key"] = key
-            try:
-                payment = await self._client.payments.authorize(
-                    account_id=self._account_id,
-                    idempotency_key=key,
-                    url=str(request.url),
-                    method=request.method,
-                    headers=[("WWW-Authenticate", _as_sent(challenge))],
-                    max_amount=self._max_amount,
-                    memo=self._memo,
-                )
-            except ConflictError as error:
-                if not purchase.replaces(error):
-                    raise
-        purchase.is_recorded = True
-        if payment.header is None:
-            raise PaymentPendingApprovalError(
-                idempotency_key=purchase.key,
-                transfer_id=payment.transfer_id,
-                price_usdc=payment.amount_usdc,
-                max_amount_usdc=self._max_amount,
-            )
-        return payment
 
     def _ended(self, event: Any) -> None:
         held = self._in_flight.pop(event["request"].extensions.get("payment_key"), None)
@@ -188,15 +149,17 @@ class AgentPayRuntime(PaymentRuntime):
         if "error" in event:
             held[0].end()
         else:
-            held[0].deliver(event["response"])
+            held[0].deliver()
+            if event["response"].is_success:
+                watch(event["response"], held[0].end)
 
 
 def _as_sent(challenge: Challenge) -> str:
     """Return a challenge exactly as the seller wrote it: the seller's signature covers `request`."""
-    echo = challenge.to_echo()
-    given = [(name, getattr(echo, name)) for name in (*_PARAMETERS, "header")]
-    fields = (f'{name}="{_escaped(value)}"' for name, value in given if value is not None)
-    return "Payment " + ", ".join(fields)
+    fields = asdict(challenge.to_echo()).items()
+    return "Payment " + ", ".join(
+        f'{name}="{_escaped(value)}"' for name, value in fields if value is not None
+    )
 
 
 def _escaped(text: str) -> str:

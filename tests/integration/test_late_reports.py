@@ -83,8 +83,8 @@ def test_a_refused_request_keeps_the_report(
             seller.get("/call", auth=auth)
         with pytest.raises(SessionCapExceededError):
             seller.get("/call", auth=auth)
-        assert auth._late is not None
-        assert len(auth._late.origins) == 1
+        assert auth._payer.late is not None
+        assert len(auth._payer.late._reports) == 1
     assert reports(server) == 1
 
 

@@ -126,7 +126,7 @@ def test_another_process_closes_a_session_at_its_seller(
     auth = PaymentAuth(client, account_id=account.account_id, session_cap="1")
     with httpx.Client(base_url=shop.base_url) as seller:
         assert seller.get("/call", auth=auth, params={"city": "Oslo"}).status_code == 200
-    session_id = next(iter(auth._sessions))
+    session_id = next(iter(auth._payer.sessions))
     # It knows only the session's identifier.
     with server.agent_client(account.account_id) as another:
         assert another.sessions.close(session_id).status == "closing"
@@ -146,7 +146,7 @@ def test_a_close_that_cannot_be_presented_is_forced(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seller.get("/call", auth=auth)
-    (session_id,) = auth._sessions
+    (session_id,) = auth._payer.sessions
     with httpx.Client(transport=httpx.MockTransport(_unreachable)) as offline:
         assert client.sessions.close(session_id, seller_client=offline).status == "closing"
     assert "the close of session" in caplog.text

@@ -44,7 +44,7 @@ _PLACES = {
     "schedule_pause_seconds": "agentpay_server.platform.scheduler:_PAUSE_SECONDS",
     "snapshot_rest_seconds": "agentpay_server.sandbox.snapshots:_REST_SECONDS",
     "snapshots_kept": "agentpay_server.sandbox.snapshots:KEPT",
-    "late_report_seconds": "agentpay._pay402.late_reports:LATEST_SECONDS",
+    "late_report_seconds": "agentpay._pay402.timing:LATEST_SECONDS",
     "paid_fetch_settles_seconds": "agentpay._pay402._sync.paid_fetches:SETTLE_SECONDS",
     "paid_fetch_settles_seconds_async": "agentpay._pay402._async.paid_fetches:SETTLE_SECONDS",
     "trigger_patience_seconds": "agentpay_server.cli.trigger:_PATIENCE_SECONDS",

@@ -165,7 +165,7 @@ def a_transfer_of_unknown_outcome_has_a_key(error: TransferOutcomeUnknownError) 
 def an_auth_is_one_of_every_library(client: AgentPay, async_client: AsyncAgentPay) -> str | None:
     auth = PaymentAuth(client, account_id="acct_a", max_amount="0.05")
     httpx2.Client(auth=auth)
-    httpx.AsyncClient(auth=PaymentAuth(async_client, account_id="acct_a"))
+    httpx.AsyncClient(auth=PaymentAuth(async_client))
     record: PaymentRecord = httpx.Client(auth=auth).get("https://example.com").extensions["payment"]
     PaymentAuth(client, account_id="acct_a", max_amount=0.05)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     return assert_type(record.receipt, str | None)

@@ -13,9 +13,9 @@ from attrs import evolve, frozen
 from agentpay._async.client import AsyncAgentPay
 from agentpay._http.clients import cookie_of
 from agentpay._pay402 import fetching
+from agentpay._pay402._async.outcomes import report_outcome
 from agentpay._pay402._async.purchases import AsyncPurchases
-from agentpay._pay402._async.session_fetches import AsyncSessionFetches
-from agentpay._pay402.challenges import sells_by_session, url_sent
+from agentpay._pay402.challenges import NO_RESPONSE, receipt_in, sells_by_session, url_sent
 from agentpay._pay402.fetching import (
     AsyncFetcher,
     FetchedPage,
@@ -23,9 +23,10 @@ from agentpay._pay402.fetching import (
     FetchRefusedError,
     PageRequest,
 )
-from agentpay._pay402.locks import AsyncLocks
+from agentpay._pay402.messages import identifier_of
+from agentpay._pay402.timing import AsyncLocks
 from agentpay._pay402.undelivered import is_news
-from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep
+from agentpay.contract.ext.payments import Payment, PaymentHeader, SessionStep, VoucherReport
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string, to_decimal
 from agentpay.errors import (
@@ -50,6 +51,7 @@ SETTLE_SECONDS: Final = 10.0
 """Longest wait for the end of a payment that was presented, in seconds."""
 
 REDIRECTS_MAX: Final = 3
+_OPENINGS_MAX: Final = 3
 _REDIRECTS: Final = frozenset({301, 302, 303, 307, 308})
 _PRESENTED: Final = frozenset({"payment-signature", "x-payment", "authorization", "payment-authorization"})
 """Header fields that may present a payment."""
@@ -89,7 +91,6 @@ class AsyncPaidFetches:
         self._purchases = purchases
         self._private_origins = frozenset(map(fetching.private_origin, private_origins))
         self._fetcher = AsyncFetcher()
-        self._session_fetches = AsyncSessionFetches(client, self._fetcher, PAID_READ_SECONDS)
         self._locks = AsyncLocks()
 
     async def fetch(self, ref: str, wanted: Wanted) -> FetchResult:
@@ -119,7 +120,7 @@ class AsyncPaidFetches:
         if isinstance(signed, SessionStep):
             return await self._paid_in_session(ref, purchase, request, page, wanted, step=signed)
         if isinstance(signed, Payment):
-            return await self._presented(ref, _with_cookies(request, page), signed)
+            return await self._presented(ref, _presenting(request, page, signed), signed)
         return _with_page(signed, page)
 
     async def _paid_in_session(
@@ -133,14 +134,16 @@ class AsyncPaidFetches:
         step: SessionStep,
     ) -> FetchResult:
         """Present an opening if necessary, then a voucher once, and report both outcomes."""
-
-        async def authorize(asked: FetchedPage) -> SessionStep:
-            signed = await self._authorized(purchase.key, request, asked, wanted)
-            assert isinstance(signed, SessionStep)  # noqa: S101 - the key is that of a session
-            return signed
-
+        voucher, asked = step, page
         try:
-            voucher = await self._session_fetches.opened(request, page, step, authorize)
+            for _ in range(_OPENINGS_MAX):
+                if voucher.step != "open":
+                    break
+                opened = await self._opened(request, page, voucher)
+                asked = opened if opened.status == 402 else asked
+                signed = await self._authorized(purchase.key, request, asked, wanted)
+                assert isinstance(signed, SessionStep)  # noqa: S101 - the key is that of a session
+                voucher = signed
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The opening of a session was presented, and {error}. No request was paid."
             return _with_page(self._in_session(ref, step, "failed", reason), None)
@@ -152,12 +155,39 @@ class AsyncPaidFetches:
         problem = self._problem(voucher, request, wanted.max_usdc)
         if problem is not None:
             return _with_page(self._in_session(ref, voucher, "rejected", problem), page)
-        paid = await self._session_fetches.paid(request, page, voucher)
+        paid = await self._delivered(_presenting(request, page, voucher))
+        await self._report_outcome(voucher, paid)
         if paid is not None and paid.is_success:
             return _with_page(self._in_session(ref, voucher, "charged", None), paid)
         told = "did not respond" if paid is None else f"responded {paid.status}"
         reason = f"The seller {told} to the voucher that was presented."
         return _with_page(self._in_session(ref, voucher, "paid_not_delivered", reason), paid)
+
+    async def _opened(self, request: PageRequest, page: FetchedPage, step: SessionStep) -> FetchedPage:
+        # Sellers run their handler on it, so other requests than GET are sent only if a GET opens nothing.
+        if request.method != "GET":
+            opened = await self._fetcher.fetch(_presenting(PageRequest(target=request.target), page, step))
+            if receipt_in(opened.headers) is not None:
+                return opened
+        return await self._fetcher.fetch(_presenting(request, page, step))
+
+    async def _delivered(self, presenting: PageRequest) -> FetchedPage | None:
+        """Return the response to a voucher; None if none arrived."""
+        try:
+            page = await self._fetcher.fetch(presenting)
+            # The voucher may have been refused because its first reply was lost: the same one, once more.
+            return await self._fetcher.fetch(presenting) if page.status == 402 else page
+        except (FetchRefusedError, FetchFailedError):
+            return None
+
+    async def _report_outcome(self, paid: Payment | SessionStep, page: FetchedPage | None) -> None:
+        """Report the seller's response to a payment or a voucher, or that none arrived."""
+        report = VoucherReport(
+            charge_id=identifier_of(paid),
+            status_code=NO_RESPONSE if page is None else page.status,
+            receipt=None if page is None else receipt_in(page.headers),
+        )
+        await report_outcome(self._client, report)
 
     def _in_session(
         self, ref: str, step: SessionStep, status: PaymentStatus, reason: str | None
@@ -192,7 +222,7 @@ class AsyncPaidFetches:
                     f"the address has moved; {request.method} is not repeated there",
                     "Call with the new address if the user's task asks for it.",
                 )
-            request = request.at(target)
+            request = evolve(request, target=target)
         raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects", "Tell the user. Do not pay for it.")
 
     async def _signed(
@@ -257,17 +287,9 @@ class AsyncPaidFetches:
 
     async def _presented(self, ref: str, request: PageRequest, payment: Payment) -> FetchResult:
         """Send the request with its payment once, and report both outcomes."""
-        assert payment.header is not None  # noqa: S101 - checked before
-        paid = PageRequest(
-            target=request.target,
-            method=request.method,
-            headers={**request.headers, payment.header.name: payment.header.value},
-            body=request.body,
-            read_seconds=PAID_READ_SECONDS,
-        )
         page, reason = None, None
         try:
-            page = await self._fetcher.fetch(paid)
+            page = await self._fetcher.fetch(request)
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The payment was presented, and {error}."
         if page is not None and page.status in _REDIRECTS:
@@ -275,7 +297,7 @@ class AsyncPaidFetches:
         elif page is not None and not page.is_success:
             reason = f"The seller responded {page.status} to the payment that was presented."
         if is_news(payment, is_delivered=page is not None and page.is_success):
-            await self._session_fetches.report(payment.transfer_id, page)
+            await self._report_outcome(payment, page)
         result = _because(await self._outcome(ref, payment), reason)
         return _with_page(_if_delivered(result, page), page)
 
@@ -383,10 +405,14 @@ _CAP_REACHED: Final = reports.again(
 )
 
 
-def _with_cookies(request: PageRequest, page: FetchedPage) -> PageRequest:
-    """Return the request with the cookies that the 402 set, in which a seller may keep its challenge."""
+def _presenting(request: PageRequest, page: FetchedPage, paid: Payment | SessionStep) -> PageRequest:
+    """Return the request with what pays it, and the cookies of its 402, which may hold its challenge."""
+    assert paid.header is not None  # noqa: S101 - checked before
+    headers = {**request.headers, paid.header.name: paid.header.value}
     cookie = cookie_of(request.target.url, page.headers)
-    return request if cookie is None else evolve(request, headers={**request.headers, "Cookie": cookie})
+    if cookie is not None:
+        headers["Cookie"] = cookie
+    return evolve(request, headers=headers, read_seconds=PAID_READ_SECONDS)
 
 
 def _if_delivered(result: P, page: FetchedPage | None) -> P:

@@ -12,7 +12,8 @@ import httpx2
 import pytest
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, payments, testing
+from agentpay import AgentPay, AsyncAgentPay, Identity, Payment, PaymentHeader, testing
+from agentpay._pay402 import undelivered
 from agentpay._pay402.undelivered import Purchases
 from agentpay.payments import PaymentAuth
 
@@ -41,7 +42,7 @@ class Clock:
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let this process remember no purchase; return the clock of those that come."""
     clock = Clock()
-    monkeypatch.setattr(payments, "PURCHASES", Purchases(clock))
+    monkeypatch.setattr(undelivered, "PURCHASES", Purchases(clock))
     return clock
 
 
@@ -55,10 +56,15 @@ class Service:
         self.header = "PAYMENT-SIGNATURE"
         self.status = "submitted"
         self.failed: set[str] = set()
+        self.account_id: str | None = "acct_a"
+        self.asked_who = 0
         self.transport = httpx.MockTransport(self._answer)
 
     def _answer(self, request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
+            if request.url.path == "/ext/v1/whoami":
+                self.asked_who += 1
+                return answer(200, testing.make(Identity, account_id=self.account_id).to_dict())
             if request.url.path == "/ext/v1/payments":
                 account_id, key = (request.url.params[name] for name in ("account_id", "idempotency_key"))
                 failed = testing.make(Payment, account_id=account_id, status="failed").to_dict()
@@ -159,10 +165,12 @@ class World:
         self.service = Service()
         self.seller = Seller(package)
 
-    def auth(self, **options: Any) -> PaymentAuth:
+    def client(self) -> Any:
         kind: Any = AsyncAgentPay if self.is_async else AgentPay
-        client = kind(api_key=KEY, base_url=URL, transport=self.service.transport, max_retries=0)
-        return PaymentAuth(client, **{"account_id": "acct_a", **options})
+        return kind(api_key=KEY, base_url=URL, transport=self.service.transport, max_retries=0)
+
+    def auth(self, **options: Any) -> PaymentAuth:
+        return PaymentAuth(self.client(), **{"account_id": "acct_a", **options})
 
     def get(self, url: str = FORECAST, **options: Any) -> Any:
         return self.send(lambda http: http.get(url, **options))

@@ -18,7 +18,7 @@ import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
 from sdk_world import KEY, URL
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, errors, payments, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, errors, testing
 from agentpay._pay402 import challenges, messages
 from agentpay._pay402.challenges import beside_authorization
 from agentpay.payments import (
@@ -74,6 +74,37 @@ def test_max_amount_and_memo_are_sent_to_the_service(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
     world.send(lambda http: http.get(FORECAST), auth=world.auth(max_amount="0.05", memo="trip"))
     assert (world.service.orders[0]["max_amount"], world.service.orders[0]["memo"]) == ("0.050000", "trip")
+
+
+def test_without_an_account_that_of_the_key_pays_and_is_read_once(world: World) -> None:
+    seller, auth = world.seller, world.auth(account_id=None)
+    seller.serves(seller.sells)
+    world.send(lambda http: http.get(FORECAST), auth=auth)
+    assert world.service.asked_who == 0, "nothing is asked before the first 402"
+    for _ in range(2):
+        seller.serves(seller.asks, seller.sells)
+        assert world.send(lambda http: http.get(FORECAST), auth=auth).status_code == 200
+    assert [order["account_id"] for order in world.service.orders] == ["acct_a", "acct_a"]
+    assert world.service.asked_who == 1
+
+
+def test_an_equal_request_presents_the_payment_whether_or_not_the_account_was_passed(world: World) -> None:
+    client = world.client()
+    seller = world.seller.serves(world.seller.asks, world.seller.drops, world.seller.asks, world.seller.sells)
+    with pytest.raises(seller.package.ReadTimeout):
+        world.send(lambda http: http.get(FORECAST), auth=PaymentAuth(client, account_id="acct_a"))
+    again = world.send(lambda http: http.get(FORECAST), auth=PaymentAuth(client))
+    assert again.extensions["payment"].transfer_id == "txn_1"
+    first, second = world.service.orders
+    assert first == second
+
+
+def test_an_operator_key_without_an_account_is_refused_before_anything_is_signed(world: World) -> None:
+    world.service.account_id = None
+    world.seller.serves(world.seller.asks)
+    with pytest.raises(errors.ConfigurationError, match="pass account_id"):
+        world.send(lambda http: http.get(FORECAST), auth=world.auth(account_id=None))
+    assert (world.service.orders, len(world.seller.seen)) == ([], 1)
 
 
 @pytest.mark.parametrize("ask", ["asks_by_mpp", "asks_in_the_body"])
@@ -393,7 +424,7 @@ STREAMS = {
 def test_a_402_over_a_socket_is_paid_whatever_its_body(
     world: World, parts: list[bytes | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(payments, "SPARE_SECONDS", 0.1)
+    monkeypatch.setattr(messages, "SPARE_SECONDS", 0.1)
     with replaying([parts, [SOLD]]) as (url, asked):
         response = world.send(
             lambda http: http.get(url, extensions={"payment_key": "forecast-7"}),

@@ -1,0 +1,123 @@
+"""Bodies of responses to a caller's own httpx or httpx2 client: read in part, or watched."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+from attrs import define
+
+from agentpay._pay402 import messages
+from agentpay._pay402.challenges import BODY_MAX_BYTES
+from agentpay.contract.bodies import Body, BodyError
+
+# Messages are of either library, so they have no static type.
+# ruff: noqa: ANN401
+
+
+async def peek(response: Any, seconds: float) -> tuple[bytes | None, bytes]:
+    """Read a body and leave the response as if unread. An error of the library is noted, not raised.
+
+    Reads at most `BODY_MAX_BYTES` and one chunk, and no longer than `seconds` and one chunk.
+
+    Returns:
+        The whole body, None if it is too large, unreadable, or did not arrive in time; and at most its first
+        `BODY_MAX_BYTES`, as far as they arrived.
+    """
+    if response.is_stream_consumed:
+        read: bytes = response.content
+        return read if len(read) <= BODY_MAX_BYTES else None, read[:BODY_MAX_BYTES]
+    stream, ends_at = response.stream, messages.monotonic() + seconds
+    rest: Any = aiter(stream)
+    chunks: list[bytes] = []
+    size, failure, is_whole = 0, None, False
+    with messages.hastened(response, seconds):
+        try:
+            async for chunk in rest:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > BODY_MAX_BYTES or messages.monotonic() >= ends_at:
+                    break
+            else:
+                is_whole = True
+                await stream.aclose()
+        except Exception as error:  # noqa: BLE001 - of either library
+            failure = error
+            with contextlib.suppress(AttributeError, RuntimeError):
+                error.request = response.request  # type: ignore[attr-defined]
+    rest = None if is_whole or failure is not None else rest
+    replayed = messages.stream_of(_Body, response)
+    response.stream = replayed(stream, rest, iter(chunks), failure)
+    content = _decoded(response, chunks) if is_whole else None
+    # A part of a compressed body cannot be read.
+    is_plain = not response.headers.get("content-encoding")
+    return content, (content or (b"".join(chunks) if is_plain else b""))[:BODY_MAX_BYTES]
+
+
+def drop(response: Any) -> None:
+    """Leave the rest of a peeked body unread. Libraries otherwise read it when they keep the response."""
+    body = response.stream
+    if isinstance(body, _Body) and (body.rest is not None or body.failure is not None):
+        body.read, body.failure, body.is_cut = iter(()), None, True
+        # A truncated compressed body cannot be decompressed.
+        with contextlib.suppress(KeyError):
+            del response.headers["content-encoding"]
+
+
+def watch(response: Any, broken: Callable[[], None]) -> None:
+    """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
+    watched = messages.stream_of(_Body, response)
+    response.stream = watched(response.stream, aiter(response.stream), iter(()), broken=broken)
+
+
+@define(eq=False, slots=False)
+class _Body:
+    """A body: what was read of it before, then its rest, or the error that ended the reading."""
+
+    _stream: Any
+    rest: Any
+    read: Iterator[bytes]
+    failure: Exception | None = None
+    _broken: Callable[[], None] | None = None
+    is_cut: bool = False
+
+    @property
+    def elapsed(self) -> Any:
+        """Used by httpx2."""
+        return getattr(self._stream, "elapsed", None)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        for chunk in self.read:
+            return chunk
+        if self.failure is not None:
+            raise self.failure
+        if self.rest is None or self.is_cut:
+            raise StopAsyncIteration
+        try:
+            part: bytes = await anext(self.rest)
+        except StopAsyncIteration:
+            raise
+        except BaseException:
+            if self._broken is not None:
+                self._broken()
+            raise
+        return part
+
+    async def aclose(self) -> None:
+        # unasync: async only
+        if hasattr(self.rest, "aclose"):
+            await self.rest.aclose()
+        # unasync: end of async only
+        await self._stream.aclose()
+
+
+def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:
+    try:
+        body = Body(response.headers.get("content-encoding", ""), limit=BODY_MAX_BYTES)
+        for chunk in chunks:
+            body.feed(chunk)
+        return body.finish()
+    except BodyError:
+        return None

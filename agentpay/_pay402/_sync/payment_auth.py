@@ -1,0 +1,336 @@
+# Generated from _async by scripts/unasync.py. Edit that one.
+"""Pays the 402s of an httpx or httpx2 client: what `agentpay.payments.PaymentAuth` does.
+
+It is independent of payment protocols: the service reads the challenge, decides under the policy, signs, and
+returns the header that presents the payment. The rules:
+
+- The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
+  retried with its key presents the same payment. So does an equal request within ten minutes after the first
+  has ended undelivered, as SDKs retry (`_pay402/undelivered.py`).
+- A second 402 ends in `PaymentRefusedError`, or in `PaidNotDeliveredError` if it is known to be paid. So does
+  any other error status of a seller that was asked again. Nothing is paid twice, and nothing is retried here.
+- A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
+- An `Authorization` of the request is never replaced, and no redirect carries the payment.
+- With a `session_cap`, sellers that sell by session are paid from a channel: the first request opens it, each
+  request is paid with one voucher, one at a time, and `close` closes it.
+- The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read, before
+  anything is signed. Where headers have a challenge, a body that is slow or truncated is left unread.
+"""
+
+import contextlib
+import time
+from collections.abc import Generator
+from decimal import Decimal
+from types import ModuleType
+from typing import Any, Final
+
+from attrs import define, evolve, field
+
+from agentpay._sync.client import AgentPay
+from agentpay._calls.options import CallOptions
+from agentpay._calls.settings import logger
+from agentpay._pay402 import messages, undelivered
+from agentpay._pay402._sync.bodies import drop, peek, watch
+from agentpay._pay402._sync.closing import present_close
+from agentpay._pay402._sync.outcomes import LateReports, report_outcome
+from agentpay._pay402.challenges import (
+    NO_RESPONSE,
+    Challenge,
+    ChallengeTooLargeError,
+    beside_authorization,
+    challenge_headers,
+    challenge_of,
+    refusal_reason,
+    sells_by_session,
+)
+from agentpay._pay402.messages import PaymentRecord
+from agentpay._pay402.timing import Locks
+from agentpay._pay402.undelivered import Purchase
+from agentpay.contract.ext.payments import Payment, SessionStep, VoucherReport
+from agentpay.errors import (
+    AgentPayError,
+    ConfigurationError,
+    ConflictError,
+    PaidNotDeliveredError,
+    PaymentPendingApprovalError,
+    PaymentRefusedError,
+)
+
+# Requests and responses are of either library, so they have no static type.
+# ruff: noqa: ANN401
+
+_MAX_OPENINGS: Final = 3
+_MAX_PRESENTED: Final = 2
+_BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFUSAL_SECONDS}
+
+
+@define(kw_only=True, eq=False, repr=False)
+class Payer:
+    """Pays for one account. The arguments are those of `PaymentAuth`."""
+
+    _client: AgentPay
+    _account_id: str | None
+    _max_amount: Decimal | None
+    _memo: str | None
+    _session_cap: Decimal | None = None
+    _read_timeout: float | None = None
+    _report: bool = False
+    _seller_client: Any = None
+    _locks: Locks = field(init=False, factory=Locks)
+    late: LateReports | None = field(init=False, default=None)
+    # By session: the URL of its seller, and the library that requests it.
+    sessions: dict[str, tuple[str, ModuleType]] = field(init=False, factory=dict)
+
+    def auth_flow(self, request: Any) -> Generator[Any, Any]:  # noqa: C901, PLR0912 - one story
+        """Yield a request to send, and if its response is a 402, the same request with its payment."""
+        is_stream = messages.is_stream(request)
+        request.read()
+        response = yield messages.unpaid(request)
+        challenge = self._payable(request, response) if response.status_code == 402 else None
+        if not challenge:
+            return
+        with self.begin(request, is_stream=is_stream) as purchase:
+            with self._turn(challenge):
+                paid = self.authorized(challenge, purchase)
+                record = messages.record_of(paid, purchase.key)
+                if paid.header is not None and paid.header.name in request.headers:
+                    messages.note(response, evolve(record, declined=messages.OWN_AUTHORIZATION))
+                    return
+                drop(response)
+                if isinstance(paid, SessionStep):
+                    self.sessions[paid.session_id] = (str(request.url), messages.http_module_of(request))
+                for _ in range(_MAX_OPENINGS):
+                    if not _is_opening(paid):
+                        break
+                    asked = response
+                    for opening in messages.openings(request):
+                        messages.present(opening, record, asked, read_timeout=self._read_timeout)
+                        response = yield opening
+                        if messages.receipt_of(response) is not None:
+                            break
+                    if response.status_code == 402:
+                        challenge = self._challenge(request, response) or challenge
+                        drop(response)
+                    paid = self._authorize(challenge, purchase.key)
+                    record = messages.record_of(paid, purchase.key)
+                if _is_opening(paid):
+                    raise self._refused(PaymentRefusedError, response, purchase, paid, reason=_UNOPENED)
+                started = 0.0
+                # A voucher may be refused because its first reply was lost: the same one, once more.
+                for _ in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
+                    messages.present(request, record, response, read_timeout=self._read_timeout)
+                    started = time.monotonic()
+                    try:
+                        response = yield request
+                    except GeneratorExit as end:
+                        if isinstance(paid, SessionStep) and messages.is_lost(request, end):
+                            self._report_lost(paid)
+                        raise
+                    if response.status_code != 402:
+                        break
+                duration_ms = int((time.monotonic() - started) * 1000)
+                messages.note(response, evolve(record, receipt=messages.receipt_of(response)))
+                self._report_response(response, challenge, paid, duration_ms)
+                self._end(response, purchase, paid)
+
+    # --- Before a payment
+
+    def _payable(self, request: Any, response: Any) -> Challenge | None:
+        """Return the challenge of a 402, or note on it why it is not paid."""
+        challenge, declined = None, messages.why_declined(request, response, self._client.base_url)
+        if declined is None:
+            try:
+                challenge = self._challenge(request, response)
+            except ChallengeTooLargeError as problem:
+                declined = str(problem)
+        if declined is not None:
+            messages.note(response, PaymentRecord(idempotency_key=None, declined=declined))
+        return challenge
+
+    def _challenge(self, request: Any, response: Any) -> Challenge:
+        headers, content = response.headers, None
+        is_in_headers, may_be_json = bool(challenge_headers(headers)), messages.may_be_json(headers)
+        if is_in_headers or may_be_json:
+            # The body is also read so that its connection can carry the payment.
+            seconds = messages.SPARE_SECONDS if is_in_headers else messages.BODY_SECONDS
+            body, _ = peek(response, seconds)
+            content = body if may_be_json else None
+        challenge = challenge_of(url=request.url, method=request.method, headers=headers, body=content)
+        if challenge and "authorization" in request.headers:
+            challenge = evolve(challenge, headers=tuple(beside_authorization(challenge.headers)))
+            if not challenge:
+                declined = messages.OWN_AUTHORIZATION
+                messages.note(response, PaymentRecord(idempotency_key=None, declined=declined))
+        return challenge
+
+    def begin(self, request: Any, *, is_stream: bool) -> Purchase:
+        """Return the purchase of a request.
+
+        Raises:
+            ConfigurationError: no account was passed, and the key is not that of one account.
+            IdempotencyConflictError: the request has the `Idempotency-Key` of a request with another body.
+        """
+        name = undelivered.name_of(request, is_stream=is_stream, memo=self._memo)
+        return undelivered.PURCHASES.begin(self._client, self._account(), name)
+
+    def _account(self) -> str:
+        if self._account_id is None:
+            self._account_id = (self._client.whoami()).account_id
+        if self._account_id is None:
+            raise ConfigurationError("the API key is an operator key: pass account_id, the account that pays")
+        return self._account_id
+
+    def _turn(self, challenge: Challenge) -> Any:
+        """Return the lock of a seller that sells by session: one voucher is in flight."""
+        if self._session_cap is not None and sells_by_session(challenge.headers):
+            return self._locks.of(challenge.origin)
+        return contextlib.nullcontext()
+
+    # --- A payment
+
+    def authorized(self, challenge: Challenge, purchase: Purchase) -> Payment | SessionStep:
+        """Return what the service signs for a purchase.
+
+        Raises:
+            PaymentPendingApprovalError: a person must approve it first.
+        """
+        paid = None
+        while paid is None:
+            if purchase.is_shared:
+                under_key = self._client.payments.list(
+                    account_id=self._account(), idempotency_key=purchase.key, limit=1
+                )
+                if purchase.is_past(under_key.data):
+                    continue
+            try:
+                paid = self._authorize(challenge, purchase.key)
+            except ConflictError as error:
+                if not purchase.replaces(error):
+                    raise
+        purchase.is_recorded = True
+        if paid.header is None:
+            raise PaymentPendingApprovalError(
+                idempotency_key=purchase.key,
+                transfer_id=messages.identifier_of(paid),
+                price_usdc=paid.amount_usdc,
+                max_amount_usdc=self._max_amount,
+            )
+        return paid
+
+    def _authorize(self, challenge: Challenge, key: str) -> Payment | SessionStep:
+        late: Any = contextlib.nullcontext({}) if self.late is None else self.late.taken(challenge.origin)
+        with late as reports:
+            return self._client.payments.authorize(
+                account_id=self._account(),
+                idempotency_key=key,
+                origin=challenge.origin,
+                url=challenge.url,
+                method=challenge.method,
+                headers=challenge.headers,
+                body=challenge.body,
+                max_amount=self._max_amount,
+                session_cap=self._session_cap,
+                memo=self._memo,
+                **reports,
+            )
+
+    # --- After a payment
+
+    def _report_response(
+        self, response: Any, challenge: Challenge, paid: Payment | SessionStep, duration_ms: int
+    ) -> None:
+        """Report the seller's response, if asked to, or if the next voucher waits for it."""
+        is_voucher = isinstance(paid, SessionStep)
+        report = VoucherReport(
+            charge_id=messages.identifier_of(paid),
+            status_code=response.status_code,
+            receipt=messages.receipt_of(response),
+            duration_ms=duration_ms,
+        )
+        logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
+        if self.late is not None and is_voucher and report.status_code < 400 and not self._report:
+            self.late.keep(challenge.origin, report)
+        elif is_voucher or self._report:
+            report_outcome(self._client, report)
+
+    def _report_lost(self, voucher: SessionStep) -> None:
+        report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)
+
+        report_outcome(self._client, report, **_BRIEFLY)
+
+    def _end(self, response: Any, purchase: Purchase, paid: Payment | SessionStep) -> None:
+        """Return if the seller delivers, or if it has failed for the first time.
+
+        Raises:
+            PaidNotDeliveredError: it does not, and a voucher was signed or the payment has settled.
+            PaymentRefusedError: it does not, and the payment may still settle.
+        """
+        if 200 <= response.status_code < 400:
+            purchase.deliver()
+            if response.is_success:
+                watch(response, purchase.end)
+            return
+        if response.status_code != 402 and not purchase.is_joined:
+            return
+        _, body = peek(response, messages.REFUSAL_SECONDS)
+        kind: type[PaymentRefusedError] = PaidNotDeliveredError
+        if isinstance(paid, Payment):
+            status = ""
+            with contextlib.suppress(AgentPayError):
+                # The service looks it up on chain.
+                status = (self._client.payments.get(paid.transfer_id, **_BRIEFLY)).status
+            kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
+        reason = refusal_reason(response.headers.multi_items(), body)
+        raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
+
+    def _refused(
+        self,
+        kind: type[PaymentRefusedError],
+        response: Any,
+        purchase: Purchase,
+        paid: Payment | SessionStep,
+        *,
+        reason: str | None,
+        body: bytes = b"",
+    ) -> PaymentRefusedError:
+        return kind(
+            idempotency_key=purchase.key,
+            transfer_id=messages.identifier_of(paid),
+            status_code=response.status_code,
+            receipt=messages.receipt_of(response),
+            reason=reason,
+            headers=dict(response.headers),
+            body=body,
+            price_usdc=paid.amount_usdc,
+            max_amount_usdc=self._max_amount,
+        )
+
+    # --- Sessions
+
+    def open(self) -> None:
+        """Let reports of vouchers wait for the next request, until `close`."""
+        self.late = LateReports(self._client, self._locks)
+
+    def close(self) -> None:
+        """Close the sessions that were used, and present each close to its seller; a failure is logged."""
+        late, self.late = self.late, None
+        if late is not None:
+            late.close()
+        while self.sessions:
+            session_id, (url, library) = self.sessions.popitem()
+            seller: Any = contextlib.nullcontext(self._seller_client)
+            try:
+                if self._seller_client is None:
+                    seller = library.Client(timeout=self._read_timeout)
+                with seller as http:
+                    session = self._client.sessions.close(session_id, present=False)
+                    present_close(session, base_url=self._client.base_url, seller_client=http, url=url)
+            except Exception as error:  # noqa: BLE001 - of either HTTP library, or the service's
+                logger.warning("the close of session %s was not presented: %s", session_id, error)
+
+
+_UNOPENED: Final = "the seller did not open the channel of its session"
+
+
+def _is_opening(paid: Payment | SessionStep) -> bool:
+    return isinstance(paid, SessionStep) and paid.step == "open"
