@@ -29,7 +29,6 @@
           - PermissionDeniedError           403
           - NotFoundError                   404
           - NotSupportedError               404 of an extension that the service does not have
-          - RequestTimeoutError             408
           - ConflictError                   409
           |   . IdempotencyConflictError        idempotency_conflict
           |   . SessionClosedError              session_closed
@@ -40,19 +39,18 @@
           |   . FeeBudgetExceededError          fee_budget_exceeded
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
-              . ServiceUnavailableError         service_unavailable
 
 All can be pickled and copied with all their attributes.
 """
 
-import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from decimal import Decimal
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpay.contract.choices import ErrorCode, RefusalRule, RequestOutcome
-from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorBody, FieldError
+from agentpay.contract.errors import ErrorBody, FieldError
 from agentpay.contract.errors import ErrorCode as Code
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
@@ -90,10 +88,8 @@ __all__ = [
     "PreconditionFailedError",
     "RateLimitError",
     "RefusedError",
-    "RequestTimeoutError",
     "ResponseValidationError",
     "ServerError",
-    "ServiceUnavailableError",
     "SessionCapExceededError",
     "SessionClosedError",
     "TransferFailedError",
@@ -138,6 +134,10 @@ class AgentPayError(Exception):
     status_code: int | None = None
     request_id: str | None = None
     retries_made: int = 0
+
+    def __init__(self, *args: object, **facts: Any) -> None:  # noqa: ANN401 - the attributes, by name
+        super().__init__(*args)
+        vars(self).update(facts)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # By default exceptions are rebuilt from `args`, which fails for keyword-only constructors.
@@ -187,9 +187,8 @@ class APIConnectionError(AgentPayError):
     retryable: bool = True
 
     def __init__(self, message: str, *, may_have_been_processed: bool) -> None:
-        super().__init__(message)
+        super().__init__(message, outcome="unknown" if may_have_been_processed else "not_done")
         self.may_have_been_processed = may_have_been_processed
-        self.outcome: RequestOutcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
@@ -206,22 +205,8 @@ class ResponseValidationError(AgentPayError):
         session_id: the session that the response names, or None.
     """
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status_code: int | None = None,
-        request_id: str | None = None,
-        transfer_id: str | None = None,
-        session_id: str | None = None,
-        outcome: RequestOutcome = "not_done",
-    ) -> None:
-        super().__init__(message)
-        self.outcome: RequestOutcome = outcome
-        self.status_code = status_code
-        self.request_id = request_id
-        self.transfer_id = transfer_id
-        self.session_id = session_id
+    transfer_id: str | None = None
+    session_id: str | None = None
 
 
 class AnswerMismatchError(ResponseValidationError):
@@ -241,8 +226,7 @@ class AnswerMismatchError(ResponseValidationError):
         operation: str,
         difference: str,
         may_have_been_processed: bool,
-        status_code: int | None = None,
-        request_id: str | None = None,
+        **facts: Any,  # noqa: ANN401
     ) -> None:
         advice = "Call again"
         if may_have_been_processed:
@@ -250,11 +234,10 @@ class AnswerMismatchError(ResponseValidationError):
         super().__init__(
             f"the response to {operation} belongs to another request: {difference}. {advice}, and look for a "
             "proxy between this client and the service that mixes up responses",
-            status_code=status_code,
-            request_id=request_id,
+            outcome="unknown" if may_have_been_processed else "not_done",
+            **facts,
         )
         self.may_have_been_processed = may_have_been_processed
-        self.outcome: RequestOutcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class OutcomeUnknownError(AgentPayError):
@@ -285,16 +268,7 @@ class OutcomeUnknownError(AgentPayError):
         cause: AgentPayError | None = None,
         is_repeatable: bool = False,
     ) -> None:
-        """Create the error.
-
-        Args:
-            operation: the method to call again.
-            idempotency_key: the key that the request had.
-            transfer_id: the transfer, if known.
-            session_id: the session, if known.
-            cause: the failure that left the outcome open; the message, status and request id are its.
-            is_repeatable: repeating the request has no further effect, even without a key.
-        """
+        # `is_repeatable`: repeating the request has no further effect, even without a key.
         self.operation = operation
         self.idempotency_key = idempotency_key
         self.transfer_id = transfer_id
@@ -384,35 +358,24 @@ class PaymentRefusedError(RefusedError):
     """
 
     outcome: RequestOutcome = "unknown"
+    idempotency_key: str  # pyright: ignore[reportIncompatibleVariableOverride]
+    transfer_id: str
+    status_code: int = 402  # pyright: ignore[reportIncompatibleVariableOverride]
+    receipt: str | None = None
+    reason: str | None = None
+    headers: Mapping[str, str] = MappingProxyType({})
+    body: bytes = b""
+    price_usdc: Decimal | None = None
+    max_amount_usdc: Decimal | None = None
 
-    def __init__(
-        self,
-        *,
-        idempotency_key: str,
-        transfer_id: str,
-        status_code: int = 402,
-        receipt: str | None = None,
-        reason: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        body: bytes = b"",
-        price_usdc: Decimal | None = None,
-        max_amount_usdc: Decimal | None = None,
-    ) -> None:
-        said = "" if reason is None else f" ({reason!r})"
-        price = _price(price_usdc, max_amount_usdc)
+    def __init__(self, *, idempotency_key: str, transfer_id: str, **facts: Any) -> None:  # noqa: ANN401
+        vars(self).update(facts, idempotency_key=idempotency_key, transfer_id=transfer_id)
+        said = "" if self.reason is None else f" ({self.reason!r})"
         super().__init__(
-            f"the seller responded {status_code} to payment {transfer_id}{price}{said}, and nothing more is "
-            f"paid. {self._state}repeat the request with payment_key={idempotency_key!r} to present it again"
+            f"the seller responded {self.status_code} to payment {transfer_id}{_price(self)}{said}, and "
+            f"nothing more is paid. {self._state}repeat the request with payment_key={idempotency_key!r} to "
+            "present it again"
         )
-        self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.transfer_id = transfer_id
-        self.status_code: int = status_code  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.receipt = receipt
-        self.reason = reason
-        self.headers: dict[str, str] = dict(headers or {})
-        self.body = body
-        self.price_usdc = price_usdc
-        self.max_amount_usdc = max_amount_usdc
 
     _state = "It may still settle: read it with payments.get, or "
 
@@ -428,11 +391,11 @@ class PaidNotDeliveredError(PaymentRefusedError):
     _state = "It is paid, and not delivered: tell the seller, or "
 
 
-def _price(price_usdc: Decimal | None, max_amount_usdc: Decimal | None) -> str:
-    if price_usdc is None:
+def _price(error: "PaymentRefusedError | PaymentPendingApprovalError") -> str:
+    if error.price_usdc is None:
         return ""
-    cap = "no max_amount" if max_amount_usdc is None else f"max_amount {max_amount_usdc:f} USDC"
-    return f" of {price_usdc:f} USDC ({cap})"
+    cap = "no max_amount" if error.max_amount_usdc is None else f"max_amount {error.max_amount_usdc:f} USDC"
+    return f" of {error.price_usdc:f} USDC ({cap})"
 
 
 class PaymentPendingApprovalError(AgentPayError):
@@ -447,24 +410,18 @@ class PaymentPendingApprovalError(AgentPayError):
         max_amount_usdc: the cap of the request; None without one.
     """
 
-    def __init__(
-        self,
-        *,
-        idempotency_key: str,
-        transfer_id: str,
-        price_usdc: Decimal | None = None,
-        max_amount_usdc: Decimal | None = None,
-    ) -> None:
-        price = _price(price_usdc, max_amount_usdc)
+    idempotency_key: str  # pyright: ignore[reportIncompatibleVariableOverride]
+    transfer_id: str
+    price_usdc: Decimal | None = None
+    max_amount_usdc: Decimal | None = None
+
+    def __init__(self, *, idempotency_key: str, transfer_id: str, **facts: Any) -> None:  # noqa: ANN401
+        vars(self).update(facts, idempotency_key=idempotency_key, transfer_id=transfer_id)
         super().__init__(
-            f"payment {transfer_id}{price} waits for an operator's approval, and nothing was paid. Once "
-            "approvals.approve has approved it, repeat the request with "
+            f"payment {transfer_id}{_price(self)} waits for an operator's approval, and nothing was paid. "
+            "Once approvals.approve has approved it, repeat the request with "
             f"payment_key={idempotency_key!r}"
         )
-        self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.transfer_id = transfer_id
-        self.price_usdc = price_usdc
-        self.max_amount_usdc = max_amount_usdc
 
 
 class WaitTimeoutError(AgentPayError, TimeoutError):
@@ -508,9 +465,11 @@ class WebhookPayloadError(WebhookError):
         details: its faults, field by field.
     """
 
-    def __init__(self, message: str, *, details: tuple[FieldError, ...] = ()) -> None:
-        super().__init__(message)
-        self.details = details
+    details: tuple[FieldError, ...] = ()
+
+
+_KINDS: Final[dict[int | str, type["APIError"]]] = {}
+"""The exception of each status, and of the codes that have one of their own."""
 
 
 class APIError(AgentPayError):
@@ -537,44 +496,34 @@ class APIError(AgentPayError):
 
     advice: str = "Report the request id to the operators of the service"
     _effect: str = ""
-    code: ErrorCode | None
+    status_code: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    code: ErrorCode | None = None
+    transfer_id: str | None = None
+    transfer_status: str | None = None
+    session_id: str | None = None
+    session_status: str | None = None
+    charge_id: str | None = None
+    details: tuple[FieldError, ...] = ()
+    retry_after: float | None = None
+    body: ErrorBody | None = None
+    decided_at: datetime | None = None
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status_code: int,
-        code: ErrorCode | None = None,
-        request_id: str | None = None,
-        transfer_id: str | None = None,
-        transfer_status: str | None = None,
-        session_id: str | None = None,
-        session_status: str | None = None,
-        charge_id: str | None = None,
-        details: tuple[FieldError, ...] = (),
-        retry_after: float | None = None,
-        body: ErrorBody | None = None,
-        decided_at: datetime | None = None,
-    ) -> None:
-        super().__init__(message)
+    def __init_subclass__(cls, *, raised_for: Iterable[int | str] = ()) -> None:
+        """Let responses with these statuses or codes raise the class."""
+        super().__init_subclass__()
+        _KINDS.update(dict.fromkeys(raised_for, cls))
+
+    def __init__(self, message: str, *, status_code: int, **facts: Any) -> None:  # noqa: ANN401
+        super().__init__(message, status_code=status_code, **facts)
         self.message = message
-        self.status_code: int = status_code  # pyright: ignore[reportIncompatibleVariableOverride]
-        self.decided_at = decided_at
-        self.code = code
-        # A code counts only with its own status, so that contradictory responses are not misinterpreted.
-        if code in _CODES and HTTP_STATUS[Code(code)] == status_code:
-            self.advice = self._effect + ADVICE[Code(code)]
-        self.request_id = request_id
-        self.transfer_id = transfer_id
-        self.transfer_status = transfer_status
-        self.session_id = session_id
-        self.session_status = session_status
-        self.charge_id = charge_id
-        self.details = details
-        self.retry_after = retry_after
-        self.body = body
-        self.outcome: RequestOutcome = _outcome_of(status_code, code, transfer_id or session_id)
-        self.retryable: bool = type(self).retryable or status_code in _TEMPORARY
+        known = Code.of(status_code, self.code)
+        if known is not None:
+            self.advice = self._effect + known.advice
+        self.outcome: RequestOutcome = _outcome_of(
+            status_code, self.code, self.transfer_id or self.session_id
+        )
+        is_temporary = status_code in (408, 429) or (500 <= status_code < 600 and status_code != 501)
+        self.retryable: bool = type(self).retryable or is_temporary
 
     @property
     def summary(self) -> str:
@@ -584,13 +533,15 @@ class APIError(AgentPayError):
     def __str__(self) -> str:
         text = self.summary
         # The message of a single fault may repeat it.
-        shown = (fault for fault in self.details[:_SHOWN_FAULTS] if fault.message not in self.message)
-        text += "".join(f"; {fault.field} {fault.message}" for fault in shown)
+        shown = [fault for fault in self.details[:_SHOWN_FAULTS] if fault.message not in self.message]
+        text += (": " if shown else "") + "; ".join(f"{fault.field} {fault.message}" for fault in shown)
         if len(self.details) > _SHOWN_FAULTS:
             text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
         if self.decided_at is not None:
             text += f". Decided at {format_timestamp(self.decided_at)} and repeated for its idempotency key"
         where = _named(transfer=self.transfer_id, session=self.session_id, request=self.request_id)
+        if self.advice in self.message:
+            return printable(text + where)
         key = self.idempotency_key
         # A call without a key, such as an approval, is simply repeated.
         again = "" if key is None else f" with idempotency_key={key!r}"
@@ -603,27 +554,27 @@ def possible_again(available_at: datetime | None) -> str:
     return "" if available_at is None else f". Possible again at {format_timestamp(available_at)}"
 
 
-_CODES: Final = frozenset(Code)
-_TEMPORARY: Final = frozenset({408, 429, *range(500, 600)} - {501})
-_TURNED_AWAY: Final = frozenset({401, 403, 421, 429})
-_LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 412, 413, 415, 422})
+def kind_of(status: int, code: str | None) -> type[APIError]:
+    """Return the exception of an error response."""
+    return _KINDS.get(Code.of(status, code) or status) or _KINDS.get(status, APIError)
 
 
 def _outcome_of(status: int, code: str | None, subject: str | None) -> RequestOutcome:
     """Return what an error response says about a write. The one place that classifies responses."""
-    if status in _TURNED_AWAY:
-        return "not_done"
-    if status in _LAST_WORDS:
-        # Without the service's error body it may come from a proxy, which has no information on earlier
-        # attempts.
-        return "not_done" if code is None else "decided"
-    if status == 503 and code == "chain_unavailable" and subject is None:
-        # Nothing was stored, and nothing will be sent (interface E4, I5).
-        return "not_done"
+    match status:
+        case 401 | 403 | 421 | 429:
+            return "not_done"  # It was turned away.
+        case 400 | 402 | 404 | 405 | 409 | 412 | 413 | 415 | 422:
+            # Without the service's error body it may come from a proxy, which has no information on earlier
+            # attempts.
+            return "not_done" if code is None else "decided"
+        case 503 if code == "chain_unavailable" and subject is None:
+            # Nothing was stored, and nothing will be sent (interface E4, I5).
+            return "not_done"
     return "unknown"
 
 
-class InvalidRequestError(APIError, ValueError):
+class InvalidRequestError(APIError, ValueError, raised_for=(400, 405, 413, 415)):
     """The request is invalid; `details` lists every fault (status 400, 405, 413 or 415).
 
     An argument that cannot be sent raises it too, such as an amount with seven decimals or a time without a
@@ -633,25 +584,25 @@ class InvalidRequestError(APIError, ValueError):
     advice: str = "Correct the request before you retry"
 
 
-class AuthenticationError(APIError):
+class AuthenticationError(APIError, raised_for=[401]):
     """The API key is missing, malformed or revoked (status 401)."""
 
-    advice: str = ADVICE[Code.UNAUTHORIZED]
+    advice: str = Code.UNAUTHORIZED.advice
 
 
-class PermissionDeniedError(APIError):
+class PermissionDeniedError(APIError, raised_for=[403]):
     """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
 
-    advice: str = ADVICE[Code.FORBIDDEN]
+    advice: str = Code.FORBIDDEN.advice
 
 
-class NotFoundError(APIError):
+class NotFoundError(APIError, raised_for=[404]):
     """The object does not exist, or belongs to another operator (status 404)."""
 
-    advice: str = ADVICE[Code.NOT_FOUND]
+    advice: str = Code.NOT_FOUND.advice
 
 
-class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
+class TransferRejectedError(APIError, RefusedError, raised_for=[402]):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The transfer, or the session request, was refused and no money moved (status 402).
 
     Attributes:
@@ -668,8 +619,8 @@ class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIn
     advice: str = "No money moved; read the message for the reason"
     _effect = "No money moved. "
 
-    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
-        super().__init__(message, **given)
+    def __init__(self, message: str, **facts: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **facts)
         refusal = None if self.body is None else self.body.refusal
         self.rule: RefusalRule | None = None if refusal is None else refusal.rule
         self.limit_usdc: Decimal | None = None if refusal is None else refusal.limit_usdc
@@ -684,28 +635,26 @@ class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIn
         return super().summary + possible_again(self.available_at)
 
 
-class PolicyViolationError(TransferRejectedError):
+class PolicyViolationError(TransferRejectedError, raised_for=[Code.POLICY_VIOLATION]):
     """The account's policy refuses it; the message names the limit (`policy_violation`)."""
 
 
-class AccountPausedError(TransferRejectedError):
+class AccountPausedError(TransferRejectedError, raised_for=[Code.ACCOUNT_PAUSED]):
     """The account's policy is paused (`account_paused`)."""
 
 
-class InsufficientBalanceError(TransferRejectedError):
+class InsufficientBalanceError(TransferRejectedError, raised_for=[Code.INSUFFICIENT_BALANCE]):
     """The account holds too little USDC (`insufficient_balance`)."""
 
 
-class TransferFailedError(TransferRejectedError):
+class TransferFailedError(TransferRejectedError, raised_for=[Code.TRANSFER_FAILED]):
     """The chain refused the transaction, or a session cannot settle now (`transfer_failed`)."""
 
     retryable: bool = True
 
 
-class SessionCapExceededError(TransferRejectedError):
+class SessionCapExceededError(TransferRejectedError, raised_for=[Code.SESSION_CAP_EXCEEDED]):
     """The charge would exceed the session's cap; nothing was charged (`session_cap_exceeded`)."""
-
-    _effect = "Nothing was charged. "
 
 
 class NotSupportedError(APIError):
@@ -713,52 +662,40 @@ class NotSupportedError(APIError):
 
     advice: str = "Do without it, or use a service that offers this extension"
 
-    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
-        super().__init__(message, **given)
+    def __init__(self, message: str, **facts: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **facts)
         self.advice = type(self).advice
 
 
-class RequestTimeoutError(APIError):
-    """The request did not arrive at the service in time (status 408).
-
-    A proxy may send it too, so a call that writes raises an `OutcomeUnknownError` instead.
-    """
-
-    advice: str = ADVICE[Code.REQUEST_TIMEOUT]
-
-
-class ConflictError(APIError):
+class ConflictError(APIError, raised_for=[409]):
     """The request contradicts the current state (status 409)."""
 
     advice: str = "Read the current state, then decide again"
 
 
-class IdempotencyConflictError(ConflictError):
+class IdempotencyConflictError(ConflictError, raised_for=[Code.IDEMPOTENCY_CONFLICT]):
     """The idempotency key was used with other parameters within 24 hours (`idempotency_conflict`)."""
 
 
-class SessionClosedError(ConflictError):
+class SessionClosedError(ConflictError, raised_for=[Code.SESSION_CLOSED]):
     """The session accepts no more charges: it is closing, settled, or was never open (`session_closed`)."""
 
-    _effect = "Nothing was charged. "
 
-
-class PreconditionFailedError(APIError):
+class PreconditionFailedError(APIError, raised_for=[412]):
     """The object was changed by another caller since it was read (status 412)."""
 
-    advice: str = ADVICE[Code.PRECONDITION_FAILED]
+    advice: str = Code.PRECONDITION_FAILED.advice
 
 
-class InvalidRecipientError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
+class InvalidRecipientError(APIError, RefusedError, raised_for=[422]):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The recipient cannot be paid: it is no usable USDC token account or account_id (status 422)."""
 
-    advice: str = ADVICE[Code.INVALID_RECIPIENT]
+    advice: str = Code.INVALID_RECIPIENT.advice
 
 
-_ABOVE_CAP: Final = re.compile(r"price is (\d+(?:\.\d+)?) USDC and max_amount (\d+(?:\.\d+)?) USDC", re.ASCII)
-
-
-class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
+class UnpayableChallengeError(
+    APIError, RefusedError, raised_for=[Code.UNREADABLE_CHALLENGE, Code.NOTHING_PAYABLE]
+):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The 402 cannot be paid: its challenge is unreadable, or offers nothing payable (status 422).
 
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
@@ -770,60 +707,31 @@ class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[report
 
     advice: str = "The seller must correct its 402; do not pay this seller for this request until then"
 
-    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
-        super().__init__(message, **given)
-        self.price_usdc: Decimal | None = None
-        self.max_amount_usdc: Decimal | None = None
-        if self.code != "nothing_payable":
-            return
-        reasons = [fault.message for fault in self.details]
-        # The service says so at the beginning of a reason; any other reason is about what the seller offers.
-        priced = [found for reason in reasons if (found := _ABOVE_CAP.match(reason))]
-        can_do = []
-        if priced:
-            self.price_usdc = min(Decimal(found[1]) for found in priced)
-            self.max_amount_usdc = Decimal(priced[0][2])
-            can_do.append("raise max_amount if the price is right")
-        if any("session_cap" in reason for reason in reasons):
-            can_do.append("pass a session_cap of what you are willing to lock in a channel")
-        if can_do:
-            text = " or ".join(can_do)
-            self.advice = f"{text[0].upper()}{text[1:]}, and retry with the same key"
-        elif any(reason.startswith("expired ") for reason in reasons):
-            self.advice = "Request the resource again, and pay its new 402 with the same key"
-        else:
-            self.advice = "Nothing that you pass changes this: buy elsewhere, or report it to the seller"
+    def __init__(self, message: str, **facts: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **facts)
+        self.price_usdc: Decimal | None = None if self.body is None else self.body.price_usdc
+        self.max_amount_usdc: Decimal | None = None if self.body is None else self.body.max_amount_usdc
 
 
-class RateLimitError(APIError):
+class RateLimitError(APIError, raised_for=[429]):
     """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
 
-    advice: str = ADVICE[Code.RATE_LIMITED]
+    advice: str = Code.RATE_LIMITED.advice
 
 
-class FeeBudgetExceededError(RateLimitError):
+class FeeBudgetExceededError(RateLimitError, raised_for=[Code.FEE_BUDGET_EXCEEDED]):
     """The account has used up its fee budget: SOL that brought no payment (`fee_budget_exceeded`).
 
     Failed transactions and sessions that are settled with nothing charged count for 24 hours, open sessions
     until they are settled. Nothing was done; `retry_after` says in how many seconds enough is free again.
     """
 
-    _effect = "Nothing was done. "
 
-
-class ServerError(APIError):
+class ServerError(APIError, raised_for=range(500, 600)):
     """The service, or a proxy in front of it, failed (status 500 and above)."""
 
     advice: str = "Call again later. If the error persists, report the request id"
 
 
-class ChainUnavailableError(ServerError):
+class ChainUnavailableError(ServerError, raised_for=[Code.CHAIN_UNAVAILABLE]):
     """The service cannot reach the blockchain (`chain_unavailable`)."""
-
-
-class ServiceUnavailableError(ServerError):
-    """The service cannot reach its own database (`service_unavailable`).
-
-    A call that writes raises an `OutcomeUnknownError` instead, because the request may or may not have been
-    carried out.
-    """

@@ -24,7 +24,7 @@ from agentpay._sync.client import AgentPay
 from agentpay._sync.paging import Page
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import CREATE_TRANSFER
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event
 from agentpay.contract.examples import FIELDS, Examples
 from agentpay.contract.ext.payments import Payment
@@ -47,7 +47,7 @@ M = TypeVar("M", bound=Model)
 T = TypeVar("T")
 
 _UNSIGNED: Final = {"tx_signature": None, "chain_explorer_url": None}
-_REFUSED: Final = {"error": "policy_violation", "message": MEANINGS[ErrorCode.POLICY_VIOLATION]}
+_REFUSED: Final = {"error": "policy_violation", "message": ErrorCode.POLICY_VIOLATION.meaning}
 
 _TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "settled": {},
@@ -57,7 +57,7 @@ _TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "rejected": {**_UNSIGNED, **_REFUSED, "settled_at": None},
     "failed": {
         "error": "transfer_failed",
-        "message": MEANINGS[ErrorCode.TRANSFER_FAILED],
+        "message": ErrorCode.TRANSFER_FAILED.meaning,
         "settled_at": None,
     },
 }
@@ -76,7 +76,7 @@ _PAYMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "failed": {
         "header": None,
         "error": "payment_expired",
-        "message": MEANINGS[ErrorCode.PAYMENT_EXPIRED],
+        "message": ErrorCode.PAYMENT_EXPIRED.meaning,
     },
 }
 """The same of a payment."""
@@ -241,7 +241,7 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
         TypeError: error bodies have no such field.
     """
     body = make(ErrorBody, error=code, **fields)
-    status = HTTP_STATUS[ErrorCode(code)]
+    status = ErrorCode(code).status
     headers = {REQUEST_ID.name.lower(): str(fields.get("request_id") or REQUEST_ID.example)}
     if RETRY_AFTER in STATUS_HEADERS.get(status, ()):
         headers[RETRY_AFTER.name.lower()] = "1"
@@ -390,7 +390,7 @@ _TRANSFER_ERRORS: Final = {
 
 
 def _error_fields(code: ErrorCode) -> dict[str, Any]:
-    fields: dict[str, Any] = {"error": code.value, "message": MEANINGS[code]}
+    fields: dict[str, Any] = {"error": code.value, "message": code.meaning}
     if code in _TRANSFER_ERRORS:
         return {**fields, "transfer_id": FIELDS["transfer_id"], "status": _TRANSFER_ERRORS[code]}
     if code is ErrorCode.SESSION_CAP_EXCEEDED:

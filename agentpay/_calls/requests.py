@@ -21,14 +21,7 @@ from agentpay._calls.arguments import check_text, converted, request_of, timesta
 from agentpay._calls.invalid import InvalidArgumentError
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
-from agentpay.contract.errors import (
-    HTTP_STATUS,
-    MEANINGS,
-    ErrorBody,
-    ErrorCode,
-    FieldError,
-    without_advice,
-)
+from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError
 from agentpay.contract.fields import parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED, is_header_value
 from agentpay.contract.models import with_response
@@ -304,39 +297,6 @@ def _brief(value: object) -> str:
     return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…")
 
 
-_BY_CODE: Final[dict[str, type[errors.APIError]]] = {
-    ErrorCode.POLICY_VIOLATION: errors.PolicyViolationError,
-    ErrorCode.ACCOUNT_PAUSED: errors.AccountPausedError,
-    ErrorCode.INSUFFICIENT_BALANCE: errors.InsufficientBalanceError,
-    ErrorCode.TRANSFER_FAILED: errors.TransferFailedError,
-    ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
-    ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
-    ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
-    ErrorCode.UNREADABLE_CHALLENGE: errors.UnpayableChallengeError,
-    ErrorCode.NOTHING_PAYABLE: errors.UnpayableChallengeError,
-    ErrorCode.FEE_BUDGET_EXCEEDED: errors.FeeBudgetExceededError,
-    ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
-    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
-}
-"""Codes with a more specific exception than their status has."""
-
-_BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
-    400: errors.InvalidRequestError,
-    401: errors.AuthenticationError,
-    402: errors.TransferRejectedError,
-    403: errors.PermissionDeniedError,
-    404: errors.NotFoundError,
-    408: errors.RequestTimeoutError,
-    405: errors.InvalidRequestError,
-    409: errors.ConflictError,
-    412: errors.PreconditionFailedError,
-    413: errors.InvalidRequestError,
-    415: errors.InvalidRequestError,
-    422: errors.InvalidRecipientError,
-    429: errors.RateLimitError,
-}
-
-
 def error_of(endpoint: Endpoint[Any], reply: RawResponse, now: float) -> errors.APIError:
     """Arguments are as for `read`."""
     status = reply.status_code
@@ -344,7 +304,7 @@ def error_of(endpoint: Endpoint[Any], reply: RawResponse, now: float) -> errors.
     body = sent and _printable(sent)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
-    kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
+    kind = errors.kind_of(status, None if body is None else body.error)
     if _is_not_offered(endpoint, status, body):
         return errors.NotSupportedError(
             f"{endpoint.name} is an extension, and this service has no {endpoint.operation}",
@@ -356,13 +316,10 @@ def error_of(endpoint: Endpoint[Any], reply: RawResponse, now: float) -> errors.
     if body is None:
         message = "the response has no error body as the service would send; a proxy may have sent it"
         return kind(message, status_code=status, request_id=request_id, retry_after=retry_after)
-    # A code counts only with its own status, so that contradictory responses are not misinterpreted.
-    if body.error in _BY_CODE and HTTP_STATUS[ErrorCode(body.error)] == status:
-        kind = _BY_CODE[body.error]
     session_id = None if body.session_id is UNSET else body.session_id
     is_of_session = body.session_id is not UNSET
     return kind(
-        without_advice(body.error, body.message)[:MESSAGE_MAX_CHARACTERS],
+        body.message[:MESSAGE_MAX_CHARACTERS],
         status_code=status,
         code=cast("choices.ErrorCode", body.error),
         request_id=request_id,
@@ -404,30 +361,16 @@ def _error_body(status: int, content: bytes) -> ErrorBody | None:
         faults = {re.split(r"[.[]", fault.field)[0] for fault in error.faults}
     if not isinstance(value, dict):
         return None
-    code = value.get("error")
-    if not isinstance(code, str) or code not in _OF_CONTRACT or HTTP_STATUS[ErrorCode(code)] != status:
+    # The contract shows the rest of a body only for a 402. Other codes need one: a proxy may respond with an
+    # `error` such as `not_found`.
+    code = ErrorCode.of(status, value.get("error"))
+    if code is None or code.mark != "contract":
         return None
     # A chain_unavailable without an identifier would mean that nothing was done.
     if status == 503 and not faults.isdisjoint(("transfer_id", "session_id")):
         return None
     valid = {name: item for name, item in value.items() if name not in faults}
-    return codec.structure({"message": MEANINGS[ErrorCode(code)], **valid}, ErrorBody)
-
-
-_OF_CONTRACT: Final = frozenset(
-    {
-        ErrorCode.POLICY_VIOLATION,
-        ErrorCode.ACCOUNT_PAUSED,
-        ErrorCode.INSUFFICIENT_BALANCE,
-        ErrorCode.IDEMPOTENCY_CONFLICT,
-        ErrorCode.INVALID_RECIPIENT,
-        ErrorCode.CHAIN_UNAVAILABLE,
-    }
-)
-"""Codes that count without the rest of a valid body, because the contract shows it only for a 402.
-
-Other codes need one: a proxy may respond with an `error` such as `not_found`.
-"""
+    return codec.structure({"message": code.meaning, **valid}, ErrorBody)
 
 
 def _printable(body: ErrorBody) -> ErrorBody:

@@ -176,11 +176,14 @@ def _not_answered(error: errors.APIConnectionError, address: ServerAccess, outpu
 
 def _sentences(error: errors.APIError) -> str:
     said = error.message.rstrip(".")
-    shown = (fault for fault in error.details if fault.message not in error.message)
-    said += "".join(f"; {fault.field} {fault.message}" for fault in shown)
+    shown = [fault for fault in error.details if fault.message not in error.message]
+    said += (": " if shown else "") + "; ".join(f"{fault.field} {fault.message}" for fault in shown)
     if isinstance(error, errors.TransferRejectedError):
         said += errors.possible_again(error.available_at)
-    advice = error.advice.replace("the same idempotency key", "--idempotency-key")
+    # The message of most errors says it already.
+    advice = (
+        "" if error.advice in said else error.advice.replace("the same idempotency key", "--idempotency-key")
+    )
     if isinstance(error, errors.AuthenticationError):
         advice = f"Set --key or {KEY_VARIABLE} to the operator key of this server"
     if error.decided_at is not None:

@@ -10,7 +10,7 @@ from typing import Any, Final, Generic, TypeVar
 from attrs import Factory, field, frozen
 
 from agentpay.contract.accounts import Account, Balance, CreateAccount, ListAccounts
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.headers import ETAG, IF_MATCH, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import AccountPolicy, PolicyChange
@@ -159,7 +159,7 @@ class Endpoint(Generic[M]):
             codes.add(ErrorCode.INVALID_REQUEST)
         if self.request is not None:
             codes.add(ErrorCode.UNSUPPORTED_MEDIA_TYPE)
-        return tuple(sorted(codes, key=lambda code: (HTTP_STATUS[code], code)))
+        return tuple(sorted(codes, key=lambda code: (code.status, code)))
 
 
 CREATE_ACCOUNT: Final = Endpoint(

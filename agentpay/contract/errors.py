@@ -1,11 +1,8 @@
-"""The errors of the service: codes, HTTP statuses and bodies.
-
-Six of the codes are from the contract; the others are extensions of this service (interface E5).
-"""
+"""The errors of the service: codes (interface E5), and bodies."""
 
 from datetime import datetime
 from enum import StrEnum
-from typing import ClassVar, Final, NamedTuple
+from typing import ClassVar, Self
 
 from attrs import field, frozen
 
@@ -17,42 +14,249 @@ from agentpay.contract.usdc import UsdcString
 
 
 class ErrorCode(StrEnum):
-    """Every `error` code of the service."""
+    """Every `error` code of the service, one row each.
 
-    POLICY_VIOLATION = "policy_violation"
-    ACCOUNT_PAUSED = "account_paused"
-    INSUFFICIENT_BALANCE = "insufficient_balance"
-    IDEMPOTENCY_CONFLICT = "idempotency_conflict"
-    PAYMENT_EXPIRED = "payment_expired"
-    PAYMENT_FAILED = "payment_failed"
-    INVALID_RECIPIENT = "invalid_recipient"
-    UNREADABLE_CHALLENGE = "unreadable_challenge"
-    NOTHING_PAYABLE = "nothing_payable"
-    CHAIN_UNAVAILABLE = "chain_unavailable"
-    SERVICE_UNAVAILABLE = "service_unavailable"
-    TRANSFER_FAILED = "transfer_failed"
-    SESSION_CAP_EXCEEDED = "session_cap_exceeded"
-    SESSION_CLOSED = "session_closed"
-    TOO_MANY_SESSIONS = "too_many_sessions"
-    UNAUTHORIZED = "unauthorized"
-    FORBIDDEN = "forbidden"
-    NOT_FOUND = "not_found"
-    METHOD_NOT_ALLOWED = "method_not_allowed"
-    INVALID_REQUEST = "invalid_request"
-    PAYLOAD_TOO_LARGE = "payload_too_large"
-    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
-    MISDIRECTED_REQUEST = "misdirected_request"
-    PRECONDITION_FAILED = "precondition_failed"
-    REQUEST_TIMEOUT = "request_timeout"
-    ROTATION_IN_PROGRESS = "rotation_in_progress"
-    RATE_LIMITED = "rate_limited"
-    FEE_BUDGET_EXCEEDED = "fee_budget_exceeded"
-    CLOCK_NOT_MANUAL = "clock_not_manual"
-    CLOCK_MOVING = "clock_moving"
-    NOT_PENDING = "not_pending"
-    LAST_OPERATOR_KEY = "last_operator_key"
-    NOT_IN_MEMORY = "not_in_memory"
-    NOT_AT_REST = "not_at_rest"
+    Attributes:
+        status: its HTTP status.
+        meaning: what happened, in general.
+        advice: what to do about it. Responses add it to messages that do not say what to do.
+        mark: `contract` if the contract defines it, `ours` for an extension.
+    """
+
+    status: int
+    meaning: str
+    advice: str
+    mark: str
+
+    def __new__(
+        cls, code: str, status: int = 0, meaning: str = "", advice: str = "", mark: str = "ours"
+    ) -> Self:
+        """Create a member from its row. The defaults are for mypy, which checks `ErrorCode(code)` by them."""
+        self = str.__new__(cls, code)
+        self._value_ = code
+        self.status, self.meaning, self.advice, self.mark = status, meaning, advice, mark
+        return self
+
+    POLICY_VIOLATION = (
+        "policy_violation",
+        402,
+        "Rejected by spending policy.",
+        "Change the request, or have an operator change the policy; then use a new idempotency key",
+        "contract",
+    )
+    ACCOUNT_PAUSED = (
+        "account_paused",
+        402,
+        "Account policy has `paused: true`.",
+        "Stop spending. Once an operator has resumed the account, use a new idempotency key",
+        "contract",
+    )
+    INSUFFICIENT_BALANCE = (
+        "insufficient_balance",
+        402,
+        "Source balance too low.",
+        "Fund the account, then repeat the call with the same idempotency key",
+        "contract",
+    )
+    IDEMPOTENCY_CONFLICT = (
+        "idempotency_conflict",
+        409,
+        "Idempotency key reused with different parameters.",
+        (
+            "Repeat the call with the first parameters for the first payment's outcome; use a new key only "
+            "for another payment"
+        ),
+        "contract",
+    )
+    PAYMENT_EXPIRED = (
+        "payment_expired",
+        409,
+        "The payment of this key has expired, and nothing moved.",
+        "Use a new idempotency key for a new purchase",
+    )
+    PAYMENT_FAILED = (
+        "payment_failed",
+        409,
+        "The chain refused the payment of this key, and nothing moved.",
+        "Read the payment for the reason, then use a new idempotency key for a new purchase",
+    )
+    INVALID_RECIPIENT = (
+        "invalid_recipient",
+        422,
+        "Recipient is not a valid USDC token account address.",
+        "Pay an account_id, or a USDC token account instead of the wallet that owns it",
+        "contract",
+    )
+    UNREADABLE_CHALLENGE = (
+        "unreadable_challenge",
+        422,
+        "Nothing of the 402 can be read; the message names the field.",
+        "Report it to the seller, or buy elsewhere",
+    )
+    NOTHING_PAYABLE = (
+        "nothing_payable",
+        422,
+        "The 402 offers nothing that this account can pay.",
+        "Read the reason of each offer in details, or buy elsewhere",
+    )
+    CHAIN_UNAVAILABLE = (
+        "chain_unavailable",
+        503,
+        "Blockchain RPC unavailable; retry with backoff.",
+        "Call again with backoff, not sooner than Retry-After says",
+        "contract",
+    )
+    SERVICE_UNAVAILABLE = (
+        "service_unavailable",
+        503,
+        "The service's database did not respond; the request may or may not have been carried out.",
+        "Read the current state, or repeat a call that has an idempotency key",
+    )
+    TRANSFER_FAILED = (
+        "transfer_failed",
+        402,
+        "The chain refused the transaction; nothing moved.",
+        "Repeat the call with the same idempotency key for a new attempt",
+    )
+    SESSION_CAP_EXCEEDED = (
+        "session_cap_exceeded",
+        402,
+        "The charge exceeds the rest of the session's cap.",
+        "Charge less, or close the session and open another",
+    )
+    SESSION_CLOSED = "session_closed", 409, "The session no longer accepts charges.", "Open another session"
+    TOO_MANY_SESSIONS = (
+        "too_many_sessions",
+        409,
+        (
+            "The account has the maximum number of unsettled sessions, or the key has opened the most of an "
+            "hour with a seller."
+        ),
+        "Close a session, then repeat the call with the same idempotency key",
+    )
+    UNAUTHORIZED = (
+        "unauthorized",
+        401,
+        "Missing, malformed, unknown or revoked key.",
+        "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
+    )
+    FORBIDDEN = (
+        "forbidden",
+        403,
+        "The key may not do this; the message says which key may.",
+        "Use a key of the required kind; an agent cannot do this itself",
+    )
+    NOT_FOUND = (
+        "not_found",
+        404,
+        "The key has access to no object with this identifier.",
+        "Check the identifier, and that it belongs to the key's operator",
+    )
+    METHOD_NOT_ALLOWED = (
+        "method_not_allowed",
+        405,
+        "The path does not support this method.",
+        "Use a method from the header Allow",
+    )
+    INVALID_REQUEST = (
+        "invalid_request",
+        400,
+        "Body or parameters are invalid; `details` lists every fault.",
+        "Correct every fault in details, then call again",
+    )
+    PAYLOAD_TOO_LARGE = "payload_too_large", 413, "The body is larger than 64 KiB.", "Send a smaller body"
+    UNSUPPORTED_MEDIA_TYPE = (
+        "unsupported_media_type",
+        415,
+        "The body is not JSON.",
+        "Send JSON with Content-Type: application/json, not compressed",
+    )
+    MISDIRECTED_REQUEST = (
+        "misdirected_request",
+        421,
+        "The server does not accept requests for this host.",
+        "Use localhost or a loopback address as base_url, or start the server with --allowed-host",
+    )
+    PRECONDITION_FAILED = (
+        "precondition_failed",
+        412,
+        "The policy is not at the version given in `If-Match`.",
+        "Read it again and repeat the change",
+    )
+    REQUEST_TIMEOUT = (
+        "request_timeout",
+        408,
+        "The request did not arrive in time: its head within 10 seconds, its body within 30.",
+        "Call again over a better connection",
+    )
+    ROTATION_IN_PROGRESS = (
+        "rotation_in_progress",
+        409,
+        "The previous rotation of the secret still overlaps.",
+        "Wait for the end of the overlap, or rotate with overlap_seconds=0",
+    )
+    RATE_LIMITED = (
+        "rate_limited",
+        429,
+        (
+            "Too many requests with this key or of this operator, too many new accounts, or too many "
+            "transfers of this agent key pending approval; wait as long as `Retry-After` says."
+        ),
+        "Call again when the seconds of Retry-After have passed",
+    )
+    FEE_BUDGET_EXCEEDED = (
+        "fee_budget_exceeded",
+        429,
+        (
+            "The account has used up its fee budget of 24 hours, and nothing was done; wait as long as "
+            "`Retry-After` says."
+        ),
+        "Close sessions that are not in use, or call again when the seconds of Retry-After have passed",
+    )
+    CLOCK_NOT_MANUAL = (
+        "clock_not_manual",
+        409,
+        "The clock is not in manual mode.",
+        "Start the server with a manual clock",
+    )
+    CLOCK_MOVING = (
+        "clock_moving",
+        409,
+        "Another advance of the clock is waiting for an event receiver.",
+        "Wait until it has returned; from inside the receiver, respond first",
+    )
+    NOT_PENDING = (
+        "not_pending",
+        409,
+        "The transfer is not pending approval.",
+        "Read the transfer: it was already decided, or its approval expired",
+    )
+    LAST_OPERATOR_KEY = (
+        "last_operator_key",
+        409,
+        "The operator has no other valid key.",
+        "Create another one, then revoke this one",
+    )
+    NOT_IN_MEMORY = (
+        "not_in_memory",
+        409,
+        (
+            "Part of the server's state is on disk, in a database or on an external chain, and cannot be "
+            "restored."
+        ),
+        "Start a server with --in-memory, or stop this one and copy its directory or database",
+    )
+    NOT_AT_REST = (
+        "not_at_rest",
+        409,
+        "Work in progress did not finish in time.",
+        "End the requests in progress, disarm faults that delay settlement, then call again",
+    )
+
+    @classmethod
+    def of(cls, status: int, code: object) -> Self | None:
+        """Return the code of a response, or None. One with another's status is none: who sent it is open."""
+        return next((each for each in cls if each == code and each.status == status), None)
 
 
 class RejectionReason(StrEnum):
@@ -64,214 +268,6 @@ class RejectionReason(StrEnum):
 
     ESCALATION_REJECTED = "escalation_rejected"
     ESCALATION_EXPIRED = "escalation_expired"
-
-
-class ErrorRow(NamedTuple):
-    """What is said of a code.
-
-    Attributes:
-        status: its HTTP status.
-        meaning: what happened, in general.
-        advice: what to do about it. Responses add it to messages that do not say what to do.
-    """
-
-    status: int
-    meaning: str
-    advice: str
-
-
-ERRORS: Final[dict[ErrorCode, ErrorRow]] = {
-    ErrorCode.POLICY_VIOLATION: ErrorRow(
-        402,
-        "Rejected by spending policy.",
-        "Change the request, or have an operator change the policy; then use a new idempotency key",
-    ),
-    ErrorCode.ACCOUNT_PAUSED: ErrorRow(
-        402,
-        "Account policy has `paused: true`.",
-        "Stop spending. Once an operator has resumed the account, use a new idempotency key",
-    ),
-    ErrorCode.INSUFFICIENT_BALANCE: ErrorRow(
-        402,
-        "Source balance too low.",
-        "Fund the account, then repeat the call with the same idempotency key",
-    ),
-    ErrorCode.IDEMPOTENCY_CONFLICT: ErrorRow(
-        409,
-        "Idempotency key reused with different parameters.",
-        "Repeat the call with the first parameters for the first payment's outcome; use a new key "
-        "only for another payment",
-    ),
-    ErrorCode.PAYMENT_EXPIRED: ErrorRow(
-        409,
-        "The payment of this key has expired, and nothing moved.",
-        "Use a new idempotency key for a new purchase",
-    ),
-    ErrorCode.PAYMENT_FAILED: ErrorRow(
-        409,
-        "The chain refused the payment of this key, and nothing moved.",
-        "Read the payment for the reason, then use a new idempotency key for a new purchase",
-    ),
-    ErrorCode.INVALID_RECIPIENT: ErrorRow(
-        422,
-        "Recipient is not a valid USDC token account address.",
-        "Pay an account_id, or a USDC token account instead of the wallet that owns it",
-    ),
-    ErrorCode.UNREADABLE_CHALLENGE: ErrorRow(
-        422,
-        "Nothing of the 402 can be read; the message names the field.",
-        "Report it to the seller, or buy elsewhere",
-    ),
-    ErrorCode.NOTHING_PAYABLE: ErrorRow(
-        422,
-        "The 402 offers nothing that this account can pay.",
-        "Read the reason of each offer in details, or buy elsewhere",
-    ),
-    ErrorCode.CHAIN_UNAVAILABLE: ErrorRow(
-        503,
-        "Blockchain RPC unavailable; retry with backoff.",
-        "Call again with backoff, not sooner than Retry-After says",
-    ),
-    ErrorCode.SERVICE_UNAVAILABLE: ErrorRow(
-        503,
-        "The service's database did not respond; the request may or may not have been carried out.",
-        "Read the current state, or repeat a call that has an idempotency key",
-    ),
-    ErrorCode.TRANSFER_FAILED: ErrorRow(
-        402,
-        "The chain refused the transaction; nothing moved.",
-        "Repeat the call with the same idempotency key for a new attempt",
-    ),
-    ErrorCode.SESSION_CAP_EXCEEDED: ErrorRow(
-        402,
-        "The charge exceeds the rest of the session's cap.",
-        "Charge less, or close the session and open another",
-    ),
-    ErrorCode.SESSION_CLOSED: ErrorRow(
-        409,
-        "The session no longer accepts charges.",
-        "Open another session",
-    ),
-    ErrorCode.TOO_MANY_SESSIONS: ErrorRow(
-        409,
-        "The account has the maximum number of unsettled sessions, or the key has opened the most of "
-        "an hour with a seller.",
-        "Close a session, then repeat the call with the same idempotency key",
-    ),
-    ErrorCode.UNAUTHORIZED: ErrorRow(
-        401,
-        "Missing, malformed, unknown or revoked key.",
-        "Pass a valid key as api_key, or set AGENTPAY_API_KEY",
-    ),
-    ErrorCode.FORBIDDEN: ErrorRow(
-        403,
-        "The key may not do this; the message says which key may.",
-        "Use a key of the required kind; an agent cannot do this itself",
-    ),
-    ErrorCode.NOT_FOUND: ErrorRow(
-        404,
-        "The key has access to no object with this identifier.",
-        "Check the identifier, and that it belongs to the key's operator",
-    ),
-    ErrorCode.METHOD_NOT_ALLOWED: ErrorRow(
-        405,
-        "The path does not support this method.",
-        "Use a method from the header Allow",
-    ),
-    ErrorCode.INVALID_REQUEST: ErrorRow(
-        400,
-        "Body or parameters are invalid; `details` lists every fault.",
-        "Correct every fault in details, then call again",
-    ),
-    ErrorCode.PAYLOAD_TOO_LARGE: ErrorRow(
-        413,
-        "The body is larger than 64 KiB.",
-        "Send a smaller body",
-    ),
-    ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRow(
-        415,
-        "The body is not JSON.",
-        "Send JSON with Content-Type: application/json, not compressed",
-    ),
-    ErrorCode.MISDIRECTED_REQUEST: ErrorRow(
-        421,
-        "The server does not accept requests for this host.",
-        "Use localhost or a loopback address as base_url, or start the server with --allowed-host",
-    ),
-    ErrorCode.PRECONDITION_FAILED: ErrorRow(
-        412,
-        "The policy is not at the version given in `If-Match`.",
-        "Read it again and repeat the change",
-    ),
-    ErrorCode.REQUEST_TIMEOUT: ErrorRow(
-        408,
-        "The request did not arrive in time: its head within 10 seconds, its body within 30.",
-        "Call again over a better connection",
-    ),
-    ErrorCode.ROTATION_IN_PROGRESS: ErrorRow(
-        409,
-        "The previous rotation of the secret still overlaps.",
-        "Wait for the end of the overlap, or rotate with overlap_seconds=0",
-    ),
-    ErrorCode.RATE_LIMITED: ErrorRow(
-        429,
-        "Too many requests with this key or of this operator, too many new accounts, or too many "
-        "transfers of this agent key pending approval; wait as long as `Retry-After` says.",
-        "Call again when the seconds of Retry-After have passed",
-    ),
-    ErrorCode.FEE_BUDGET_EXCEEDED: ErrorRow(
-        429,
-        "The account has used up its fee budget of 24 hours, and nothing was done; wait as long as "
-        "`Retry-After` says.",
-        "Close sessions that are not in use, or call again when the seconds of Retry-After have passed",
-    ),
-    ErrorCode.CLOCK_NOT_MANUAL: ErrorRow(
-        409,
-        "The clock is not in manual mode.",
-        "Start the server with a manual clock",
-    ),
-    ErrorCode.CLOCK_MOVING: ErrorRow(
-        409,
-        "Another advance of the clock is waiting for an event receiver.",
-        "Wait until it has returned; from inside the receiver, respond first",
-    ),
-    ErrorCode.NOT_PENDING: ErrorRow(
-        409,
-        "The transfer is not pending approval.",
-        "Read the transfer: it was already decided, or its approval expired",
-    ),
-    ErrorCode.LAST_OPERATOR_KEY: ErrorRow(
-        409,
-        "The operator has no other valid key.",
-        "Create another one, then revoke this one",
-    ),
-    ErrorCode.NOT_IN_MEMORY: ErrorRow(
-        409,
-        "Part of the server's state is on disk, in a database or on an external chain, and cannot be "
-        "restored.",
-        "Start a server with --in-memory, or stop this one and copy its directory or database",
-    ),
-    ErrorCode.NOT_AT_REST: ErrorRow(
-        409,
-        "Work in progress did not finish in time.",
-        "End the requests in progress, disarm faults that delay settlement, then call again",
-    ),
-}
-"""Every error, one row each."""
-
-HTTP_STATUS: Final = {code: row.status for code, row in ERRORS.items()}
-MEANINGS: Final = {code: row.meaning for code, row in ERRORS.items()}
-ADVICE: Final = {code: row.advice for code, row in ERRORS.items()}
-
-
-def with_advice(code: ErrorCode, message: str) -> str:
-    """Return the message of a response: what happened, then what to do."""
-    return f"{message} {ADVICE[code]}."
-
-
-def without_advice(code: str, message: str) -> str:
-    """Return what happened, without the advice that `with_advice` added."""
-    return message.removesuffix(f" {ADVICE[ErrorCode(code)]}.") if code in HTTP_STATUS else message
 
 
 @frozen(kw_only=True)
@@ -335,6 +331,8 @@ class ErrorBody(Model):
         charge_id: the voucher that the error is about.
         status: status of that transfer or session.
         refusal: the rule that refused it; only in the 402 of a policy, a balance or a budget.
+        price_usdc: the lowest price that was refused for being above `max_amount`; only in `nothing_payable`.
+        max_amount_usdc: that `max_amount`.
     """
 
     _example: ClassVar = {
@@ -353,3 +351,5 @@ class ErrorBody(Model):
     charge_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     status: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     refusal: Refusal | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    price_usdc: UsdcString | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    max_amount_usdc: UsdcString | None = field(default=None, metadata=OMITTED_BY_DEFAULT)

@@ -11,7 +11,7 @@ from typing import Any, Final
 import attrs
 
 from agentpay.contract import codec, identifiers
-from agentpay.contract.errors import MEANINGS, ErrorCode
+from agentpay.contract.errors import ErrorCode
 from agentpay.contract.requests import UNSET, Request
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, wire_name
 
@@ -168,7 +168,7 @@ def error_example(code: ErrorCode, schema: Schema) -> dict[str, Any]:
     """Return an example body of an error, with the fields of its schema."""
     fields = {
         "error": code.value,
-        "message": MEANINGS[code],
+        "message": code.meaning,
         "request_id": FIELDS["request_id"],
         "details": [{"field": FIELDS["field"], "message": FIELDS["message"]}],
         "transfer_id": FIELDS["transfer_id"],

@@ -13,12 +13,13 @@ import attrs
 from agentpay._version import __version__
 from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES
 from agentpay.contract.examples import Examples, error_example
 from agentpay.contract.headers import REQUEST_ID, STATUS_HEADERS, Header
 from agentpay.contract.pages import PageBody
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words, wire_name
+from agentpay.contract.usdc import UsdcString
 from agentpay.contract.webhooks import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay_server.http.responses import CSV, JSON_LINES, is_list
 
@@ -400,7 +401,7 @@ class _Errors:
     def of(self, endpoint: Endpoint[Any]) -> dict[str, dict[str, Any]]:
         by_status: dict[int, list[ErrorCode]] = defaultdict(list)
         for code in endpoint.every_error:
-            by_status[HTTP_STATUS[code]].append(code)
+            by_status[code.status].append(code)
         answers = {}
         for status, codes in by_status.items():
             subject = endpoint.subject
@@ -419,10 +420,10 @@ class _Errors:
     def _answer(
         self, name: str, schema: Schema, codes: Sequence[ErrorCode], unresolved: Subject | None
     ) -> dict[str, Any]:
-        status = HTTP_STATUS[codes[0]]
+        status = codes[0].status
         examples = {code.value: error_example(code, schema) for code in codes}
         content: Schema = self._schemas.add(name, schema)
-        words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
+        words = [f"`{code.value}`: {code.meaning}" for code in codes]
         if unresolved is not None:
             unknown = self._unknown_outcome(unresolved)
             # The more specific choice first: a client may decode the first that fits.
@@ -452,6 +453,7 @@ class _Errors:
         optional: dict[str, Schema] = {}
         if ErrorCode.NOTHING_PAYABLE in codes:
             optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
+            optional |= dict.fromkeys(("price_usdc", "max_amount_usdc"), self._schemas.of(UsdcString))
         if ErrorCode.IDEMPOTENCY_CONFLICT in codes:
             # What the key has bought, if the caller may see it.
             for name in ("transfer_id", "session_id", "charge_id"):

@@ -2,9 +2,10 @@
 
 import re
 from datetime import datetime
+from decimal import Decimal
 from typing import Final
 
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError, Refusal, with_advice
+from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError, Refusal
 from agentpay.contract.ext.console import ALLOW_SIGNING
 from agentpay.contract.requests import UNSET, UnsetType
 
@@ -36,6 +37,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         charge_id: str | None = None,
         status: str | None = None,
         refusal: Refusal | None = None,
+        price_usdc: Decimal | None = None,
+        max_amount_usdc: Decimal | None = None,
         retry_after_seconds: int | None = None,
         decided_at: datetime | None = None,
         allow: tuple[str, ...] = (),
@@ -50,6 +53,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.charge_id = charge_id
         self.status = status
         self.refusal = refusal
+        self.price_usdc = price_usdc
+        self.max_amount_usdc = max_amount_usdc
         self.retry_after_seconds = retry_after_seconds
         self.decided_at = decided_at
         self.allow = allow
@@ -57,7 +62,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
     @property
     def http_status(self) -> int:
-        return HTTP_STATUS[self.code]
+        return self.code.status
 
     def body(self, request_id: str) -> ErrorBody:
         """The body of a 402 has four fields, and the rule that refused (interface E2, E3)."""
@@ -65,7 +70,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         is_complete = self.says_what_to_do or is_refused_payment or self.code in _AS_STORED
         return ErrorBody(
             error=self.code,
-            message=self.message if is_complete else with_advice(self.code, self.message),
+            message=self.message if is_complete else f"{self.message} {self.code.advice}.",
             request_id=None if is_refused_payment else request_id,
             details=self.details,
             transfer_id=self.transfer_id,
@@ -73,6 +78,8 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
             charge_id=self.charge_id,
             status=self.status,
             refusal=self.refusal,
+            price_usdc=self.price_usdc,
+            max_amount_usdc=self.max_amount_usdc,
         )
 
 

@@ -23,7 +23,7 @@ import agentpay
 import agentpay_server
 from agentpay import cli as client
 from agentpay import errors, payments, resources, types, webhooks
-from agentpay.contract.errors import ADVICE, HTTP_STATUS, ErrorCode, RejectionReason
+from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
 from agentpay.integrations import WebhookRouter
 from agentpay.mcp.command import parser as tools_parser
@@ -388,7 +388,7 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
     body = {"error": code.value, "message": "m", "request_id": "req_1"}
-    transport = httpx.MockTransport(lambda _: httpx.Response(HTTP_STATUS[code], json=body))
+    transport = httpx.MockTransport(lambda _: httpx.Response(code.status, json=body))
     client = agentpay.AgentPay(
         api_key="ap_operator_x", base_url="http://agentpay.invalid", transport=transport, max_retries=0
     )
@@ -400,7 +400,7 @@ def exception_of(code: ErrorCode) -> type[errors.APIError]:
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:
     page = (DOCS / "reference" / "errors.md").read_text("utf-8")
     rows = re.findall(r"^\| (\d+) \| \[`(\w+)`\]\(#\2\) \| `(\w+)` \|$", page, re.MULTILINE)
-    expected = {(str(HTTP_STATUS[code]), code.value, exception_of(code).__name__) for code in ErrorCode}
+    expected = {(str(code.status), code.value, exception_of(code).__name__) for code in ErrorCode}
     assert set(rows) == expected
     assert len(rows) == len(expected)
 
@@ -414,10 +414,10 @@ def test_every_error_code_has_a_section_with_meaning_and_remedy() -> None:
     }
     for code in ErrorCode:
         text = sections[code.value]
-        assert text.startswith(f"**{HTTP_STATUS[code]} · `{exception_of(code).__name__}`.** ")
+        assert text.startswith(f"**{code.status} · `{exception_of(code).__name__}`.** ")
         remedy = text.partition("\n\n*Do:* ")[2].replace("`", "").replace("\n", " ")
         plain = re.sub(r"\[(.+?)\]\(.+?\)", r"\1", remedy)
-        assert plain.casefold().startswith(ADVICE[code].casefold()), code
+        assert plain.casefold().startswith(code.advice.casefold()), code
 
 
 def test_every_exception_is_on_the_page_of_errors() -> None:

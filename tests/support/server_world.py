@@ -9,7 +9,7 @@ import httpx
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.contract.errors import ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.platform.principals import KeyKind, new_code, new_key
@@ -78,7 +78,7 @@ def refused(response: httpx.Response, code: str) -> dict[str, Any]:
     body."""
     body = response.json()
     assert body["error"] == code, body
-    assert response.status_code == HTTP_STATUS[ErrorCode(code)]
+    assert response.status_code == ErrorCode(code).status
     assert_error_shape(response)
     return dict(body)
 
@@ -107,7 +107,7 @@ def assert_error_shape(response: httpx.Response) -> None:
     elif response.status_code == 409:
         assert extra in (set(), {"transfer_id"}, {"session_id"}, {"charge_id"}, {"details"})
     elif body["error"] == "nothing_payable":
-        assert extra in (set(), {"details"})
+        assert extra in (set(), {"details"}, {"details", "price_usdc", "max_amount_usdc"})
     else:
         assert extra == set()
     assert (response.status_code == 401) == ("www-authenticate" in response.headers)

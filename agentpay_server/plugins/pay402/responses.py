@@ -1,6 +1,7 @@
 """Responses about payments."""
 
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode, FieldError
@@ -10,6 +11,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.database.tables import PaymentRow, TransferRecord
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.errors import Problem
+from agentpay_server.plugins.pay402.challenges.offers import Sifted
 from agentpay_server.transfers.outcomes import decided_at, refused, split_responses
 from agentpay_server.transfers.store import refusal_of
 
@@ -96,8 +98,16 @@ def conflict(holder: TransferRecord | None = None, differences: Sequence[str] = 
     )
 
 
-def nothing_payable(reasons: Mapping[int, str]) -> Problem:
-    """Return the error for a 402 without a payable offer; `reasons` are those of its offers, by position."""
+def nothing_payable(
+    reasons: Mapping[int, str], sifted: Sifted | None = None, max_amount: Decimal | None = None
+) -> Problem:
+    """Return the error for a 402 without a payable offer.
+
+    Args:
+        reasons: those of its offers, by position.
+        sifted: the offers, if something else that the caller passes could make one of them payable.
+        max_amount: what the caller pays at most.
+    """
     if not reasons:
         return Problem(
             ErrorCode.NOTHING_PAYABLE,
@@ -112,9 +122,17 @@ def nothing_payable(reasons: Mapping[int, str]) -> Problem:
         message = (
             f"None of the {len(reasons)} offers of this 402 can be paid; details has the reason for each."
         )
+    price_micro = None if sifted is None else sifted.too_dear_micro
+    can_do = [] if price_micro is None else ["raise max_amount if the price is right"]
+    if sifted is not None and sifted.needs_session_cap:
+        can_do.append("pass a session_cap of what you are willing to lock in a channel")
+    advice = " or ".join(can_do) + ", and retry with the same key." if can_do else _NOTHING_HELPS
     return Problem(
         ErrorCode.NOTHING_PAYABLE,
-        message,
+        f"{message} {advice[0].upper()}{advice[1:]}",
+        says_what_to_do=True,
+        price_usdc=None if price_micro is None else from_micro(price_micro),
+        max_amount_usdc=None if price_micro is None else max_amount,
         details=tuple(
             FieldError(field=f"offers[{position}]", message=reason)
             for position, reason in sorted(reasons.items())
@@ -122,6 +140,10 @@ def nothing_payable(reasons: Mapping[int, str]) -> Problem:
     )
 
 
+_NOTHING_HELPS: Final = (
+    "Nothing that you pass changes this: request the resource again if an offer has expired, else buy "
+    "elsewhere, or report it to the seller."
+)
 _FATES: Final = {
     TransferStatus.SUBMITTED: "can still settle",
     TransferStatus.SETTLED: "has settled",

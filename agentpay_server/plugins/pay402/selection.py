@@ -119,7 +119,7 @@ class SelectOffer:
         use = use_of(connection, held)
         payable, reasons = self._sifted.payable, self._sifted.reasons
         if not payable and use.channel is None:
-            raise nothing_payable(reasons)
+            raise nothing_payable(reasons, self._sifted, request.max_amount)
         payable = self._of_key(connection, payable, holder, use)
         pin = store.PINS.get(connection, (principal.operator_id, request.origin))
         judged = Verdict.NEW if holder is None else rules.verdict_if_equal(holder.status, holder.error)
@@ -234,7 +234,7 @@ class SelectOffer:
                 return position, offer
             forbidden = forbidden or (position, offer)
         if forbidden is None:
-            raise nothing_payable(found)
+            raise nothing_payable(found, self._sifted, self._request.max_amount)
         return forbidden
 
     def _landing_fault(self, position: int, offer: Offer) -> str | None:

@@ -549,6 +549,7 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     price = "price is 0.001000 USDC and max_amount 0.000900 USDC"
     assert dear["details"] == [{"field": "offers[0]", "message": price}]
     assert dear["message"].startswith(f"The only offer of this 402 cannot be paid: {price}. ")
+    assert (dear["price_usdc"], dear["max_amount_usdc"]) == ("0.001000", "0.000900")
     empty = refused(authorize({"headers": []}), "nothing_payable")
     assert "has no challenge of x402 or MPP" in empty["message"]
     assert "details" not in empty
@@ -559,6 +560,7 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     }
     both = refused(authorize(several, max_amount="5"), "nothing_payable")
     assert both["message"].startswith("None of the 2 offers")
+    assert (both["price_usdc"], both["max_amount_usdc"]) == ("10000.000000", "5.000000")
     assert [each["message"] for each in both["details"]] == [
         "scheme is batch-settlement; only exact and upto are paid",
         "price is 10000.000000 USDC and max_amount 5.000000 USDC",

@@ -13,7 +13,7 @@ from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
 
 from agentpay import Account, FieldError, errors
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
+from agentpay.contract.errors import ErrorCode
 
 
 def get_account(client):
@@ -40,7 +40,7 @@ KINDS = {
     ErrorCode.NOTHING_PAYABLE: errors.UnpayableChallengeError,
     ErrorCode.INVALID_RECIPIENT: errors.InvalidRecipientError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
-    ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
+    ErrorCode.SERVICE_UNAVAILABLE: errors.ServerError,
     ErrorCode.UNAUTHORIZED: errors.AuthenticationError,
     ErrorCode.FORBIDDEN: errors.PermissionDeniedError,
     ErrorCode.NOT_FOUND: errors.NotFoundError,
@@ -60,19 +60,19 @@ KINDS = {
     ErrorCode.ROTATION_IN_PROGRESS: errors.ConflictError,
     ErrorCode.NOT_IN_MEMORY: errors.ConflictError,
     ErrorCode.NOT_AT_REST: errors.ConflictError,
-    ErrorCode.REQUEST_TIMEOUT: errors.RequestTimeoutError,
+    ErrorCode.REQUEST_TIMEOUT: errors.APIError,
     ErrorCode.MISDIRECTED_REQUEST: errors.APIError,
 }
 
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_every_error_code_maps_to_its_exception(caller, code):
-    caller.script(refusal(HTTP_STATUS[code], code, request_id="req_1"))
+    caller.script(refusal(code.status, code, request_id="req_1"))
     with pytest.raises(errors.APIError) as caught:
         caller(get_account)
     error = caught.value
     assert type(error) is KINDS[code]
-    assert (error.status_code, error.code, error.request_id) == (HTTP_STATUS[code], code, "req_1")
+    assert (error.status_code, error.code, error.request_id) == (code.status, code, "req_1")
     assert error.message == f"about {code}"
     assert f"about {code}" in str(error)
     assert error.advice.replace(" with the same idempotency key", "") in str(error)
@@ -87,7 +87,7 @@ def test_every_error_code_maps_to_its_exception(caller, code):
         (403, errors.PermissionDeniedError),
         (404, errors.NotFoundError),
         (405, errors.InvalidRequestError),
-        (408, errors.RequestTimeoutError),
+        (408, errors.APIError),
         (409, errors.ConflictError),
         (412, errors.PreconditionFailedError),
         (413, errors.InvalidRequestError),
@@ -137,12 +137,12 @@ PAY = {"from_": "acct_a", "to": "acct_b", "amount": 1}
     ],
 )
 def test_a_code_of_the_contract_counts_without_a_complete_body(caller, code, fields):
-    caller.script(answer(HTTP_STATUS[code], {"error": code, **fields}), max_retries=0)
+    caller.script(answer(ErrorCode(code).status, {"error": code, **fields}), max_retries=0)
     with pytest.raises(errors.APIError) as caught:
         caller(lambda c: c.transfers.create(**PAY))
     error = caught.value
     assert (type(error), error.code) == (KINDS[code], code)
-    assert error.message == MEANINGS[code]
+    assert error.message == ErrorCode(code).meaning
     assert error.transfer_id == (fields.get("transfer_id") if code == "account_paused" else None)
 
 

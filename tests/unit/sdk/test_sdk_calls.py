@@ -225,7 +225,7 @@ class TestDeadline:
     def test_a_retry_that_would_leave_too_little_time_is_not_made(self, caller):
         script = caller.script(busy(), answer(200, ACCOUNT))
         caller.client._http.random = lambda: 1.0  # a pause of 0.5 s
-        with pytest.raises(errors.ServiceUnavailableError):
+        with pytest.raises(errors.ServerError):
             caller(lambda c: c.accounts.get("acct_a", total_timeout=0.55))
         assert len(script.requests) == 1
         assert caller.clock.sleeps == []

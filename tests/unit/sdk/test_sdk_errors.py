@@ -99,7 +99,7 @@ def test_every_api_error_message_ends_with_advice(kind):
     error = example(kind)
     assert error.advice
     assert str(error) == (
-        "402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). "
+        "402 policy_violation: no: memo is required (transfer txn_a, session sess_a, request req_1). "
         f"{error.advice}"
     )
 
@@ -107,10 +107,9 @@ def test_every_api_error_message_ends_with_advice(kind):
 def test_advice_is_that_of_the_code_and_appears_once():
     body = b'{"error": "precondition_failed", "message": "Not now. Read it again and repeat the change."}'
     said = received(GET_TRANSFER, 412, body)
-    assert (said.message, said.advice) == ("Not now.", "Read it again and repeat the change")
+    assert said.message == "Not now. Read it again and repeat the change."
+    assert said.advice == "Read it again and repeat the change"
     assert str(said) == "412 precondition_failed: Not now. Read it again and repeat the change"
-    assert said.body is not None
-    assert said.body.message.endswith(said.advice + ".")
     pending = errors.ConflictError("It is settled.", status_code=409, code="not_pending")
     assert str(pending).endswith("Read the transfer: it was already decided, or its approval expired")
     foreign = errors.ConflictError("no", status_code=409, code="policy_violation")

@@ -32,8 +32,8 @@ PUBLIC = """
     PaymentHeader PaymentOutcome PaymentPendingApprovalError PaymentRefusedError PaymentSplit PendingTransfer
     PermissionDeniedError PinnedOrigin Policy PolicyParams PolicyRecordView PolicyViolationError
     PreconditionFailedError RateLimitError RawResponse RefusedError ReplayedDeliveries
-    RequestTimeoutError ResponseValidationError SearchResult ServedRequest ServerError
-    ServiceUnavailableError Session SessionCapExceededError SessionClosedError SignInCode
+    ResponseValidationError SearchResult ServedRequest ServerError
+    Session SessionCapExceededError SessionClosedError SignInCode
     SpendReport Transaction Transfer TransferCheck TransferFailedError TransferOutcomeUnknownError
     TransferRejectedError UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookDetails
     WebhookError WebhookPayloadError WebhookSignatureError __version__

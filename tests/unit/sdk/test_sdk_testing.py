@@ -29,7 +29,7 @@ from agentpay import (
     errors,
     testing,
 )
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.contract.errors import ErrorCode
 from agentpay.integrations import WebhookRouter
 from agentpay.webhooks import EVENT_CLASSES, SIGNATURE_HEADER, Event, TransferSettled, UnknownEvent, unwrap
 from agentpay_server import AgentPayServer
@@ -130,7 +130,7 @@ def test_every_error_can_be_created(code: Any) -> None:
     made = testing.error(code)
 
     assert made.code == code
-    assert made.status_code == HTTP_STATUS[ErrorCode(code)]
+    assert made.status_code == ErrorCode(code).status
     assert made.request_id is not None
     assert made.body is not None
     assert made.body.error == code

@@ -23,7 +23,7 @@ from agentpay._pay402.fetching import (
     checked_headers,
     target_of,
 )
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
+from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.ext.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.testing import make
@@ -66,7 +66,7 @@ def test_a_payment_without_a_record_is_consistent(status: Any) -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
-    error = errors.APIError("No.", status_code=HTTP_STATUS.get(code, 400), code=code.value)
+    error = errors.APIError("No.", status_code=code.status, code=code.value)
     advice = reports.after_refusal(error)
     assert_consistent(reports.unrecorded(REF, "rejected", "No.", advice=advice))
     assert_consistent(reports.session_unread("sess_1", error))

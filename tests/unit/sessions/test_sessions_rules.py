@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay.contract.errors import HTTP_STATUS
 from agentpay.contract.ext.sessions import SessionStatus
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
@@ -227,7 +226,7 @@ def test_the_first_failing_rule_decides_an_opening(broken):
     assert found is not None
     assert found.message.startswith(name)
     assert found.code == CODES.get(name, "policy_violation")
-    assert HTTP_STATUS[found.code] == 402
+    assert found.code.status == 402
 
 
 # --- Charging ---------------------------------------------------------------------------------------------

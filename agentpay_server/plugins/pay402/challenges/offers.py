@@ -47,10 +47,14 @@ class Sifted:
     Attributes:
         payable: those that can be paid, by their position in the 402; the one to prefer first.
         reasons: why the others cannot be paid, by their position.
+        too_dear_micro: the lowest price of those that only the caller's maximum forbids.
+        needs_session_cap: one can be paid with a `session_cap`, or with a higher one.
     """
 
     payable: Mapping[int, Offer]
     reasons: Mapping[int, str]
+    too_dear_micro: int | None
+    needs_session_cap: bool
 
 
 def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer | Skipped]:
@@ -130,20 +134,30 @@ def sift(
     """
     networks = networks_of(cluster)
     payable, reasons = {}, {}
+    too_dear: list[int] = []
+    needs_session_cap = False
     for position, offer in enumerate(offers):
         if isinstance(offer, Skipped):
             reasons[position] = offer.reason
             continue
-        reason = (
-            _money_reason(offer, networks, usdc_mint)
-            or _reason(offer, now_us, max_amount_micro)
-            or _channel_reason(offer, session_cap_micro)
-        )
+        reason = _money_reason(offer, networks, usdc_mint) or _reason(offer, now_us)
+        micro = offer.terms.amount_micro
+        if reason is None and max_amount_micro is not None and micro > max_amount_micro:
+            too_dear.append(micro)
+            reason = f"price is {usdc_text(micro)} USDC and max_amount {usdc_text(max_amount_micro)} USDC"
+        elif reason is None:
+            reason = _cap_reason(offer, session_cap_micro)
+            needs_session_cap |= reason is not None
         if reason is None:
             payable[position] = offer
         else:
             reasons[position] = reason
-    return Sifted(payable=dict(sorted(payable.items(), key=_preference)), reasons=reasons)
+    return Sifted(
+        payable=dict(sorted(payable.items(), key=_preference)),
+        reasons=reasons,
+        too_dear_micro=min(too_dear, default=None),
+        needs_session_cap=needs_session_cap,
+    )
 
 
 def _money_reason(offer: Offer, networks: Collection[Network], usdc_mint: str) -> str | None:
@@ -158,27 +172,21 @@ def _money_reason(offer: Offer, networks: Collection[Network], usdc_mint: str) -
     return None
 
 
-def _reason(offer: Offer, now_us: int, max_amount_micro: int | None) -> str | None:
+def _reason(offer: Offer, now_us: int) -> str | None:
     terms = offer.terms
     if terms.amount_micro > MAX_MICRO:
         return f"price is above {usdc_text(MAX_MICRO)} USDC, the most that this service pays"
     if offer.expires_us is not None and offer.expires_us <= now_us:
         return f"expired at {format_timestamp(from_us(offer.expires_us))}; request the resource again"
-    if max_amount_micro is not None and terms.amount_micro > max_amount_micro:
-        return (
-            f"price is {usdc_text(terms.amount_micro)} USDC and max_amount {usdc_text(max_amount_micro)} USDC"
-        )
+    if offer.channel is not None and not 0 < offer.channel.grace_seconds <= MAX_GRACE_SECONDS:
+        bounds = f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
+        return f"{_FORMS[offer.is_session]}, and {bounds}"
     return None
 
 
-def _channel_reason(offer: Offer, session_cap_micro: int | None) -> str | None:
+def _cap_reason(offer: Offer, session_cap_micro: int | None) -> str | None:
     channel = offer.channel
-    if channel is None:
-        return None
-    if not 0 < channel.grace_seconds <= MAX_GRACE_SECONDS:
-        bounds = f"its grace period is not between 1 and {MAX_GRACE_SECONDS} seconds"
-        return f"{_FORMS[offer.is_session]}, and {bounds}"
-    if not offer.is_session:
+    if channel is None or not offer.is_session:
         return None
     if session_cap_micro is None:
         return "intent is session, which is paid only with session_cap: the USDC to lock in a channel"
