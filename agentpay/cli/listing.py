@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay import errors
-from agentpay.cli.columns import Column
+from agentpay.cli.commands import Column
 from agentpay.cli.output import Output, identifier_of
 
 PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitError)
@@ -47,14 +47,14 @@ class Listing:
         columns: Sequence[Column],
         *,
         empty: str,
-        moment: Callable[[Any], datetime | None] | None = None,
-        note: Callable[[Sequence[Any]], str | None] = lambda _: None,
+        moment: str | None = None,
+        note: Callable[[Sequence[Any]], str | None],
     ) -> None:
         """Print a list, and again whenever it changes if it is watched.
 
         `items` reads the list, newest first, at each refresh; `empty` is printed for an empty one. `moment`
-        returns the time of an item, where the service takes no `since`. `note` returns what to say after the
-        list, unless it is watched.
+        is the field with the time of an item, where the service takes no `since`. `note` returns what to say
+        after the list, unless it is watched.
         """
         if moment is not None:
             items = _within(items, self.since, self.until, moment)
@@ -123,13 +123,13 @@ def _within(
     items: Callable[[], Iterable[Any]],
     since: datetime | None,
     until: datetime | None,
-    moment: Callable[[Any], datetime | None],
+    moment: str,
 ) -> Callable[[], Iterable[Any]]:
     """Read a list from `until` on, until an item is not after `since`."""
 
     def read() -> Iterator[Any]:
         for item in items():
-            at = moment(item)
+            at: datetime | None = getattr(item, moment)
             if at is not None and since is not None and at <= since:
                 return
             if at is None or until is None or at <= until:
