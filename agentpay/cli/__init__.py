@@ -56,7 +56,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "events": ("agentpay.cli.webhooks:events", "List events and replay them."),
     "deliveries": ("agentpay.cli.webhooks:deliveries", "List webhook deliveries and replay them."),
     "listen": (
-        "agentpay.cli.listen:listen",
+        "agentpay.cli.webhooks:listen",
         "Print events as they happen, and optionally forward them, signed.",
     ),
     "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),

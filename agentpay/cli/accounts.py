@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from agentpay.cli.output import Output
     from agentpay.contract.accounts import Account
     from agentpay.contract.ext.console import AccountDetails
+    from agentpay.contract.ext.search import SearchResult
+    from agentpay.contract.ext.spending import Budget
 
 
 def _account(client: AgentPay, account_id: str) -> Account | AccountDetails:
@@ -221,29 +223,27 @@ def set_policy(
     (output.result if change else output.record)(policy, "Policy")
 
 
-@click.command()
-@click.argument("account_id", type=OWN_ACCOUNT, required=False)
-@takes_server
-def budget(*, server: AgentPay, output: Output, account_id: str) -> None:
-    """Show what an account may spend now.
+def _print_budget(output: Output, found: Budget) -> None:
+    from agentpay.cli.tables import amount
 
-    ACCOUNT may be omitted with an agent key, which has one account.
-    """
-    with output.progress("Reading"):
-        found = server.accounts.budget(account_id)
     if not output.is_json and not output.is_quiet:
         limits = (found.available_usdc, found.max_single_transfer, found.remaining_usdc)
-        most = min(limit for limit in limits if limit is not None)
-        state = "paused: no transfer is allowed" if found.paused else f"{_shown(most)} USDC in one transfer"
-        output.line(f"{output.names(account_id)} may spend now:", state)
+        most = amount(min(limit for limit in limits if limit is not None))
+        state = "paused: no transfer is allowed" if found.paused else f"{most} USDC in one transfer"
+        output.line(f"{output.names(found.account_id)} may spend now:", state)
     output.record(found, "Budget")
 
 
-def _shown(usdc: Decimal) -> str:
-    from agentpay.cli.tables import amount
+budget = command(
+    "budget",
+    """Show what an account may spend now.
 
-    return amount(usdc)
-
+    ACCOUNT may be omitted with an agent key, which has one account.
+    """,
+    click.argument("account_id", type=OWN_ACCOUNT, required=False),
+    call=lambda client: client.accounts.budget,
+    prints=_print_budget,
+)
 
 _PERIODS: Final = [
     Column("from", lambda entry: f"{entry.at:%Y-%m-%d %H:%M}"),
@@ -251,27 +251,29 @@ _PERIODS: Final = [
     Column("rejected"),
 ]
 
-
-@click.command()
-@account_option("Only spends of this account.")
-@click.option(
-    "--by", type=click.Choice(["day", "hour"]), default="day", show_default=True, help="Length of a period."
-)
-@click.option(
-    "--since",
-    type=MOMENT,
-    help="Only what is after this time. Default: 30 days ago, or 24 hours with --by hour.",
-)
-@click.option("--until", type=MOMENT, help="Only what is up to and including this time. Default: now.")
-@takes_server
-def spend(*, server: AgentPay, output: Output, **given: Any) -> None:  # noqa: ANN401 - as `Client.spend`
+spend = command(
+    "spend",
     """Show what was spent, by day or hour.
 
     Prints what was settled and how many requests were rejected in each period (UTC), oldest first.
-    """
-    with output.progress("Reading"):
-        report = server.spend(**given)
-    output.items(report.data, _PERIODS, empty="No periods.")
+    """,
+    account_option("Only spends of this account."),
+    click.option(
+        "--by",
+        type=click.Choice(["day", "hour"]),
+        default="day",
+        show_default=True,
+        help="Length of a period.",
+    ),
+    click.option(
+        "--since",
+        type=MOMENT,
+        help="Only what is after this time. Default: 30 days ago, or 24 hours with --by hour.",
+    ),
+    click.option("--until", type=MOMENT, help="Only what is up to and including this time. Default: now."),
+    call=lambda client: client.spend,
+    prints=lambda output, report: output.items(report.data, _PERIODS, empty="No periods."),
+)
 
 
 def _what(item: Any) -> str:  # noqa: ANN401 - an item of a search
@@ -286,42 +288,39 @@ def _what(item: Any) -> str:  # noqa: ANN401 - an item of a search
     return f"{item.cap_usdc if isinstance(item, Session) else item.amount_usdc} USDC"
 
 
-def _identifier(item: object) -> str:
+def _print_found(output: Output, found: SearchResult) -> None:
     from agentpay.cli.output import identifier_of
-
-    return identifier_of(item)
-
-
-_FOUND: Final = [
-    Column("what", _what, is_text=True),
-    Column("status", lambda each: getattr(each, "status", "")),
-    Column("identifier", _identifier),
-]
-
-
-@click.command("search")
-@click.argument("text")
-@click.option(
-    "--limit",
-    type=click.IntRange(1, 20),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="Maximum number of each kind.",
-)
-@takes_server
-def search(*, server: AgentPay, output: Output, text: str, limit: int) -> None:
-    """Find accounts, transfers, sessions, deposits and events.
-
-    TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature, idempotency
-    key or error code; an amount in USDC; or the name of an event type.
-    """
     from agentpay.contract.fields import format_timestamp
 
-    found = server.search(text, limit=limit)
+    columns = [
+        Column("what", _what, is_text=True),
+        Column("status", lambda each: getattr(each, "status", "")),
+        Column("identifier", identifier_of),
+    ]
     items = [*found.accounts, *found.transfers, *found.sessions, *found.deposits, *found.events]
-    output.items(items, _FOUND, empty="Nothing found.")
+    output.items(items, columns, empty="Nothing found.")
     if found.parts_since is not None:
         output.note(
             f"Parts of memos and origins were looked for back to {format_timestamp(found.parts_since)}."
         )
+
+
+search = command(
+    "search",
+    """Find accounts, transfers, sessions, deposits and events.
+
+    TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature, idempotency
+    key or error code; an amount in USDC; or the name of an event type.
+    """,
+    click.argument("q", metavar="TEXT"),
+    click.option(
+        "--limit",
+        type=click.IntRange(1, 20),
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="Maximum number of each kind.",
+    ),
+    call=lambda client: client.search,
+    prints=_print_found,
+)

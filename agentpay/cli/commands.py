@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from agentpay.cli.options import takes_listing, takes_server, takes_yes
+from agentpay.cli.options import takes_listing, takes_server, takes_yes, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from agentpay import AgentPay
     from agentpay.cli.listing import Listing
-    from agentpay.cli.options import Decorator, Function
+    from agentpay.cli.options import Decorator
     from agentpay.cli.output import Output
 
 
@@ -69,6 +69,7 @@ def command(
     makes: str = "",
     makes_secret: str = "",
     ends: str = "",
+    prints: Callable[[Output, Any], None] | None = None,
     progress: str = "Reading",
     asks: Callable[..., str] | None = None,
     exit_code: Callable[[Any], int] | None = None,
@@ -84,6 +85,7 @@ def command(
         makes: the title of an object that is made or changed.
         makes_secret: the title of an object with a key or a secret, which is shown only once.
         ends: what becomes of the object that the only argument names, where the method returns nothing.
+        prints: prints what is returned, where that is more than an object.
         progress: what a terminal shows meanwhile; it may contain options by their names.
         asks: returns the question to confirm on a terminal, from the client and the options.
         exit_code: returns the exit code for what is printed.
@@ -94,7 +96,9 @@ def command(
             output.confirm(lambda: asks(server, **given))
         with output.progress(progress.format(**given)):
             found = call(server)(**_passed(given))
-        if ends:
+        if prints is not None:
+            prints(output, found)
+        elif ends:
             ((field, identifier),) = given.items()
             output.done(field, identifier, ends)
         elif makes_secret:
@@ -106,7 +110,8 @@ def command(
         if exit_code is not None and (code := exit_code(found)):
             click.get_current_context().exit(code)
 
-    return _built(name, text, (*options, takes_yes) if asks else options, takes_server(run))
+    yes = (takes_yes,) if asks else ()
+    return click.command(name, help=cleandoc(text))(with_options(takes_server(run), *options, *yes))
 
 
 def listing(
@@ -144,14 +149,9 @@ def listing(
             note=lambda found: note and note(server, given, found),
         )
 
-    return _built(name, text, options, takes_listing(takes_server(run)))
+    taken = takes_listing(takes_server(run))
+    return click.command(name, help=cleandoc(text))(with_options(taken, *options))
 
 
 def _passed(given: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None and value != ()}
-
-
-def _built(name: str, text: str, options: Sequence[Decorator], run: Function) -> click.Command:
-    for option in reversed(options):
-        run = option(run)
-    return click.command(name, help=cleandoc(text))(run)

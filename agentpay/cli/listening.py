@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
-from attrs import evolve
+from attrs import define, evolve, field
 from rich.text import Text
 
 from agentpay import AsyncAgentPay
@@ -103,27 +103,18 @@ def _new_secret() -> str:
     return f"whsec_{secrets.token_urlsafe(32)}"
 
 
+@define
 class EventListener:
     """Polls for new events, prints them and forwards them."""
 
-    def __init__(
-        self,
-        address: ServerAccess,
-        output: Output,
-        *,
-        types: frozenset[str],
-        account_id: str | None,
-        interval_seconds: float,
-        is_wide: bool = False,
-    ) -> None:
-        self._is_wide = is_wide
-        self._is_forwarding = False
-        self._address = address
-        self._output = output
-        self._types = types
-        self._account_id = account_id
-        self._interval_seconds = interval_seconds
-        self._reports: asyncio.Queue[Forward] = asyncio.Queue()
+    _address: ServerAccess
+    _output: Output
+    _types: frozenset[str] = field(kw_only=True)
+    _account_id: str | None = field(kw_only=True)
+    _interval_seconds: float = field(kw_only=True)
+    _is_wide: bool = field(default=False, kw_only=True)
+    _is_forwarding: bool = field(default=False, init=False)
+    _reports: asyncio.Queue[Forward] = field(factory=asyncio.Queue, init=False)
 
     async def run(self, forward_to: str | None, secret: str | None) -> None:
         """Listen until cancelled."""

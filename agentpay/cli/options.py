@@ -146,26 +146,16 @@ MOMENT: Final = Parsed("time", _moment)
 """A time in the service's format: `2026-01-31T12:00:00Z`."""
 
 
-class Identifier(click.ParamType[str]):
-    """An identifier with one of `prefixes`, such as `acct_`."""
+def identifier(*prefixes: str) -> Parsed[str]:
+    """Return the type of an identifier with one of the prefixes, such as `acct_`."""
 
-    name = "identifier"
+    def parse(value: str) -> str:
+        if not is_identifier(value, *prefixes):
+            forms = " or ".join(f"{prefix}…" for prefix in prefixes)
+            raise ValueError(f"{value!r} is not an identifier such as {forms}")
+        return value
 
-    def __init__(self, *prefixes: str) -> None:
-        self._prefixes = prefixes
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> str:
-        """Return the identifier."""
-        text = str(value)
-        if not is_identifier(text, *self._prefixes):
-            forms = " or ".join(f"{prefix}…" for prefix in self._prefixes)
-            self.fail(f"{text!r} is not an identifier such as {forms}.", param, ctx)
-        return text
+    return Parsed("identifier", parse)
 
 
 def is_identifier(text: str, *prefixes: str) -> bool:
@@ -208,59 +198,34 @@ OPERATOR_KEY: Final = Named("operator key", "KEY_ID|NAME")
 WEBHOOK: Final = Named("webhook", "WEBHOOK")
 
 
-class EventTypes(click.ParamType["tuple[EventType, ...]"]):
-    """Event types separated by commas; `transfer.*` means all types that match it."""
+def _event_types(value: str) -> tuple[EventType, ...]:
+    from fnmatch import fnmatchcase
 
-    name = "types"
+    from agentpay.contract.events import EVENTS
 
-    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        """Return what stands for the value in help."""
-        return "TYPE,…"
+    patterns = [name.strip() for name in value.split(",")]
+    unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EVENTS)]
+    if unknown:
+        raise ValueError(
+            f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EVENTS)}, and "
+            "patterns such as transfer.*"
+        )
+    return tuple(each for each in EVENTS if any(fnmatchcase(each, p) for p in patterns))
 
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> tuple[EventType, ...]:
-        """Return the types in the contract's order, each once."""
-        from fnmatch import fnmatchcase
 
-        from agentpay.contract.events import EVENTS
+def _complete_types(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the types that may follow the last comma."""
+    from agentpay.contract.events import EVENTS
 
-        if isinstance(value, tuple):
-            return value
-        patterns = [name.strip() for name in str(value).split(",")]
-        unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EVENTS)]
-        if unknown:
-            self.fail(
-                f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EVENTS)}, and "
-                "patterns such as transfer.*.",
-                param,
-                ctx,
-            )
-        return tuple(each for each in EVENTS if any(fnmatchcase(each, p) for p in patterns))
-
-    def shell_complete(
-        self,
-        ctx: click.Context,  # noqa: ARG002 - as its base has it
-        param: click.Parameter,  # noqa: ARG002
-        incomplete: str,
-    ) -> list[CompletionItem]:
-        """Return the types that may follow the last comma."""
-        from click.shell_completion import CompletionItem
-
-        from agentpay.contract.events import EVENTS
-
-        before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(f"{before}{comma}{each}") for each in EVENTS if each.startswith(last)]
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{each}" for each in EVENTS if each.startswith(last)]
 
 
 # --- Options and arguments
 
 
-TRANSFER_ID: Final = click.argument("transfer_id", type=Identifier(TRANSFER))
-SESSION_ID: Final = click.argument("session_id", type=Identifier(SESSION))
+TRANSFER_ID: Final = click.argument("transfer_id", type=identifier(TRANSFER))
+SESSION_ID: Final = click.argument("session_id", type=identifier(SESSION))
 ACCOUNT_ID: Final = click.argument("account_id", type=ACCOUNT)
 TO: Final = click.option("--to", required=True, type=PAYEE, help="Payee: account, or USDC token account.")
 CATEGORY: Final = click.option("--category", help="Spend category, 1 to 64 characters.")
@@ -268,6 +233,19 @@ IDEMPOTENCY_KEY: Final = click.option(
     "--idempotency-key",
     help="Idempotency key. Default: a new one. To resume an earlier attempt, pass its key.",
 )
+
+takes_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")
+takes_quiet: Final = click.option(
+    "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
+)
+takes_yes: Final = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")
+
+
+def with_options(command: Function, *options: Decorator) -> Function:
+    """Add options to a command, in the order of its help."""
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def account_option(text: str) -> Decorator:
@@ -285,6 +263,14 @@ def status_option(statuses: object, things: str) -> Decorator:
     """Return the option `--status`; `statuses` is a `Literal` type."""
     text = f"Only {things} with this status."
     return click.option("--status", type=click.Choice(get_args(statuses)), help=text)
+
+
+def events_option(*names: str, text: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - as `click.option`
+    """Return the option `--events`: types separated by commas; `transfer.*` means all types that match it."""
+    kind = Parsed("types", _event_types, "TYPE,…")
+    return click.option(
+        "--events", *names, type=kind, default="*", shell_complete=_complete_types, help=text, **attributes
+    )
 
 
 def either(*options: str) -> Decorator:
@@ -359,12 +345,13 @@ def takes_server(command: Function) -> Function:
 
 def takes_address(command: Function) -> Function:
     """Add the options `--url`, `--key` and `--profile` to a command."""
-    for option in (
+    return with_options(
+        command,
         click.option(
-            "--profile",
-            metavar="NAME",
-            shell_complete=_complete_profile,
-            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
+            "--url",
+            envvar=URL_VARIABLE,
+            show_envvar=True,
+            help=f"URL of the server.  [default: {DEFAULT_URL}]",
         ),
         click.option(
             "--key",
@@ -373,31 +360,12 @@ def takes_address(command: Function) -> Function:
             help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
         ),
         click.option(
-            "--url",
-            envvar=URL_VARIABLE,
-            show_envvar=True,
-            help=f"URL of the server.  [default: {DEFAULT_URL}]",
+            "--profile",
+            metavar="NAME",
+            shell_complete=_complete_profile,
+            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
         ),
-    ):
-        command = option(command)
-    return command
-
-
-def takes_json(command: Function) -> Function:
-    """Add `--json`; the command is called with `is_json`."""
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")(command)
-
-
-def takes_quiet(command: Function) -> Function:
-    """Add `--quiet`; the command is called with `is_quiet`."""
-    return click.option(
-        "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
-    )(command)
-
-
-def takes_yes(command: Function) -> Function:
-    """Add `--yes`; the command is called with `is_yes`."""
-    return click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")(command)
+    )
 
 
 def takes_listing(command: Function) -> Function:
@@ -432,7 +400,21 @@ def takes_listing(command: Function) -> Function:
         )
         command(listing=listing, **others)
 
-    for option in (
+    return with_options(
+        with_listing,
+        click.option(
+            "--limit",
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            help="Largest number of items.",
+        ),
+        click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
+        click.option("--until", type=MOMENT, help="Only up to and including this time."),
+        click.option("--all", "is_all", is_flag=True, help="All items."),
+        click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
+        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
         click.option(
             "--interval",
             type=Seconds(0.05, 3600),
@@ -441,33 +423,13 @@ def takes_listing(command: Function) -> Function:
             metavar="SECONDS",
             help="Pause between two refreshes with --watch.",
         ),
-        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
-        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
-        click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
-        click.option("--all", "is_all", is_flag=True, help="All items."),
-        click.option("--until", type=MOMENT, help="Only up to and including this time."),
-        click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            default=100,
-            show_default=True,
-            help="Largest number of items.",
-        ),
-    ):
-        with_listing = option(with_listing)
-    return with_listing
+    )
 
 
-def _complete_profile(
-    _context: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
+def _complete_profile(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from agentpay.cli.profiles import ConfigError, read_config
 
     try:
-        names = read_config().profiles
+        return [name for name in read_config().profiles if name.startswith(incomplete)]
     except ConfigError:
         return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]

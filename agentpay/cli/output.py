@@ -122,22 +122,17 @@ class Output:
     ) -> None:
         """Print a list of models: one line each; JSON has all of their fields."""
         with self._reporting_unwritten():
-            self._items(models, columns, empty=empty, is_wide=is_wide)
-
-    def _items(
-        self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool
-    ) -> None:
-        if self.is_json:
-            for model in models:
-                self.document(model)
-        elif self.is_quiet:
-            for model in models:
-                click.echo(printable(identifier_of(model)))
-        elif models:
-            for line in self._lines(models, columns, is_wide=is_wide):
-                self._out.print(line, soft_wrap=True)
-        else:
-            self._out.print(Text(empty, style="dim"), soft_wrap=True)
+            if self.is_json:
+                for model in models:
+                    self.document(model)
+            elif self.is_quiet:
+                for model in models:
+                    click.echo(printable(identifier_of(model)))
+            elif models:
+                for line in self._lines(models, columns, is_wide=is_wide):
+                    self._out.print(line, soft_wrap=True)
+            else:
+                self._out.print(Text(empty, style="dim"), soft_wrap=True)
 
     def csv(self, models: Iterable[Any], *, empty: str) -> None:
         """Print a list of models as CSV while it is read. One that breaks off exits with 3."""

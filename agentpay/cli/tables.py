@@ -23,8 +23,8 @@ from agentpay.contract.printable import printable
 
 _GAP: Final = 2
 _TEXT_MINIMUM: Final = 10
-_REQUIRED_TEXT: Final = 16
-"""Minimum width of text in required columns, if all of them fit. Most names are shorter."""
+_TEXT_KEPT: Final = 16
+"""The width of texts that optional columns leave. Most names are shorter."""
 _ADDRESS: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}", re.ASCII)
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
@@ -76,10 +76,11 @@ def lines(
             cells[column] = [
                 styled(value) if is_wide else _cell(value, now, max(decimals, default=0)) for value in values
             ]
-    if not is_wide and _total(_natural(cells)) > width:
+    natural = _widths(cells)
+    if not is_wide and _total(natural) > width:
         cells = {column: [_brief(text) for text in texts] for column, texts in cells.items()}
-    natural = _natural(cells)
-    least = natural if is_wide else _fitted(natural, width)
+        natural = _widths(cells)
+    least = natural if is_wide else _narrowed(_fitting(natural, width), _TEXT_MINIMUM)
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
     for column in least:
         table.add_column(
@@ -146,32 +147,29 @@ def relative(moment: datetime, now: datetime) -> str:
     return f"{distance} ago" if seconds >= 0 else f"in {distance}"
 
 
-def _natural(cells: Mapping[Column, Sequence[Text]]) -> dict[Column, int]:
+def _brief(text: Text) -> Text:
+    return Text(f"{text.plain[:4]}…{text.plain[-4:]}") if _ADDRESS.fullmatch(text.plain) else text
+
+
+def _widths(cells: Mapping[Column, Sequence[Text]]) -> dict[Column, int]:
     return {
         column: max(len(column.heading), *(text.cell_len for text in texts))
         for column, texts in cells.items()
     }
 
 
-def _brief(text: Text) -> Text:
-    return Text(f"{text.plain[:4]}…{text.plain[-4:]}") if _ADDRESS.fullmatch(text.plain) else text
-
-
-def _fitted(natural: Mapping[Column, int], width: int) -> dict[Column, int]:
-    """Return the columns to show and their least widths: required ones, then each optional one that fits."""
-
-    def least(column: Column, text: int) -> int:
-        return min(natural[column], text) if column.is_text else natural[column]
-
-    required = [column for column in natural if column.show is not Show.IF_IT_FITS]
-    widths = {column: least(column, _REQUIRED_TEXT) for column in required}
-    if _total(widths) > width:
-        widths = {column: least(column, _TEXT_MINIMUM) for column in required}
+def _fitting(natural: Mapping[Column, int], width: int) -> dict[Column, int]:
+    """Return the columns to show: required ones, and each optional one that fits besides them."""
+    widths = _narrowed(natural, _TEXT_KEPT)
+    shown = {column for column in natural if column.show is not Show.IF_IT_FITS}
     for column in natural:
-        with_it = {**widths, column: least(column, _TEXT_MINIMUM)}
-        if column not in widths and _total(with_it) <= width:
-            widths = with_it
-    return {column: widths[column] for column in natural if column in widths}
+        if _total({each: widths[each] for each in (*shown, column)}) <= width:
+            shown.add(column)
+    return {column: natural[column] for column in natural if column in shown}
+
+
+def _narrowed(widths: Mapping[Column, int], text: int) -> dict[Column, int]:
+    return {column: min(width, text) if column.is_text else width for column, width in widths.items()}
 
 
 def _total(widths: Mapping[Column, int]) -> int:

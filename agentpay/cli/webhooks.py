@@ -1,4 +1,4 @@
-"""`agentpay webhooks`, `events` and `deliveries`: what happened, who is told, and telling it again."""
+"""`agentpay webhooks`, `events`, `deliveries` and `listen`: what happened, and who is told."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import click
 from agentpay.cli.commands import Column, Show, command, group, listing
 from agentpay.cli.options import (
     ACCOUNT,
+    IS_VISIBLE,
     LIMIT,
     USDC,
     WEBHOOK,
-    EventTypes,
-    Identifier,
+    Seconds,
     account_option,
     either,
+    events_option,
+    identifier,
     is_given,
     status_option,
+    takes_address,
+    takes_json,
     takes_server,
+    with_output,
 )
 from agentpay.contract.bounds import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
 from agentpay.contract.choices import DeliveryStatus, EventType
@@ -80,12 +85,8 @@ webhooks = group(
         "create",
         "Register URL to receive events. The secret is shown only once.",
         click.argument("endpoint", metavar="URL"),
-        click.option(
-            "--events",
-            type=EventTypes(),
-            default="*",
-            show_default=True,
-            help="Event types to receive, such as transfer.settled or transfer.*.",
+        events_option(
+            text="Event types to receive, such as transfer.settled or transfer.*.", show_default=True
         ),
         _ACCOUNTS,
         click.option("--low-balance", "low_balance_threshold_usdc", type=USDC, help=_LOW_BALANCE),
@@ -220,7 +221,7 @@ def _waiting(client: AgentPay, given: dict[str, Any], found: Sequence[Delivery])
 
 
 def _to_webhook(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    kind = Identifier(WEBHOOK_PREFIX)
+    kind = identifier(WEBHOOK_PREFIX)
     return click.option("--webhook", "webhook_id", type=kind, metavar="WEBHOOK_ID", help=text)
 
 
@@ -247,7 +248,7 @@ deliveries = group(
         "List deliveries, newest first. With --json, includes every attempt.",
         status_option(DeliveryStatus, "deliveries"),
         click.option(
-            "--event", "event_id", type=Identifier(EVENT), metavar="EVENT_ID", help="Only of one event."
+            "--event", "event_id", type=identifier(EVENT), metavar="EVENT_ID", help="Only of one event."
         ),
         _to_webhook("Only to one webhook."),
         call=lambda client: client.deliveries.list,
@@ -262,7 +263,7 @@ deliveries = group(
 
 
 @events.command("replay")
-@click.argument("event_ids", type=Identifier(EVENT), nargs=-1, required=True, metavar="EVENT_ID...")
+@click.argument("event_ids", type=identifier(EVENT), nargs=-1, required=True, metavar="EVENT_ID...")
 @_to_webhook("Only to this webhook.")
 @takes_server
 def replay_events(
@@ -276,7 +277,7 @@ def replay_events(
 
 
 @deliveries.command("replay")
-@click.argument("ids", type=Identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
+@click.argument("ids", type=identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
 @click.option(
     "--undelivered", is_flag=True, help="Replay all undelivered deliveries that have not been replayed since."
 )
@@ -372,3 +373,50 @@ def _undelivered(server: AgentPay, webhook_id: str | None) -> Iterator[_Post]:
         is_undelivered = any(newest.status == "undelivered" for newest in of_event.data)
         if is_undelivered and post.webhook_id in registered:
             yield post
+
+
+# --- Listening
+
+
+@click.command()
+@click.option("--forward-to", metavar="URL", help="Forward every event to this URL, signed, with retries.")
+@events_option("types", text="Only these event types, such as transfer.settled or transfer.*.")
+@account_option("Only events about one account.")
+@click.option(
+    "--secret",
+    envvar="AGENTPAY_WEBHOOK_SECRET",
+    show_envvar=True,
+    help="Signing secret for --forward-to. Default: that of --print-secret, else a new one, printed. "
+    f"{IS_VISIBLE}",
+)
+@click.option(
+    "--print-secret",
+    "prints_secret",
+    is_flag=True,
+    help="Print the secret that later runs sign with, and exit. Contacts no server.",
+)
+@click.option(
+    "--interval",
+    "interval_seconds",
+    type=Seconds(0.05, 60),
+    default=0.5,
+    show_default=True,
+    metavar="SECONDS",
+    help="Polling interval.",
+)
+@click.option("--wide", "is_wide", is_flag=True, help="Show all data of each event.")
+@takes_address
+@takes_json
+@with_output
+def listen(*, output: Output, prints_secret: bool, **given: Any) -> None:  # noqa: ANN401 - as `print_events`
+    """Print events as they happen, and optionally forward them, signed.
+
+    With --forward-to, a URL receives what a webhook would receive: the same bytes and headers, and the same
+    retries while the command runs. Ctrl-C stops it with exit code 0.
+    """
+    from agentpay.cli.listening import print_events, print_secret
+
+    if prints_secret:
+        print_secret(output)
+    else:
+        print_events(output, **given)
