@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from agentpay.cli.options import takes_listing, takes_server, takes_yes, with_options
+from agentpay.cli.options import LISTING, is_given, takes_server, takes_yes, with_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from datetime import datetime
 
     from agentpay import AgentPay
-    from agentpay.cli.listing import Listing
     from agentpay.cli.options import Decorator
     from agentpay.cli.output import Output
 
@@ -137,20 +137,41 @@ def listing(
         note: returns what to say after the list, from the client, the options and the items.
     """
 
-    def run(*, server: AgentPay, output: Output, listing: Listing, **given: Any) -> None:  # noqa: ANN401
-        period = {} if moment else {"since": listing.since, "until": listing.until}
-        passed = _passed({**given, **period, "limit": listing.page})
-        listing.show(
-            output,
-            lambda: call(server)(**passed),
-            columns,
-            empty=empty,
-            moment=moment,
-            note=lambda found: note and note(server, given, found),
-        )
+    def run(
+        *,
+        server: AgentPay,
+        output: Output,
+        limit: int,
+        since: datetime | None,
+        until: datetime | None,
+        is_all: bool,
+        is_csv: bool,
+        is_wide: bool,
+        is_watched: bool,
+        interval: float,
+        **given: Any,  # noqa: ANN401 - the values of other options
+    ) -> None:
+        from agentpay.cli.listing import PAGE, Listing, within
 
-    taken = takes_listing(takes_server(run))
-    return click.command(name, help=cleandoc(text))(with_options(taken, *options))
+        most = None if is_all or (is_csv and not is_given("limit")) else limit
+        period = {} if moment else {"since": since, "until": until}
+        passed = _passed({**given, **period, "limit": min(most or PAGE, PAGE)})
+        found = Listing(
+            output=output,
+            items=within(lambda: call(server)(**passed), since, until, moment),
+            columns=columns,
+            empty=empty,
+            is_wide=is_wide,
+            limit=most,
+        )
+        if is_csv:
+            found.print_csv()
+        elif is_watched:
+            found.watch(interval)
+        else:
+            found.print(lambda items: note and note(server, given, items))
+
+    return click.command(name, help=cleandoc(text))(with_options(takes_server(run), *options, *LISTING))
 
 
 def _passed(given: dict[str, Any]) -> dict[str, Any]:

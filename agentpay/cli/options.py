@@ -280,7 +280,7 @@ def either(*options: str) -> Decorator:
         @functools.wraps(command)
         def with_either(**given: Any) -> None:  # noqa: ANN401 - the values of all options
             params = click.get_current_context().command.params
-            if all(given[str(each.name)] for each in params if each.opts[0] in options):
+            if all(is_given(str(each.name)) for each in params if set(options) & set(each.opts)):
                 raise click.UsageError(f"pass either {' or '.join(options)}.")
             command(**given)
 
@@ -368,64 +368,6 @@ def takes_address(command: Function) -> Function:
     )
 
 
-def takes_listing(command: Function) -> Function:
-    """Add the options of lists to a command; it is called with `listing`."""
-
-    @functools.wraps(command)
-    def with_listing(
-        *,
-        limit: int,
-        is_all: bool,
-        since: datetime | None,
-        until: datetime | None,
-        is_csv: bool,
-        is_wide: bool,
-        is_watched: bool,
-        interval: float,
-        **others: Any,  # noqa: ANN401 - the values of other options
-    ) -> None:
-        from agentpay.cli.listing import Listing
-
-        if is_all and is_given("limit"):
-            raise click.UsageError("pass either --all or --limit.")
-        if is_csv and (is_watched or others["is_json"] or others["is_quiet"]):
-            raise click.UsageError("pass --csv without --watch, --json and --quiet.")
-        listing = Listing(
-            limit=None if is_all or (is_csv and not is_given("limit")) else limit,
-            since=since,
-            until=until,
-            is_csv=is_csv,
-            is_wide=is_wide,
-            watch_seconds=interval if is_watched else None,
-        )
-        command(listing=listing, **others)
-
-    return with_options(
-        with_listing,
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            default=100,
-            show_default=True,
-            help="Largest number of items.",
-        ),
-        click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
-        click.option("--until", type=MOMENT, help="Only up to and including this time."),
-        click.option("--all", "is_all", is_flag=True, help="All items."),
-        click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
-        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
-        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
-        click.option(
-            "--interval",
-            type=Seconds(0.05, 3600),
-            default=2.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Pause between two refreshes with --watch.",
-        ),
-    )
-
-
 def _complete_profile(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from agentpay.cli.profiles import ConfigError, read_config
 
@@ -433,3 +375,31 @@ def _complete_profile(_context: click.Context, _param: click.Parameter, incomple
         return [name for name in read_config().profiles if name.startswith(incomplete)]
     except ConfigError:
         return []
+
+
+LISTING: Final[tuple[Decorator, ...]] = (
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        help="Largest number of items.",
+    ),
+    click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
+    click.option("--until", type=MOMENT, help="Only up to and including this time."),
+    click.option("--all", "is_all", is_flag=True, help="All items."),
+    click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
+    click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+    click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
+    click.option(
+        "--interval",
+        type=Seconds(0.05, 3600),
+        default=2.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Pause between two refreshes with --watch.",
+    ),
+    either("--all", "--limit"),
+    *(either("--csv", other) for other in ("--watch", "--json", "--quiet")),
+)
+"""The options of lists."""
