@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from agentpay import AsyncAgentPay
-from agentpay.cli.variables import IS_VISIBLE
+from agentpay.cli.options import IS_VISIBLE
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.options import SettingOption
 from agentpay_server.cli.serve import serve

@@ -1,8 +1,7 @@
 """`agentpay`: the command line for a running service. It needs only the SDK and the extra `cli`.
 
-Each command has its own module, imported when it runs. Results go to standard output: as text, with `--json`
-as JSON, with `--quiet` as identifiers; everything else goes to standard error. `agentpay.cli.exit_codes` has
-the exit codes.
+The module of a command is imported when it runs. Results go to standard output: as text, with `--json` as
+JSON, with `--quiet` as identifiers; everything else goes to standard error.
 """
 
 import contextlib
@@ -14,10 +13,20 @@ import click
 
 from agentpay._loading import load
 from agentpay._version import __version__
-from agentpay.cli.exit_codes import INTERRUPTED, USAGE
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
+# What exit codes mean, so that a script can tell a refusal from an unknown outcome.
+FAILED: Final = 1
+USAGE: Final = 2
+UNWRITTEN: Final = 3
+"""The command did what it was asked to, but its result could not be written: look it up."""
+PENDING_APPROVAL: Final = 4
+REFUSED: Final = 5
+"""The policy, a pause or the balance does not allow it. No money moved."""
+OUTCOME_UNKNOWN: Final = 6
+INTERRUPTED: Final = 130
 
 _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
@@ -28,39 +37,39 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Create, list, fund, read and unblock accounts; set policies.",
     ),
     "budget": ("agentpay.cli.accounts:budget", "Show what an account may spend now."),
-    "spend": ("agentpay.cli.spending:spend", "Show what was spent, by day or hour."),
+    "spend": ("agentpay.cli.accounts:spend", "Show what was spent, by day or hour."),
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
     "payments": (
         "agentpay.cli.payments:payments",
         "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
     ),
-    "sellers": ("agentpay.cli.sellers:sellers", "Pin, block and list sellers of HTTP 402."),
-    "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
+    "sellers": ("agentpay.cli.payments:sellers", "Pin, block and list sellers of HTTP 402."),
+    "sessions": ("agentpay.cli.payments:sessions", "Open, charge, close and list sessions."),
     "approvals": (
-        "agentpay.cli.approvals:approvals",
+        "agentpay.cli.transfers:approvals",
         "List, approve and reject transfers that wait for approval.",
     ),
     "webhooks": (
         "agentpay.cli.webhooks:webhooks",
         "Create, list, change, test and delete webhooks, and rotate secrets.",
     ),
-    "events": ("agentpay.cli.events:events", "List events and replay them."),
-    "deliveries": ("agentpay.cli.deliveries:deliveries", "List webhook deliveries and replay them."),
+    "events": ("agentpay.cli.webhooks:events", "List events and replay them."),
+    "deliveries": ("agentpay.cli.webhooks:deliveries", "List webhook deliveries and replay them."),
     "listen": (
-        "agentpay.cli.listen:listen",
+        "agentpay.cli.webhooks:listen",
         "Print events as they happen, and optionally forward them, signed.",
     ),
     "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),
-    "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
-    "audit": ("agentpay.cli.audit:audit", "List who changed what."),
-    "requests": ("agentpay.cli.audit:requests", "List requests that the service has responded to."),
-    "search": ("agentpay.cli.search:search", "Find accounts, transfers, sessions, deposits and events."),
+    "operator-keys": ("agentpay.cli.keys:operator_keys", "Manage your operator keys."),
+    "audit": ("agentpay.cli.keys:audit", "List who changed what."),
+    "requests": ("agentpay.cli.keys:requests", "List requests that the service has responded to."),
+    "search": ("agentpay.cli.accounts:search", "Find accounts, transfers, sessions, deposits and events."),
     "whoami": (
-        "agentpay.cli.identity:whoami",
+        "agentpay.cli.keys:whoami",
         "Show the key that commands use, and whether its money is real.",
     ),
-    "profiles": ("agentpay.cli.profile_commands:profiles", "Store named services with their URL and key."),
-    "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
+    "profiles": ("agentpay.cli.setup:profiles", "Store named services with their URL and key."),
+    "completion": ("agentpay.cli.setup:completion", "Print the completion script of a shell."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
 

@@ -1,177 +1,141 @@
-"""`agentpay accounts` and `agentpay budget`: accounts, test USDC and policies."""
+"""`agentpay accounts`, `budget`, `spend` and `search`: accounts, test USDC, policies, and what was spent."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, get_args
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from agentpay.cli.columns import Column, Show, amount
-from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
-from agentpay.cli.values import Label, LimitOrNone, Usdc
+from agentpay.cli.commands import Column, Show, command, group, listing
+from agentpay.cli.options import (
+    ACCOUNT,
+    ACCOUNT_ID,
+    LABEL,
+    LIMIT,
+    MOMENT,
+    OWN_ACCOUNT,
+    PAYEE,
+    USDC,
+    account_option,
+    either,
+    is_given,
+    status_option,
+    takes_server,
+    takes_yes,
+)
 from agentpay.contract.choices import POLICY_RULES, AccountStatus, TransactionStatus
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
     from decimal import Decimal
 
     from agentpay import AgentPay
-    from agentpay.cli.listing import Listing
+    from agentpay.cli.options import Function
     from agentpay.cli.output import Output
     from agentpay.contract.accounts import Account
     from agentpay.contract.ext.console import AccountDetails
-
-_COLUMNS: Final = [
-    Column("name", lambda account: account.name, is_text=True),
-    Column("balance", lambda account: account.balance_usdc),
-    Column("status", lambda account: "suspended" if account.signing_stopped_at else account.status),
-    Column("created", lambda account: account.created_at, show=Show.IF_IT_FITS),
-    Column("handle", lambda account: account.handle, show=Show.WIDE),
-    Column("account_id", lambda account: account.account_id),
-    Column("usdc_token_account", lambda account: account.usdc_token_account, show=Show.WIDE),
-]
+    from agentpay.contract.ext.search import SearchResult
+    from agentpay.contract.ext.spending import Budget
 
 
-@click.group()
-def accounts() -> None:
-    """Create, list, fund, read and unblock accounts; set policies."""
-
-
-@accounts.command("create")
-@click.argument("name", type=Label())
-@takes_server
-def create_account(*, server: AgentPay, output: Output, name: str) -> None:
-    """Create an account with no USDC and a policy without limits.
-
-    NAME is a label, 1 to 100 characters.
-    """
-    with output.progress(f"Creating {name}"):
-        account = server.accounts.create(name=name)
-    output.result(account, "New account")
-
-
-@accounts.command("list")
-@click.option(
-    "--status",
-    type=click.Choice(get_args(AccountStatus)),
-    help="Only accounts with this status.",
-)
-@takes_listing
-@takes_server
-def list_accounts(
-    *, server: AgentPay, output: Output, listing: Listing, status: AccountStatus | None
-) -> None:
-    """List accounts, newest first."""
-    listing.show(
-        output,
-        lambda: server.accounts.list_details(limit=listing.page, status=status),
-        _COLUMNS,
-        empty="No accounts. Create one with agentpay accounts create NAME.",
-        moment=lambda each: each.created_at,
-    )
-
-
-@accounts.command("get")
-@click.argument("account", shell_complete=complete_account)
-@takes_server
-def get_account(*, server: AgentPay, output: Output, account: str) -> None:
-    """Show an account, its live balance, its policy, and why it is suspended.
-
-    ACCOUNT is an identifier, or a unique name or handle.
-    """
+def _account(client: AgentPay, account_id: str) -> Account | AccountDetails:
     from agentpay import errors
-    from agentpay.cli.naming import find_account
 
-    account_id = find_account(server, output, account)
-    found: Account | AccountDetails
-    with output.progress("Reading"):
-        try:
-            found = server.accounts.details(account_id)
-        except errors.PermissionDeniedError:
-            # An agent key reads less of its account.
-            found = server.accounts.get(account_id)
-    output.record(found, found.name)
+    try:
+        return client.accounts.details(account_id)
+    except errors.PermissionDeniedError:
+        # An agent key reads less of its account.
+        return client.accounts.get(account_id)
 
 
-@accounts.command("history")
-@click.argument("account", required=False, shell_complete=complete_account)
-@click.option(
-    "--status", type=click.Choice(get_args(TransactionStatus)), help="Only entries with this status."
-)
-@takes_listing
-@takes_server
-def list_history(
-    *,
-    server: AgentPay,
-    output: Output,
-    listing: Listing,
-    account: str | None,
-    status: TransactionStatus | None,
-) -> None:
-    """List what came in, went out and was rejected, newest first.
+accounts = group(
+    "accounts",
+    "Create, list, fund, read and unblock accounts; set policies.",
+    command(
+        "create",
+        """Create an account with no USDC and a policy without limits.
 
-    ACCOUNT is an identifier, or a unique name or handle. Default: all accounts. For each account, what came
-    in minus what went out is its balance.
-    """
-    from agentpay.cli.naming import AccountNames, find_account
+        NAME is a label, 1 to 100 characters.
+        """,
+        click.argument("name", type=LABEL),
+        call=lambda client: client.accounts.create,
+        progress="Creating {name}",
+        makes="New account",
+    ),
+    listing(
+        "list",
+        "List accounts, newest first.",
+        status_option(AccountStatus, "accounts"),
+        call=lambda client: client.accounts.list_details,
+        columns=[
+            Column("name", is_text=True),
+            Column("balance", "balance_usdc"),
+            Column("status", lambda each: "suspended" if each.signing_stopped_at else each.status),
+            Column("created", "created_at", Show.IF_IT_FITS),
+            Column("handle", show=Show.WIDE),
+            Column("account_id"),
+            Column("usdc_token_account", show=Show.WIDE),
+        ],
+        empty="No accounts. Create one with agentpay accounts create NAME.",
+        moment="created_at",
+    ),
+    command(
+        "get",
+        """Show an account, its live balance, its policy, and why it is suspended.
 
-    account_id = None if account is None else find_account(server, output, account)
-    names = AccountNames(server)
-    columns = [
-        Column("when", lambda each: each.created_at),
-        Column("account", lambda each: names(each.account_id), is_text=True),
-        Column("type", lambda each: each.type),
-        Column("direction", lambda each: each.direction),
-        Column("amount", lambda each: each.amount_usdc),
-        Column("status", lambda each: each.status, show=Show.IF_IT_FITS),
-        Column("with", lambda each: names(each.counterparty or "") or None, show=Show.IF_IT_FITS),
-        Column("tx_signature", lambda each: each.tx_signature, show=Show.WIDE),
-        Column("transaction_id", lambda each: each.transaction_id),
-    ]
-    listing.show(
-        output,
-        lambda: server.accounts.history(
-            account_id=account_id,
-            status=status,
-            since=listing.since,
-            until=listing.until,
-            limit=listing.page,
-        ),
-        columns,
+        ACCOUNT is an identifier, or a unique name or handle.
+        """,
+        ACCOUNT_ID,
+        call=lambda client: lambda account_id: _account(client, account_id),
+        reads="{.name}",
+    ),
+    listing(
+        "history",
+        """List what came in, went out and was rejected, newest first.
+
+        ACCOUNT is an identifier, or a unique name or handle. Default: all accounts. For each account, what
+        came in minus what went out is its balance.
+        """,
+        click.argument("account_id", type=ACCOUNT, required=False),
+        status_option(TransactionStatus, "entries"),
+        call=lambda client: client.accounts.history,
+        columns=[
+            Column("when", "created_at"),
+            Column("account", "account_id", is_text=True, is_account=True),
+            Column("type"),
+            Column("direction"),
+            Column("amount", "amount_usdc"),
+            Column("status", show=Show.IF_IT_FITS),
+            Column("with", "counterparty", Show.IF_IT_FITS, is_account=True),
+            Column("tx_signature", show=Show.WIDE),
+            Column("transaction_id"),
+        ],
         empty="No entries match.",
-    )
+    ),
+    command(
+        "unblock",
+        """Let a suspended account sign again.
 
-
-@accounts.command("unblock")
-@click.argument("account", shell_complete=complete_account)
-@takes_yes
-@takes_server
-def unblock_account(*, server: AgentPay, output: Output, account: str, is_yes: bool) -> None:
-    """Let a suspended account sign again.
-
-    First compare its history with the chain: accounts get shows the transaction that suspended it.
-    """
-    from agentpay.cli.confirming import confirm
-    from agentpay.cli.naming import AccountNames, find_account
-
-    account_id = find_account(server, output, account)
-    question = "Let {} sign again?"
-    confirm(output, lambda: question.format(AccountNames(server)(account_id)), is_yes=is_yes)
-    output.result(server.accounts.unblock(account_id), "Unblocked")
+        First compare its history with the chain: accounts get shows the transaction that suspended it.
+        """,
+        ACCOUNT_ID,
+        call=lambda client: client.accounts.unblock,
+        asks=lambda _client, account_id: f"Let {account_id} sign again?",
+        progress="Unblocking {account_id}",
+        makes="Unblocked",
+    ),
+)
 
 
 @accounts.command("fund")
-@click.argument("account", shell_complete=complete_account)
-@click.argument("amount", type=Usdc())
+@ACCOUNT_ID
+@click.argument("amount", type=USDC)
 @takes_server
-def fund_account(*, server: AgentPay, output: Output, account: str, amount: Decimal) -> None:
+def fund_account(*, server: AgentPay, output: Output, account_id: str, amount: Decimal) -> None:
     """Mint test USDC into an account, on a test chain."""
     from agentpay import errors
-    from agentpay.cli.connection import CommandRefusedError
-    from agentpay.cli.naming import find_account
+    from agentpay.cli.output import CommandRefusedError
     from agentpay.contract.endpoints import EXTENSIONS
 
-    account_id = find_account(server, output, account)
     with output.progress(f"Minting {amount} test USDC"):
         try:
             reply = server.request(
@@ -188,13 +152,12 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     output.result({"account_id": account_id, **reply.json()}, "Funded")
 
 
-def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
+def _takes_limits(command: Function) -> Function:
     """Give a command an option for each amount and each flag of a policy; pausing has its own."""
     for rule in reversed(POLICY_RULES):
         option = "--" + rule.name.replace("_", "-")
         if rule.kind == "amount":
-            text = f"{rule.label}; none: {rule.null}."
-            command = click.option(option, type=LimitOrNone(), metavar="USDC|none", help=text)(command)
+            command = click.option(option, type=LIMIT, help=f"{rule.label}; none: {rule.null}.")(command)
         elif rule.kind == "flag" and rule.name != "paused":
             both = f"{option}/--no-{option[2:]}"
             command = click.option(both, default=None, help=f"{rule.label}, or not.")(command)
@@ -202,14 +165,13 @@ def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @accounts.command("policy")
-@click.argument("account", shell_complete=complete_account)
-@takes_limits
+@ACCOUNT_ID
+@_takes_limits
 @click.option(
     "--allow",
     "allowed",
     multiple=True,
-    metavar="PAYEE",
-    shell_complete=complete_account,
+    type=PAYEE,
     help="Account or address that may be paid. Repeatable: the new list replaces the old one.",
 )
 @click.option("--allow-any", is_flag=True, help="Allow every payee.")
@@ -223,13 +185,16 @@ def takes_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--any-category", is_flag=True, help="Allow every category.")
 @click.option("--pause", is_flag=True, help="Block all outgoing transfers.")
 @click.option("--resume", is_flag=True, help="Allow outgoing transfers again.")
+@either("--allow", "--allow-any")
+@either("--category", "--any-category")
+@either("--pause", "--resume")
 @takes_yes
 @takes_server
 def set_policy(
     *,
     server: AgentPay,
     output: Output,
-    account: str,
+    account_id: str,
     allowed: tuple[str, ...],
     allow_any: bool,
     categories: tuple[str, ...],
@@ -237,70 +202,125 @@ def set_policy(
     pause: bool,
     resume: bool,
     is_yes: bool,
-    **fields: Any,  # noqa: ANN401 - the values of the other options
+    **limits: Any,  # noqa: ANN401 - the values of the other options
 ) -> None:
     """Show the policy of an account, or change fields of it.
 
     Only the fields that you pass are changed. To remove a limit, pass the word none as its value. The change
     takes effect at the next transfer.
     """
-    from agentpay.cli.confirming import confirm
-    from agentpay.cli.naming import AccountNames, find_account, find_payee
-
-    if allowed and allow_any:
-        raise click.UsageError("pass either --allow or --allow-any.")
-    if categories and any_category:
-        raise click.UsageError("pass either --category or --any-category.")
-    if pause and resume:
-        raise click.UsageError("pass either --pause or --resume.")
-    account_id = find_account(server, output, account)
-    change = {name: value for name, value in fields.items() if _is_given(name)}
+    change = {name: value for name, value in limits.items() if is_given(name)}
     if allowed or allow_any:
-        change["allowed_counterparties"] = [find_payee(server, output, each) for each in allowed] or None
+        change["allowed_counterparties"] = allowed or None
     if categories or any_category:
-        change["categories"] = list(categories) or None
+        change["categories"] = categories or None
     if pause or resume:
         change["paused"] = pause
-    if pause:
-        question = "Block all outgoing transfers of {}?"
-        confirm(output, lambda: question.format(AccountNames(server)(account_id)), is_yes=is_yes)
+    if pause and not is_yes:
+        output.confirm(lambda: f"Block all outgoing transfers of {account_id}?")
     with output.progress("Writing the policy" if change else "Reading"):
         policy = server.policies.update(account_id, **change) if change else server.policies.get(account_id)
     (output.result if change else output.record)(policy, "Policy")
 
 
-def _is_given(name: str) -> bool:
-    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def _print_budget(output: Output, found: Budget) -> None:
+    from agentpay.cli.tables import amount
 
-
-@click.command()
-@click.argument("account", required=False, shell_complete=complete_account)
-@takes_server
-def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
-    """Show what an account may spend now.
-
-    ACCOUNT may be omitted with an agent key, which has one account.
-    """
-    from agentpay.cli.naming import AccountNames, find_account_or_own
-
-    account_id = find_account_or_own(server, output, account)
-    with output.progress("Reading"):
-        found = server.accounts.budget(account_id)
-    if output.is_json or output.is_quiet:
-        output.record(found, "Budget")
-        return
-    name = AccountNames(server)(account_id)
-    state = (
-        "paused: no transfer is allowed" if found.paused else f"{amount(_most(found))} USDC in one transfer"
-    )
-    output.line(f"{name} may spend now:", state)
+    if not output.is_json and not output.is_quiet:
+        limits = (found.available_usdc, found.max_single_transfer, found.remaining_usdc)
+        most = amount(min(limit for limit in limits if limit is not None))
+        state = "paused: no transfer is allowed" if found.paused else f"{most} USDC in one transfer"
+        output.line(f"{output.names(found.account_id)} may spend now:", state)
     output.record(found, "Budget")
 
 
-def _most(found: Any) -> Decimal:  # noqa: ANN401 - a budget
-    limits: Mapping[str, Decimal | None] = {
-        "balance": found.available_usdc,
-        "single": found.max_single_transfer,
-        "daily": found.remaining_usdc,
-    }
-    return min(limit for limit in limits.values() if limit is not None)
+budget = command(
+    "budget",
+    """Show what an account may spend now.
+
+    ACCOUNT may be omitted with an agent key, which has one account.
+    """,
+    click.argument("account_id", type=OWN_ACCOUNT, required=False),
+    call=lambda client: client.accounts.budget,
+    prints=_print_budget,
+)
+
+_PERIODS: Final = [
+    Column("from", lambda entry: f"{entry.at:%Y-%m-%d %H:%M}"),
+    Column("settled", "settled_usdc"),
+    Column("rejected"),
+]
+
+spend = command(
+    "spend",
+    """Show what was spent, by day or hour.
+
+    Prints what was settled and how many requests were rejected in each period (UTC), oldest first.
+    """,
+    account_option("Only spends of this account."),
+    click.option(
+        "--by",
+        type=click.Choice(["day", "hour"]),
+        default="day",
+        show_default=True,
+        help="Length of a period.",
+    ),
+    click.option(
+        "--since",
+        type=MOMENT,
+        help="Only what is after this time. Default: 30 days ago, or 24 hours with --by hour.",
+    ),
+    click.option("--until", type=MOMENT, help="Only what is up to and including this time. Default: now."),
+    call=lambda client: client.spend,
+    prints=lambda output, report: output.items(report.data, _PERIODS, empty="No periods."),
+)
+
+
+def _what(item: Any) -> str:  # noqa: ANN401 - an item of a search
+    from agentpay.contract.events import Event
+    from agentpay.contract.ext.console import AccountDetails
+    from agentpay.contract.ext.sessions import Session
+
+    if isinstance(item, AccountDetails):
+        return item.name
+    if isinstance(item, Event):
+        return item.type
+    return f"{item.cap_usdc if isinstance(item, Session) else item.amount_usdc} USDC"
+
+
+def _print_found(output: Output, found: SearchResult) -> None:
+    from agentpay.cli.output import identifier_of
+    from agentpay.contract.fields import format_timestamp
+
+    columns = [
+        Column("what", _what, is_text=True),
+        Column("status", lambda each: getattr(each, "status", "")),
+        Column("identifier", identifier_of),
+    ]
+    items = [*found.accounts, *found.transfers, *found.sessions, *found.deposits, *found.events]
+    output.items(items, columns, empty="Nothing found.")
+    if found.parts_since is not None:
+        output.note(
+            f"Parts of memos and origins were looked for back to {format_timestamp(found.parts_since)}."
+        )
+
+
+search = command(
+    "search",
+    """Find accounts, transfers, sessions, deposits and events.
+
+    TEXT is part of a name, handle, memo or seller's origin; an identifier, address, signature, idempotency
+    key or error code; an amount in USDC; or the name of an event type.
+    """,
+    click.argument("q", metavar="TEXT"),
+    click.option(
+        "--limit",
+        type=click.IntRange(1, 20),
+        default=5,
+        show_default=True,
+        metavar="N",
+        help="Maximum number of each kind.",
+    ),
+    call=lambda client: client.search,
+    prints=_print_found,
+)

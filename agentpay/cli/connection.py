@@ -3,19 +3,18 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import IO, Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
 from attrs import field, frozen
 
 from agentpay import AgentPay, errors
 from agentpay._calls.invalid import InvalidArgumentError
-from agentpay.cli.exit_codes import FAILED, OUTCOME_UNKNOWN, REFUSED
-from agentpay.cli.output import Output
+from agentpay.cli import FAILED, OUTCOME_UNKNOWN, REFUSED
+from agentpay.cli.options import DEFAULT_URL, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
-from agentpay.cli.variables import DEFAULT_URL, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
 from agentpay.contract.fields import format_timestamp
-from agentpay.contract.printable import printable
 
 _NOT_ALLOWED: Final = (
     errors.PolicyViolationError,
@@ -31,29 +30,6 @@ class ServerAccess:
 
     url: str
     key: str = field(repr=False)
-
-
-class CommandRefusedError(click.ClickException):
-    """The server refused, failed or cannot be reached."""
-
-    def __init__(self, message: str, output: Output, *, exit_code: int = FAILED, **fields: object) -> None:
-        super().__init__(message)
-        # For this error only: the base declares it for the class.
-        vars(self)["exit_code"] = exit_code
-        self._output = output
-        self._fields = fields
-
-    def format_message(self) -> str:
-        """Make escape sequences from the server harmless."""
-        return printable(self.message)
-
-    def show(self, file: IO[Any] | None = None) -> None:
-        """Print on standard error, as text or as one line of JSON."""
-        if self._output.is_json:
-            fields = {name: value for name, value in self._fields.items() if value is not None}
-            self._output.document({**fields, "message": self.message}, is_error=True)
-        else:
-            super().show(file)
 
 
 def address_of(url: str | None, key: str | None, profile: str | None = None) -> ServerAccess:

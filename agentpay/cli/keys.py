@@ -1,4 +1,4 @@
-"""`agentpay keys`: managing agent keys."""
+"""`agentpay keys`, `operator-keys` and `whoami`, and what keys did: `audit` and `requests`."""
 
 from __future__ import annotations
 
@@ -6,107 +6,179 @@ from typing import TYPE_CHECKING
 
 import click
 
-from agentpay.cli.columns import Column, Show
-from agentpay.cli.options import complete_account, takes_listing, takes_server, takes_yes
+from agentpay.cli.commands import Column, Show, command, group, listing
+from agentpay.cli.options import ACCOUNT, AGENT_KEY, OPERATOR_KEY, account_option
 from agentpay.contract.bounds import MAX_KEY_SECONDS
 
 if TYPE_CHECKING:
     from agentpay import AgentPay
-    from agentpay.cli.listing import Listing
-    from agentpay.cli.output import Output
+    from agentpay.contract.ext.console import AuditEntry, ServedRequest
 
 
-@click.group()
-def keys() -> None:
+def _agent_key(client: AgentPay, key_id: str) -> str:
+    found = (each for each in client.agent_keys.list(limit=100) if each.key_id == key_id)
+    return next((f"agent key {each.name!r} of {each.account_id}" for each in found), key_id)
+
+
+keys = group(
+    "keys",
     """Manage agent keys.
 
     An agent key is bound to one account. It can pay from that account, within its policy, and read it.
-    """
-
-
-@keys.command("list")
-@takes_listing
-@takes_server
-def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
-    """List valid agent keys, newest first. The keys themselves are not shown."""
-    from agentpay.cli.naming import AccountNames
-
-    names = AccountNames(server)
-    columns = [
-        Column("name", lambda key: key.name, is_text=True),
-        Column("account", lambda key: names(key.account_id), is_text=True),
-        Column("created", lambda key: key.created_at, show=Show.IF_IT_FITS),
-        Column("expires", lambda key: key.expires_at, show=Show.IF_IT_FITS),
-        Column("spent", lambda key: key.spent_total_usdc, show=Show.IF_IT_FITS),
-        Column("of", lambda key: key.max_total_usdc, show=Show.IF_IT_FITS),
-        Column("key_id", lambda key: key.key_id),
-    ]
-    listing.show(
-        output,
-        lambda: server.agent_keys.list(limit=listing.page),
-        columns,
+    """,
+    listing(
+        "list",
+        "List valid agent keys, newest first. The keys themselves are not shown.",
+        call=lambda client: client.agent_keys.list,
+        columns=[
+            Column("name", is_text=True),
+            Column("account", "account_id", is_text=True, is_account=True),
+            Column("created", "created_at", Show.IF_IT_FITS),
+            Column("expires", "expires_at", Show.IF_IT_FITS),
+            Column("spent", "spent_total_usdc", Show.IF_IT_FITS),
+            Column("of", "max_total_usdc", Show.IF_IT_FITS),
+            Column("key_id"),
+        ],
         empty="No agent keys. Create one with agentpay keys create --account ACCOUNT.",
-        moment=lambda each: each.created_at,
-    )
-
-
-@keys.command("create")
-@click.option(
-    "--account",
-    required=True,
-    metavar="ACCOUNT",
-    shell_complete=complete_account,
-    help="Account that the key is bound to.",
+        moment="created_at",
+    ),
+    command(
+        "create",
+        "Create an agent key. It is shown only once.",
+        click.option(
+            "--account", "account_id", required=True, type=ACCOUNT, help="Account that the key is bound to."
+        ),
+        click.option("--name", help="Label, 1 to 100 characters."),
+        click.option(
+            "--expires-in",
+            type=click.IntRange(1, MAX_KEY_SECONDS),
+            metavar="SECONDS",
+            help="Let the key expire after this time. Default: it does not expire.",
+        ),
+        click.option(
+            "--max-total",
+            "max_total_usdc",
+            metavar="USDC",
+            help="USDC that the key may spend in its lifetime. Default: only the policy limits it.",
+        ),
+        call=lambda client: client.agent_keys.create,
+        progress="Creating the key",
+        makes_secret="New agent key",  # noqa: S106 - a title
+    ),
+    command(
+        "revoke",
+        "Revoke an agent key, given by identifier or name. It does nothing any more.",
+        click.argument("key_id", type=AGENT_KEY),
+        call=lambda client: client.agent_keys.revoke,
+        asks=lambda client, key_id: f"Revoke {_agent_key(client, key_id)}? It can pay nothing more.",
+        progress="Revoking {key_id}",
+        ends="revoked",
+    ),
 )
-@click.option("--name", help="Label, 1 to 100 characters.")
-@click.option(
-    "--expires-in",
-    type=click.IntRange(1, MAX_KEY_SECONDS),
-    metavar="SECONDS",
-    help="Let the key expire after this time. Default: it does not expire.",
+
+
+def _operator_key(client: AgentPay, key_id: str) -> str:
+    found = (each for each in client.operator_keys.list(limit=100) if each.key_id == key_id)
+    return next((f"operator key {each.name!r}" for each in found), key_id)
+
+
+operator_keys = group(
+    "operator-keys",
+    """Manage your operator keys.
+
+    To replace a leaked key, create another one, give it to your programs, then revoke the old one.
+    """,
+    listing(
+        "list",
+        "List your valid operator keys, newest first. The keys themselves are not shown.",
+        call=lambda client: client.operator_keys.list,
+        columns=[
+            Column("name", is_text=True),
+            Column("kind"),
+            Column("created", "created_at"),
+            Column("expires", "expires_at"),
+            Column("key_id"),
+        ],
+        empty="No operator keys.",
+        moment="created_at",
+    ),
+    command(
+        "create",
+        """Create another operator key. It is shown only once.
+
+        NAME is a label, 1 to 100 characters.
+        """,
+        click.argument("name"),
+        call=lambda client: client.operator_keys.create,
+        progress="Creating the key",
+        makes_secret="New operator key",  # noqa: S106 - a title
+    ),
+    command(
+        "revoke",
+        "Revoke an operator key, given by identifier or name. The last valid key cannot be revoked.",
+        click.argument("key_id", type=OPERATOR_KEY),
+        call=lambda client: client.operator_keys.revoke,
+        asks=lambda client, key_id: (
+            f"Revoke {_operator_key(client, key_id)}? Programs that use it are refused from then on."
+        ),
+        progress="Revoking {key_id}",
+        ends="revoked",
+    ),
 )
-@click.option(
-    "--max-total",
-    metavar="USDC",
-    help="USDC that the key may spend in its lifetime. Default: only the policy limits it.",
+
+whoami = command(
+    "whoami",
+    "Show the key that commands use, and whether its money is real.",
+    call=lambda client: client.whoami,
+    reads="Key",
 )
-@takes_server
-def create_key(
-    *,
-    server: AgentPay,
-    output: Output,
-    account: str,
-    name: str | None,
-    expires_in: int | None,
-    max_total: str | None,
-) -> None:
-    """Create an agent key. It is shown only once."""
-    from agentpay.cli.naming import find_account
-
-    account_id = find_account(server, output, account)
-    key = server.agent_keys.create(account_id, name=name, expires_in=expires_in, max_total_usdc=max_total)
-    output.record_once(key, "New agent key")
 
 
-@keys.command("revoke")
-@click.argument("agent_key", metavar="KEY_ID|NAME")
-@takes_yes
-@takes_server
-def revoke_key(*, server: AgentPay, output: Output, agent_key: str, is_yes: bool) -> None:
-    """Revoke an agent key, given by identifier or name. It does nothing any more."""
-    from agentpay.cli.confirming import confirm
-    from agentpay.cli.naming import find_key
-
-    key_id = find_key(server, output, agent_key)
-    confirm(output, lambda: f"Revoke {_described(server, key_id)}? It can pay nothing more.", is_yes=is_yes)
-    server.agent_keys.revoke(key_id)
-    output.done("key_id", key_id, "revoked")
+def _by(each: AuditEntry | ServedRequest) -> str:
+    """Return the name of a key; of an agent's key without one, its account."""
+    if each.key_name is not None:
+        return each.key_name
+    if each.key_account_id is not None:
+        return f"agent of {each.key_account_id}"
+    return each.key_id or "the service"
 
 
-def _described(server: AgentPay, key_id: str) -> str:
-    from agentpay.cli.naming import AccountNames
+audit = group(
+    "audit",
+    "List who changed what.",
+    listing(
+        "list",
+        "List changes, newest first. With --json, includes the state before and after each.",
+        account_option("Only changes that name this account."),
+        call=lambda client: client.audit_log.list,
+        columns=[
+            Column("when", "created_at"),
+            Column("by", _by, is_text=True, is_account=True),
+            Column("action"),
+            Column("subject", is_text=True, is_account=True),
+            Column("request_id", show=Show.WIDE),
+        ],
+        empty="No changes.",
+    ),
+)
 
-    found = (each for each in server.agent_keys.list(limit=100) if each.key_id == key_id)
-    return next(
-        (f"agent key {each.name!r} of {AccountNames(server)(each.account_id)}" for each in found), key_id
-    )
+requests = group(
+    "requests",
+    "List requests that the service has responded to.",
+    listing(
+        "list",
+        "List the last 1,000 requests of the operator to this server process, newest first.",
+        call=lambda client: client.request_logs.list,
+        columns=[
+            Column("when", "at"),
+            Column("by", _by, is_text=True, is_account=True),
+            Column("method"),
+            Column("route", is_text=True),
+            Column("status"),
+            Column("ms", "duration_ms"),
+            Column("request_id", show=Show.IF_IT_FITS),
+        ],
+        empty="No requests.",
+        moment="at",
+    ),
+)

@@ -14,11 +14,11 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
-from attrs import evolve
+from attrs import define, evolve, field
 from rich.text import Text
 
 from agentpay import AsyncAgentPay
-from agentpay.cli.connection import CommandRefusedError, ServerAccess, address_of, client_of, reported_errors
+from agentpay.cli.connection import ServerAccess, address_of, client_of, reported_errors
 from agentpay.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay.cli.listing import PASSING
 from agentpay.cli.naming import find_account
@@ -47,8 +47,8 @@ def print_events(
     url: str | None,
     key: str | None,
     profile: str | None,
-    types: frozenset[EventType],
-    account: str | None,
+    types: tuple[EventType, ...],
+    account_id: str | None,
     forward_to: str | None,
     secret: str | None,
     interval_seconds: float,
@@ -62,14 +62,13 @@ def print_events(
         )
     address = address_of(url, key, profile)
     with reported_errors(address, output):
-        account_id = None
-        if account is not None:
+        if account_id is not None:
             with client_of(address) as server:
-                account_id = find_account(server, output, account)
+                account_id = find_account(server, output, account_id)
         listener = EventListener(
             address,
             output,
-            types=types,
+            types=frozenset(types),
             account_id=account_id,
             interval_seconds=interval_seconds,
             is_wide=is_wide,
@@ -82,13 +81,10 @@ def print_events(
 
 def print_secret(output: Output) -> None:
     """Print the stored secret; the first time, store a new one."""
-    try:
-        config = read_config()
-        if config.listen_secret is None:
-            config = evolve(config, listen_secret=_new_secret())
-            write_config(config)
-    except ConfigError as error:
-        raise CommandRefusedError(f"{error}.", output, error="config") from None
+    config = read_config()
+    if config.listen_secret is None:
+        config = evolve(config, listen_secret=_new_secret())
+        write_config(config)
     if output.is_json:
         output.document({"secret": config.listen_secret})
     else:
@@ -107,27 +103,18 @@ def _new_secret() -> str:
     return f"whsec_{secrets.token_urlsafe(32)}"
 
 
+@define
 class EventListener:
     """Polls for new events, prints them and forwards them."""
 
-    def __init__(
-        self,
-        address: ServerAccess,
-        output: Output,
-        *,
-        types: frozenset[str],
-        account_id: str | None,
-        interval_seconds: float,
-        is_wide: bool = False,
-    ) -> None:
-        self._is_wide = is_wide
-        self._is_forwarding = False
-        self._address = address
-        self._output = output
-        self._types = types
-        self._account_id = account_id
-        self._interval_seconds = interval_seconds
-        self._reports: asyncio.Queue[Forward] = asyncio.Queue()
+    _address: ServerAccess
+    _output: Output
+    _types: frozenset[str] = field(kw_only=True)
+    _account_id: str | None = field(kw_only=True)
+    _interval_seconds: float = field(kw_only=True)
+    _is_wide: bool = field(default=False, kw_only=True)
+    _is_forwarding: bool = field(default=False, init=False)
+    _reports: asyncio.Queue[Forward] = field(factory=asyncio.Queue, init=False)
 
     async def run(self, forward_to: str | None, secret: str | None) -> None:
         """Listen until cancelled."""

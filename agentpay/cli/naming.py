@@ -4,7 +4,8 @@ Unknown and ambiguous names raise `CommandRefusedError`.
 """
 
 import os
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from itertools import islice
 from typing import Any, Final
@@ -13,15 +14,30 @@ import click
 from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import CommandRefusedError, address_of, client_of
-from agentpay.cli.output import Output
-from agentpay.cli.values import is_identifier
-from agentpay.cli.variables import KEY_VARIABLE, URL_VARIABLE
+from agentpay.cli.connection import address_of, client_of
+from agentpay.cli.options import KEY_VARIABLE, URL_VARIABLE, Named, is_identifier
+from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
 _NAMED_MAX: Final = 1000
 """Maximum number of accounts read to show names in lists."""
+_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9a-z]{{26}}\b", re.ASCII)
+
+
+def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of the command's options, with identifiers where it takes names."""
+    values = dict(given)
+    for param in click.get_current_context().command.params:
+        if isinstance(param.type, Named):
+            find, named = _FINDERS[param.type.name], values[str(param.name)]
+            if isinstance(named, tuple):
+                values[str(param.name)] = tuple(find(server, output, each) for each in named)
+            elif named is not None:
+                values[str(param.name)] = find(server, output, named)
+            elif param.type.name == "own account":
+                values[str(param.name)] = own_account(server, output)
+    return values
 
 
 def find_account(server: AgentPay, output: Output, given: str) -> str:
@@ -40,38 +56,43 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
     return _only(found, f"account named {given!r}", "accounts list", output)
 
 
-def find_account_or_own(server: AgentPay, output: Output, given: str | None) -> str:
-    """Return a given account's identifier; without one, that of the account of an agent key."""
-    if given is not None:
-        return find_account(server, output, given)
+def own_account(server: AgentPay, output: Output) -> str:
+    """Return the account of an agent key."""
     account_id = server.whoami().account_id
     if account_id is None:
         raise CommandRefusedError("an operator key has many accounts: name one.", output, error="no_account")
     return account_id
 
 
-def find_payee(server: AgentPay, output: Output, given: str) -> str:
-    """Return a recipient: an on-chain address as it is, an account by identifier, name or handle."""
+def _find_payee(server: AgentPay, output: Output, given: str) -> str:
     return given if is_public_key(given) else find_account(server, output, given)
 
 
-def find_key(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of an agent key."""
+def _find_key(server: AgentPay, output: Output, given: str) -> str:
     return _named(given, KEY, lambda: server.agent_keys.list(limit=100), "agent key", output)
 
 
-def find_operator_key(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of an operator key."""
+def _find_operator_key(server: AgentPay, output: Output, given: str) -> str:
     return _named(given, KEY, lambda: server.operator_keys.list(limit=100), "operator key", output)
 
 
-def find_webhook(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of a webhook."""
+def _find_webhook(server: AgentPay, output: Output, given: str) -> str:
     if is_identifier(given, WEBHOOK):
         return given
     with output.progress(f"Looking up {given}"):
         webhooks = [each.webhook_id for each in server.webhooks.list(limit=100) if each.url == given]
     return _only(webhooks, f"webhook with URL {given!r}", "webhooks list", output)
+
+
+_FINDERS: Final[Mapping[str, Callable[[AgentPay, Output, str], str]]] = {
+    "account": find_account,
+    "own account": find_account,
+    "payee": _find_payee,
+    "agent key": _find_key,
+    "operator key": _find_operator_key,
+    "webhook": _find_webhook,
+}
+"""For the name of each `Named` type, what finds the identifier."""
 
 
 class AccountNames:
@@ -80,9 +101,9 @@ class AccountNames:
     def __init__(self, server: AgentPay) -> None:
         self._server = server
 
-    def __call__(self, account_id: str) -> str:
-        """Return the name of an account if it is unique, else the given text."""
-        return self._names.get(account_id, account_id)
+    def __call__(self, text: str) -> str:
+        """Return a text with the unique names of accounts in place of their identifiers."""
+        return _ACCOUNT_ID.sub(lambda found: self._names.get(found[0], found[0]), text)
 
     @cached_property
     def _names(self) -> dict[str, str]:
@@ -100,9 +121,7 @@ class AccountNames:
         return {account_id: name for account_id, name in names.items() if times[name] == 1}
 
 
-def completed_accounts(
-    context: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
+def completed_accounts(context: click.Context, incomplete: str) -> list[CompletionItem]:
     """Complete the name, the handle or the identifier of an account, from the service that is set up."""
     options = {**_given(context), "profile": context.params.get("profile")}
     try:

@@ -1,4 +1,4 @@
-"""The options that commands share.
+"""The options and arguments that commands share, their types, and the variables of the environment.
 
 Importing this module or a command loads nothing that only a run needs, so that help and completion are quick.
 """
@@ -6,53 +6,352 @@ Importing this module or a command loads nothing that only a run needs, so that 
 from __future__ import annotations
 
 import functools
+import math
+import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 
-from agentpay.cli.values import Moment, Seconds
-from agentpay.cli.variables import DEFAULT_URL, IS_VISIBLE, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.contract.identifiers import SESSION, TRANSFER
 
 if TYPE_CHECKING:
     from datetime import datetime
+    from decimal import Decimal
 
     from click.shell_completion import CompletionItem
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+    from agentpay.contract.choices import EventType
+
+T = TypeVar("T")
+Function = Callable[..., Any]
+Decorator = Callable[[Function], Function]
+
+URL_VARIABLE: Final = "AGENTPAY_BASE_URL"
+KEY_VARIABLE: Final = "AGENTPAY_API_KEY"
+PROFILE_VARIABLE: Final = "AGENTPAY_PROFILE"
+CONFIG_VARIABLE: Final = "AGENTPAY_CONFIG"
+
+DEFAULT_URL: Final = "http://127.0.0.1:8402"
+
+IS_VISIBLE: Final = "Prefer the variable: other users of the machine may see command lines."
+"""A sentence in the help of each option whose value is or contains a secret."""
+
+_YEAR_SECONDS: Final = 366 * 24 * 3600
+_PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
+_OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
 
-def takes_server(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the connection options to a command; it is called with `server` and `output`."""
+def export_lines(base_url: str, key: str | None) -> list[str]:
+    """Return shell lines that set the variables for a server; without a key if it is secret or unknown."""
+    import shlex
+
+    variables = {URL_VARIABLE: base_url} | ({} if key is None else {KEY_VARIABLE: key})
+    return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+
+
+# --- Types
+
+
+class Seconds(click.FloatRange):
+    """A duration in seconds, at most a year; NaN is refused."""
+
+    def __init__(self, minimum: float = 0, maximum: float = _YEAR_SECONDS, *, min_open: bool = False) -> None:
+        super().__init__(min=minimum, max=maximum, min_open=min_open)
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return the seconds."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+class Parsed(click.ParamType[T]):
+    """A value that a function reads; the function's `ValueError` says why a value is refused.
+
+    In help, an option has the name as its value, in capitals, or `metavar` if it is given.
+    """
+
+    def __init__(self, name: str, parse: Callable[[str], T], metavar: str | None = None) -> None:
+        self.name = name
+        self._parse = parse
+        self._metavar = metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002
+        """Return what stands for the value in help."""
+        return self._metavar
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> T:
+        """Return the value."""
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def _amount(value: str) -> Decimal:
+    from agentpay.contract.usdc import parse_amount
+
+    try:
+        return parse_amount(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not an amount of USDC: it {error}") from None
+
+
+def _limit(value: str) -> Decimal | None:
+    from decimal import Decimal
+
+    from agentpay.contract.usdc import parse_number
+
+    if value.lower() == "none":
+        return None
+    if not _PLAIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a limit: it must be a number such as 25.50, or none")
+    try:
+        return parse_number(Decimal(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a limit: it {error}, or none") from None
+
+
+def _label(value: str) -> str:
+    from agentpay.contract.fields import text
+
+    return str(text(minimum=1, maximum=100, trim=True, control=False).parse(value))
+
+
+def _moment(value: str) -> datetime:
+    from agentpay.contract.fields import parse_timestamp
+
+    return parse_timestamp(value)
+
+
+USDC: Final = Parsed("usdc", _amount)
+"""An amount of USDC to move."""
+LIMIT: Final = Parsed("usdc", _limit, "USDC|none")
+"""A limit in USDC; `none` removes it."""
+LABEL: Final = Parsed("label", _label)
+"""A display name: 1 to 100 characters, no control characters; trimmed."""
+MOMENT: Final = Parsed("time", _moment)
+"""A time in the service's format: `2026-01-31T12:00:00Z`."""
+
+
+def identifier(*prefixes: str) -> Parsed[str]:
+    """Return the type of an identifier with one of the prefixes, such as `acct_`."""
+
+    def parse(value: str) -> str:
+        if not is_identifier(value, *prefixes):
+            forms = " or ".join(f"{prefix}…" for prefix in prefixes)
+            raise ValueError(f"{value!r} is not an identifier such as {forms}")
+        return value
+
+    return Parsed("identifier", parse)
+
+
+def is_identifier(text: str, *prefixes: str) -> bool:
+    """Return whether a text has the form of an identifier with one of the prefixes."""
+    return any(text.startswith(prefix) and _OPAQUE.fullmatch(text, len(prefix)) for prefix in prefixes)
+
+
+class Named(click.ParamType[str]):
+    """What people name in place of an identifier; the command is called with the identifier.
+
+    `agentpay.cli.naming` finds it, by what `name` says. Names of accounts are completed.
+    """
+
+    def __init__(self, name: str, metavar: str) -> None:
+        self.name = name
+        self._metavar = metavar
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
+        """Return what stands for the value in help."""
+        return self._metavar
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Complete the name, the handle or the identifier of an account, from the service that is set up."""
+        if self not in (ACCOUNT, OWN_ACCOUNT, PAYEE):
+            return super().shell_complete(ctx, param, incomplete)
+        from agentpay.cli.naming import completed_accounts
+
+        return completed_accounts(ctx, incomplete)
+
+
+ACCOUNT: Final = Named("account", "ACCOUNT")
+OWN_ACCOUNT: Final = Named("own account", "ACCOUNT")
+"""An account; if it is omitted, that of the agent key."""
+PAYEE: Final = Named("payee", "PAYEE")
+"""An account, or an on-chain address."""
+AGENT_KEY: Final = Named("agent key", "KEY_ID|NAME")
+OPERATOR_KEY: Final = Named("operator key", "KEY_ID|NAME")
+WEBHOOK: Final = Named("webhook", "WEBHOOK")
+
+
+def _event_types(value: str) -> tuple[EventType, ...]:
+    from fnmatch import fnmatchcase
+
+    from agentpay.contract.events import EVENTS
+
+    patterns = [name.strip() for name in value.split(",")]
+    unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EVENTS)]
+    if unknown:
+        raise ValueError(
+            f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EVENTS)}, and "
+            "patterns such as transfer.*"
+        )
+    return tuple(each for each in EVENTS if any(fnmatchcase(each, p) for p in patterns))
+
+
+def _complete_types(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the types that may follow the last comma."""
+    from agentpay.contract.events import EVENTS
+
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{each}" for each in EVENTS if each.startswith(last)]
+
+
+# --- Options and arguments
+
+
+TRANSFER_ID: Final = click.argument("transfer_id", type=identifier(TRANSFER))
+SESSION_ID: Final = click.argument("session_id", type=identifier(SESSION))
+ACCOUNT_ID: Final = click.argument("account_id", type=ACCOUNT)
+TO: Final = click.option("--to", required=True, type=PAYEE, help="Payee: account, or USDC token account.")
+CATEGORY: Final = click.option("--category", help="Spend category, 1 to 64 characters.")
+IDEMPOTENCY_KEY: Final = click.option(
+    "--idempotency-key",
+    help="Idempotency key. Default: a new one. To resume an earlier attempt, pass its key.",
+)
+
+takes_json: Final = click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")
+takes_quiet: Final = click.option(
+    "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
+)
+takes_yes: Final = click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")
+
+
+def with_options(command: Function, *options: Decorator) -> Function:
+    """Add options to a command, in the order of its help."""
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def account_option(text: str) -> Decorator:
+    """Return the option `--account`."""
+    return click.option("--account", "account_id", type=ACCOUNT, help=text)
+
+
+def payer_option(parameter: str) -> Decorator:
+    """Return the option `--from`, with the name of its parameter."""
+    text = "Account that pays. Default: the agent key's."
+    return click.option("--from", parameter, type=OWN_ACCOUNT, help=text)
+
+
+def status_option(statuses: object, things: str) -> Decorator:
+    """Return the option `--status`; `statuses` is a `Literal` type."""
+    text = f"Only {things} with this status."
+    return click.option("--status", type=click.Choice(get_args(statuses)), help=text)
+
+
+def events_option(*names: str, text: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - as `click.option`
+    """Return the option `--events`: types separated by commas; `transfer.*` means all types that match it."""
+    kind = Parsed("types", _event_types, "TYPE,…")
+    return click.option(
+        "--events", *names, type=kind, default="*", shell_complete=_complete_types, help=text, **attributes
+    )
+
+
+def either(*options: str) -> Decorator:
+    """Refuse two options that exclude each other."""
+
+    def checked(command: Function) -> Function:
+        @functools.wraps(command)
+        def with_either(**given: Any) -> None:  # noqa: ANN401 - the values of all options
+            params = click.get_current_context().command.params
+            if all(is_given(str(each.name)) for each in params if set(options) & set(each.opts)):
+                raise click.UsageError(f"pass either {' or '.join(options)}.")
+            command(**given)
+
+        return with_either
+
+    return checked
+
+
+def is_given(parameter: str) -> bool:
+    """Return whether the option of a parameter is on the command line."""
+    source = click.get_current_context().get_parameter_source(parameter)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
+def with_output(command: Function) -> Function:
+    """Call a command with `output` in place of `is_json` and `is_quiet`."""
+
+    @functools.wraps(command)
+    def with_those(*, is_json: bool, is_quiet: bool = False, **others: Any) -> None:  # noqa: ANN401 - as above
+        from agentpay.cli.output import CommandRefusedError, Output
+        from agentpay.cli.profiles import ConfigError
+
+        output = Output(is_json=is_json, is_quiet=is_quiet)
+        try:
+            command(output=output, **others)
+        except ConfigError as error:
+            raise CommandRefusedError(f"{error}.", output, error="config") from None
+
+    return with_those
+
+
+def takes_output(command: Function) -> Function:
+    """Add `--json` and `--quiet` to a command; it is called with `output`."""
+    return takes_json(takes_quiet(with_output(command)))
+
+
+def takes_server(command: Function) -> Function:
+    """Add the connection options to a command; it is called with `server` and `output`.
+
+    What its options name is called with its identifier.
+    """
 
     @functools.wraps(command)
     def with_server(
         *,
+        output: Any,  # noqa: ANN401 - an Output
         url: str | None,
         key: str | None,
         profile: str | None,
-        is_json: bool,
-        is_quiet: bool,
         **others: Any,  # noqa: ANN401 - the values of other options
     ) -> None:
         from agentpay.cli.connection import address_of, client_of, reported_errors
-        from agentpay.cli.output import Output
+        from agentpay.cli.naming import AccountNames, identified
 
-        output, address = Output(is_json=is_json, is_quiet=is_quiet), address_of(url, key, profile)
+        address = address_of(url, key, profile)
         with reported_errors(address, output), client_of(address) as server:
-            command(server=server, output=output, **others)
+            output.names = AccountNames(server)
+            command(server=server, output=output, **identified(server, output, others))
 
-    return takes_address(takes_json(takes_quiet(with_server)))
+    return takes_address(takes_output(with_server))
 
 
-def takes_address(command: _Command) -> _Command:
+def takes_address(command: Function) -> Function:
     """Add the options `--url`, `--key` and `--profile` to a command."""
-    for option in (
+    return with_options(
+        command,
         click.option(
-            "--profile",
-            metavar="NAME",
-            shell_complete=_complete_profile,
-            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
+            "--url",
+            envvar=URL_VARIABLE,
+            show_envvar=True,
+            help=f"URL of the server.  [default: {DEFAULT_URL}]",
         ),
         click.option(
             "--key",
@@ -61,122 +360,46 @@ def takes_address(command: _Command) -> _Command:
             help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
         ),
         click.option(
-            "--url",
-            envvar=URL_VARIABLE,
-            show_envvar=True,
-            help=f"URL of the server.  [default: {DEFAULT_URL}]",
+            "--profile",
+            metavar="NAME",
+            shell_complete=_complete_profile,
+            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
-def takes_json(command: _Command) -> _Command:
-    """Add `--json`; the command is called with `is_json`."""
-    return click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")(command)
-
-
-def takes_quiet(command: _Command) -> _Command:
-    """Add `--quiet`; the command is called with `is_quiet`."""
-    return click.option(
-        "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
-    )(command)
-
-
-def takes_yes(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add `--yes`; the command is called with `is_yes`."""
-    return click.option("-y", "--yes", "is_yes", is_flag=True, help="Do not ask on a terminal.")(command)
-
-
-def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of lists to a command; it is called with `listing`."""
-
-    @functools.wraps(command)
-    def with_listing(
-        *,
-        limit: int,
-        is_all: bool,
-        since: datetime | None,
-        until: datetime | None,
-        is_csv: bool,
-        is_wide: bool,
-        is_watched: bool,
-        interval: float,
-        **others: Any,  # noqa: ANN401 - the values of other options
-    ) -> None:
-        from agentpay.cli.listing import Listing
-
-        source = click.get_current_context().get_parameter_source("limit")
-        if is_all and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError("pass either --all or --limit.")
-        is_whole = is_all or (is_csv and source is not click.core.ParameterSource.COMMANDLINE)
-        if is_csv and (is_watched or others["is_json"] or others["is_quiet"]):
-            raise click.UsageError("pass --csv without --watch, --json and --quiet.")
-        listing = Listing(
-            limit=None if is_whole else limit,
-            since=since,
-            until=until,
-            is_csv=is_csv,
-            is_wide=is_wide,
-            watch_seconds=interval if is_watched else None,
-        )
-        command(listing=listing, **others)
-
-    for option in (
-        click.option(
-            "--interval",
-            type=Seconds(0.05, 3600),
-            default=2.0,
-            show_default=True,
-            metavar="SECONDS",
-            help="Pause between two refreshes with --watch.",
-        ),
-        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
-        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
-        click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
-        click.option("--all", "is_all", is_flag=True, help="All items."),
-        click.option(
-            "--until",
-            type=Moment(),
-            metavar="TIME",
-            help="Only up to and including this time.",
-        ),
-        click.option(
-            "--since",
-            type=Moment(),
-            metavar="TIME",
-            help="Only after this time, such as 2026-01-31T12:00:00Z.",
-        ),
-        click.option(
-            "--limit",
-            type=click.IntRange(min=1),
-            default=100,
-            show_default=True,
-            help="Largest number of items.",
-        ),
-    ):
-        with_listing = option(with_listing)
-    return with_listing
-
-
-def complete_account(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """Complete the name, the handle or the identifier of an account, from the service that is set up."""
-    from agentpay.cli.naming import completed_accounts
-
-    return completed_accounts(context, parameter, incomplete)
-
-
-def _complete_profile(
-    _context: click.Context, _param: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    from click.shell_completion import CompletionItem
-
+def _complete_profile(_context: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     from agentpay.cli.profiles import ConfigError, read_config
 
     try:
-        names = read_config().profiles
+        return [name for name in read_config().profiles if name.startswith(incomplete)]
     except ConfigError:
         return []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+LISTING: Final[tuple[Decorator, ...]] = (
+    click.option(
+        "--limit",
+        type=click.IntRange(min=1),
+        default=100,
+        show_default=True,
+        help="Largest number of items.",
+    ),
+    click.option("--since", type=MOMENT, help="Only after this time, such as 2026-01-31T12:00:00Z."),
+    click.option("--until", type=MOMENT, help="Only up to and including this time."),
+    click.option("--all", "is_all", is_flag=True, help="All items."),
+    click.option("--csv", "is_csv", is_flag=True, help="Print CSV: all items, every field."),
+    click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+    click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
+    click.option(
+        "--interval",
+        type=Seconds(0.05, 3600),
+        default=2.0,
+        show_default=True,
+        metavar="SECONDS",
+        help="Pause between two refreshes with --watch.",
+    ),
+    either("--all", "--limit"),
+    *(either("--csv", other) for other in ("--watch", "--json", "--quiet")),
+)
+"""The options of lists."""

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
-from typing import Any, Final, TextIO
+from typing import IO, Any, Final, TextIO
 
 import attrs
 import click
@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from agentpay.cli.columns import Column
-from agentpay.cli.exit_codes import FAILED, UNWRITTEN
+from agentpay.cli import FAILED, UNWRITTEN
+from agentpay.cli.commands import Column
 from agentpay.cli.tables import lines, styled
 from agentpay.contract import codec
 from agentpay.contract.csv_text import CsvPrinter
@@ -42,11 +42,15 @@ class _Console(Console):
 
 
 class Output:
-    """Prints a command's results: as JSON, or identifiers only if quiet."""
+    """Prints a command's results: as JSON, or identifiers only if quiet.
+
+    `names` puts names in place of the identifiers of accounts in a text, for lists and questions.
+    """
 
     def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
         self.is_json = is_json
         self.is_quiet = is_quiet
+        self.names: Callable[[str], str] = str
         self._out = _console(sys.stdout)
         self._err = _console(sys.stderr)
 
@@ -118,22 +122,17 @@ class Output:
     ) -> None:
         """Print a list of models: one line each; JSON has all of their fields."""
         with self._reporting_unwritten():
-            self._items(models, columns, empty=empty, is_wide=is_wide)
-
-    def _items(
-        self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool
-    ) -> None:
-        if self.is_json:
-            for model in models:
-                self.document(model)
-        elif self.is_quiet:
-            for model in models:
-                click.echo(printable(identifier_of(model)))
-        elif models:
-            for line in self._lines(models, columns, is_wide=is_wide):
-                self._out.print(line, soft_wrap=True)
-        else:
-            self._out.print(Text(empty, style="dim"), soft_wrap=True)
+            if self.is_json:
+                for model in models:
+                    self.document(model)
+            elif self.is_quiet:
+                for model in models:
+                    click.echo(printable(identifier_of(model)))
+            elif models:
+                for line in self._lines(models, columns, is_wide=is_wide):
+                    self._out.print(line, soft_wrap=True)
+            else:
+                self._out.print(Text(empty, style="dim"), soft_wrap=True)
 
     def csv(self, models: Iterable[Any], *, empty: str) -> None:
         """Print a list of models as CSV while it is read. One that breaks off exits with 3."""
@@ -193,6 +192,14 @@ class Output:
         with self._err.status(Text(printable(text))) as status:
             yield lambda now: status.update(Text(printable(now)))
 
+    def confirm(self, question: Callable[[], str]) -> None:
+        """Ask on a terminal before what cannot be undone, and end the command if the answer is no.
+
+        A script is never asked. `question` may ask the server, and is only called to be shown.
+        """
+        if not self.is_json and sys.stdin.isatty() and sys.stderr.isatty():
+            click.confirm(printable(self.names(question())), abort=True, err=True)
+
     @contextlib.contextmanager
     def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
         """Report that a result could not be written, for example to a full disk.
@@ -225,7 +232,31 @@ class Output:
     def _lines(self, models: Sequence[object], columns: Sequence[Column], *, is_wide: bool) -> list[Text]:
         if not models:
             return []
-        return lines(models, columns, width=self._out.width, is_wide=is_wide, now=datetime.now(UTC))
+        now = datetime.now(UTC)
+        return lines(models, columns, width=self._out.width, is_wide=is_wide, now=now, names=self.names)
+
+
+class CommandRefusedError(click.ClickException):
+    """The server refused, failed or cannot be reached."""
+
+    def __init__(self, message: str, output: Output, *, exit_code: int = FAILED, **fields: object) -> None:
+        super().__init__(message)
+        # For this error only: the base declares it for the class.
+        vars(self)["exit_code"] = exit_code
+        self._output = output
+        self._fields = fields
+
+    def format_message(self) -> str:
+        """Make escape sequences from the server harmless."""
+        return printable(self.message)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print on standard error, as text or as one line of JSON."""
+        if self._output.is_json:
+            fields = {name: value for name, value in self._fields.items() if value is not None}
+            self._output.document({**fields, "message": self.message}, is_error=True)
+        else:
+            super().show(file)
 
 
 def identifier_of(model: object) -> str:

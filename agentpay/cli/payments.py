@@ -1,48 +1,76 @@
-"""`agentpay payments`: transfers whose transaction the seller of an API call broadcasts (HTTP 402)."""
+"""`agentpay payments`, `sellers` and `sessions`: paying calls (HTTP 402), and charging in small amounts."""
 
 from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from agentpay.cli.columns import Column, Show
-from agentpay.cli.exit_codes import PENDING_APPROVAL
-from agentpay.cli.options import complete_account, takes_listing, takes_server
-from agentpay.cli.values import Identifier, Usdc
-from agentpay.contract import choices
-from agentpay.contract.identifiers import TRANSFER
+from agentpay.cli import PENDING_APPROVAL
+from agentpay.cli.commands import Column, Show, command, group, listing
+from agentpay.cli.options import (
+    CATEGORY,
+    IDEMPOTENCY_KEY,
+    SESSION_ID,
+    TO,
+    TRANSFER_ID,
+    USDC,
+    account_option,
+    payer_option,
+    status_option,
+    takes_server,
+)
+from agentpay.contract.choices import SessionStatus, TransferStatus
 
 if TYPE_CHECKING:
-    from decimal import Decimal
-
     from agentpay import AgentPay
-    from agentpay.cli.listing import Listing
     from agentpay.cli.output import Output
     from agentpay.contract.ext.payments import Payment
 
 
-@click.group()
-def payments() -> None:
-    """Authorize, list and show payments for API calls that ask for money (HTTP 402)."""
+def _status(payment: Payment) -> str:
+    is_undelivered = payment.outcome is not None and not payment.outcome.is_delivered
+    return f"{payment.status}, not delivered" if is_undelivered else payment.status
+
+
+payments = group(
+    "payments",
+    "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
+    command("get", "Show a payment.", TRANSFER_ID, call=lambda client: client.payments.get, reads="Payment"),
+    listing(
+        "list",
+        "List payments, newest first.",
+        account_option("Only payments of this account."),
+        status_option(TransferStatus, "payments"),
+        click.option(
+            "--origin", metavar="URL", help="Only payments to this seller, such as https://api.example."
+        ),
+        call=lambda client: client.payments.list,
+        columns=[
+            Column("payer", "account_id", is_text=True, is_account=True),
+            Column("amount", "amount_usdc"),
+            Column("status", _status),
+            Column("seller", lambda each: each.origin.removeprefix("https://"), is_text=True),
+            Column("protocol", show=Show.WIDE),
+            Column("settled", "settled_at", Show.IF_IT_FITS),
+            Column("url", show=Show.WIDE),
+            Column("error", show=Show.WIDE),
+            Column("transfer_id"),
+        ],
+        empty="No payments match.",
+    ),
+)
 
 
 @payments.command("authorize")
 @click.argument("resource", metavar="URL")
-@click.option(
-    "--account",
-    "payer",
-    metavar="ACCOUNT",
-    shell_complete=complete_account,
-    help="Account that pays. Default: the agent key's.",
-)
-@click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
+@account_option("Account that pays. Default: the agent key's.")
+@click.option("--max-amount", type=USDC, help="Most to pay. Default: the policy decides.")
 @click.option(
     "--session-cap",
-    type=Usdc(),
-    metavar="USDC",
+    type=USDC,
     help="USDC to lock for a seller that sells by session. Default: such a seller is not paid.",
 )
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
@@ -57,12 +85,9 @@ def authorize_payment(
     server: AgentPay,
     output: Output,
     resource: str,
-    payer: str | None,
-    max_amount: Decimal | None,
-    session_cap: Decimal | None,
-    method: str,
-    memo: str | None,
+    account_id: str | None,
     idempotency_key: str | None,
+    **given: Any,  # noqa: ANN401 - as `payments.authorize` takes them
 ) -> None:
     """Sign the payment for the 402 of URL, read with its headers from standard input.
 
@@ -77,22 +102,14 @@ def authorize_payment(
     """  # noqa: D301 - the escape stops click from rewrapping the line
     import uuid
 
-    from agentpay.cli.naming import find_account_or_own
+    from agentpay.cli.naming import own_account
 
     headers, body = _response(sys.stdin.buffer.read())
-    account_id = find_account_or_own(server, output, payer)
+    payer = account_id or own_account(server, output)
     key = idempotency_key or str(uuid.uuid4())
     with output.progress("Signing"):
         payment = server.payments.authorize(
-            account_id=account_id,
-            idempotency_key=key,
-            url=resource,
-            method=method,
-            headers=headers,
-            body=body,
-            max_amount=max_amount,
-            session_cap=session_cap,
-            memo=memo,
+            account_id=payer, idempotency_key=key, url=resource, headers=headers, body=body, **given
         )
     header = payment.header
     if output.is_quiet and not output.is_json and header is not None:
@@ -118,69 +135,127 @@ def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
     return headers, told
 
 
-@payments.command("get")
-@click.argument("transfer_id", type=Identifier(TRANSFER))
-@takes_server
-def get_payment(*, server: AgentPay, output: Output, transfer_id: str) -> None:
-    """Show a payment."""
-    with output.progress("Reading"):
-        payment = server.payments.get(transfer_id)
-    output.record(payment, "Payment")
+_SELLER = click.argument("origin")
 
-
-def _status(payment: Payment) -> str:
-    is_undelivered = payment.outcome is not None and not payment.outcome.is_delivered
-    return f"{payment.status}, not delivered" if is_undelivered else payment.status
-
-
-@payments.command("list")
-@click.option(
-    "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only payments of this account."
-)
-@click.option(
-    "--status",
-    type=click.Choice(get_args(choices.TransferStatus)),
-    help="Only payments with this status.",
-)
-@click.option("--origin", metavar="URL", help="Only payments to this seller, such as https://api.example.")
-@takes_listing
-@takes_server
-def list_payments(
-    *,
-    server: AgentPay,
-    output: Output,
-    listing: Listing,
-    account: str | None,
-    status: str | None,
-    origin: str | None,
-) -> None:
-    """List payments, newest first."""
-    from agentpay.cli.naming import AccountNames, find_account
-
-    account_id = None if account is None else find_account(server, output, account)
-    wanted = cast("choices.TransferStatus | None", status)
-    names = AccountNames(server)
-    columns = [
-        Column("payer", lambda each: names(each.account_id), is_text=True),
-        Column("amount", lambda each: each.amount_usdc),
-        Column("status", _status),
-        Column("seller", lambda each: each.origin.removeprefix("https://"), is_text=True),
-        Column("protocol", lambda each: each.protocol, show=Show.WIDE),
-        Column("settled", lambda each: each.settled_at, show=Show.IF_IT_FITS),
-        Column("url", lambda each: each.url, show=Show.WIDE),
-        Column("error", lambda each: each.error, show=Show.WIDE),
-        Column("transfer_id", lambda each: each.transfer_id),
-    ]
-    listing.show(
-        output,
-        lambda: server.payments.list(
-            account_id=account_id,
-            status=wanted,
-            origin=origin,
-            since=listing.since,
-            until=listing.until,
-            limit=listing.page,
+sellers = group(
+    "sellers",
+    "Pin, block and list sellers of HTTP 402.",
+    listing(
+        "list",
+        "List the pinned sellers, the last pinned first.",
+        call=lambda client: client.sellers.list,
+        columns=[
+            Column("seller", "origin"),
+            Column("blocked"),
+            Column("max_amount"),
+            Column("category", is_text=True),
+            Column("sponsors_fees", "sponsor_fees", Show.IF_IT_FITS),
+            Column("recipients", lambda pin: ", ".join(pin.recipients or ()) or None, Show.WIDE),
+            Column("updated", "updated_at", Show.IF_IT_FITS),
+        ],
+        empty="No sellers are pinned.",
+        moment="updated_at",
+    ),
+    command(
+        "get",
+        "Show the pin of a seller, such as https://api.example.com.",
+        _SELLER,
+        call=lambda client: client.sellers.get,
+        reads="Seller",
+    ),
+    command(
+        "pin",
+        "Pin a seller, such as https://api.example.com. Replaces its whole pin, including omitted options.",
+        _SELLER,
+        click.option("--max-amount", type=USDC, help="Highest price. Default: no limit."),
+        click.option(
+            "--category", help="Spend category of all its products. Default: that of the challenge."
         ),
-        columns,
-        empty="No payments match.",
-    )
+        click.option(
+            "--recipient",
+            "recipients",
+            multiple=True,
+            metavar="ADDRESS",
+            help="On-chain address of an owner that may be paid there. Repeatable. Default: all.",
+        ),
+        click.option("--blocked", is_flag=True, help="Block every payment to it."),
+        click.option(
+            "--sponsor-fees", is_flag=True, help="Pay the network fee if an x402 challenge names no payer."
+        ),
+        call=lambda client: client.sellers.put,
+        progress="Pinning {origin}",
+        makes="Seller",
+    ),
+    command(
+        "unpin",
+        "Delete the pin of a seller: its challenges decide again, and it is no longer blocked.",
+        _SELLER,
+        call=lambda client: client.sellers.delete,
+        asks=lambda _client, origin: f"Unpin {origin}? What its challenges claim is believed from then on.",
+        progress="Unpinning {origin}",
+        ends="unpinned",
+    ),
+)
+
+sessions = group(
+    "sessions",
+    """Open, charge, close and list sessions.
+
+    Opening a session moves its cap into escrow. Charges add up within the cap; closing pays the payee what
+    was charged and returns the rest.
+    """,
+    command(
+        "open",
+        "Open a session: put its cap into escrow.",
+        payer_option("account_id"),
+        TO,
+        click.option("--cap", "cap_usdc", type=USDC, required=True, help="Most that can be charged."),
+        CATEGORY,
+        IDEMPOTENCY_KEY,
+        call=lambda client: client.sessions.open,
+        progress="Funding the escrow with {cap_usdc} USDC",
+        makes="Session",
+    ),
+    command(
+        "charge",
+        "Add AMOUNT to a session's running total.",
+        SESSION_ID,
+        click.argument("amount", type=USDC),
+        IDEMPOTENCY_KEY,
+        call=lambda client: client.sessions.charge,
+        progress="Charging {amount} USDC",
+        makes="Session",
+    ),
+    command(
+        "close",
+        """Close a session: pay what was charged, return the rest. Closing again never pays twice.
+
+        For a session over HTTP 402 this asks its seller to settle; the service closes it by force if the
+        seller does not within 60 seconds.
+        """,
+        SESSION_ID,
+        call=lambda client: client.sessions.close,
+        progress="Settling {session_id}",
+        makes="Session",
+    ),
+    command("get", "Show a session.", SESSION_ID, call=lambda client: client.sessions.get, reads="Session"),
+    listing(
+        "list",
+        "List sessions, newest first.",
+        account_option("Only sessions that this account pays."),
+        status_option(SessionStatus, "sessions"),
+        call=lambda client: client.sessions.list,
+        columns=[
+            Column("payer", "account_id", is_text=True, is_account=True),
+            Column("charged", "running_total_usdc"),
+            Column("cap", "cap_usdc"),
+            Column("status"),
+            Column("to", show=Show.IF_IT_FITS, is_account=True),
+            Column("opened", "opened_at", Show.IF_IT_FITS),
+            Column("category", show=Show.WIDE),
+            Column("closing_reason", show=Show.WIDE),
+            Column("session_id"),
+        ],
+        empty="No sessions match.",
+    ),
+)

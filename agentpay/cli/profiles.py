@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
-from agentpay.cli.variables import CONFIG_VARIABLE
+from agentpay.cli.options import CONFIG_VARIABLE
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}", re.ASCII)
 _HEADING: Final = "# Written by `agentpay profiles`. Keep it private: it holds keys.\n"

@@ -1,28 +1,30 @@
 """Lists for people: one line per item, identifiers whole, names before identifiers.
 
-On a narrow terminal, text is shortened with an ellipsis, in optional columns first; optional columns that
-still do not fit are left out. Identifiers, amounts and times are never cut; of an on-chain address, the ends
-are shown. Elsewhere nothing is cut or left out.
+On a narrow terminal, optional columns that do not fit are left out, and text is shortened with an ellipsis.
+Identifiers, amounts and times are never cut; of an on-chain address, the ends are shown. Elsewhere nothing is
+cut or left out.
 """
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from io import StringIO
 from typing import Final
 
-from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from agentpay.cli.columns import Column, Show, amount
+from agentpay.cli.commands import Column, Show
 from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
-_GAP: Final = "  "
+_GAP: Final = 2
 _TEXT_MINIMUM: Final = 10
-_REQUIRED_TEXT: Final = 16
-"""Minimum width of text in required columns, if all of them fit. Most names are shorter."""
+_TEXT_KEPT: Final = 16
+"""The width of texts that optional columns leave. Most names are shorter."""
 _ADDRESS: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}", re.ASCII)
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
@@ -48,37 +50,71 @@ STYLES: Final[Mapping[str, str]] = {
 
 
 def lines(
-    items: Sequence[object], columns: Sequence[Column], *, width: int, is_wide: bool, now: datetime
+    items: Sequence[object],
+    columns: Sequence[Column],
+    *,
+    width: int,
+    is_wide: bool,
+    now: datetime,
+    names: Callable[[str], str] = str,
 ) -> list[Text]:
     """Return the heading and one line per item.
 
     `width` is in cells. `is_wide` shows every column, nothing shortened, and times as timestamps; otherwise
-    they are relative to `now`.
+    they are relative to `now`. `names` puts names in place of the identifiers of accounts in a text.
     """
-    shown = [column for column in columns if is_wide or column.show is not Show.WIDE]
-    values = {column.heading: [column.look(item) for item in items] for column in shown}
-    cells = {
-        heading: [cell(value, is_wide=is_wide, now=now, decimals=_decimals(found)) for value in found]
-        for heading, found in values.items()
-    }
-    amounts = {heading for heading, found in values.items() if any(isinstance(v, Decimal) for v in found)}
-    natural = _natural(cells)
+    cells: dict[Column, list[Text]] = {}
+    amounts = set()
+    for column in columns:
+        if is_wide or column.show is not Show.WIDE:
+            values = [column.value(item) for item in items]
+            if column.is_account:
+                values = [value and names(str(value)) for value in values]
+            decimals = [len(amount(v).partition(".")[2]) for v in values if isinstance(v, Decimal)]
+            if decimals:
+                amounts.add(column)
+            cells[column] = [
+                styled(value) if is_wide else _cell(value, now, max(decimals, default=0)) for value in values
+            ]
+    natural = _widths(cells)
     if not is_wide and _total(natural) > width:
-        cells = {heading: [_brief(text) for text in texts] for heading, texts in cells.items()}
-        natural = _natural(cells)
-    widths = natural if is_wide else _fitted(shown, natural, width)
-    heading = [Text(name, style="dim") for name in widths]
-    rows = [heading, *([cells[name][place] for name in widths] for place in range(len(items)))]
-    return [_line(row, widths, amounts) for row in rows]
+        cells = {column: [_brief(text) for text in texts] for column, texts in cells.items()}
+        natural = _widths(cells)
+    least = natural if is_wide else _narrowed(_fitting(natural, width), _TEXT_MINIMUM)
+    table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="dim")
+    for column in least:
+        table.add_column(
+            Text(column.heading),
+            justify="right" if column in amounts else "left",
+            # The table shortens what has no fixed width.
+            width=None if column.is_text else natural[column],
+        )
+        for text in cells[column]:
+            text.no_wrap, text.overflow = True, "ellipsis"
+    for place in range(len(items)):
+        table.add_row(*(cells[column][place] for column in least))
+    console = Console(width=max(width, _total(least)), file=StringIO())
+    printed = [
+        Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        for segments in console.render_lines(table, pad=False)
+    ]
+    for line in printed:
+        line.rstrip()
+    return printed
 
 
-def cell(value: object, *, is_wide: bool, now: datetime, decimals: int = 2) -> Text:
-    """Return a value as text for a table; an amount with at least this number of decimals."""
-    if isinstance(value, datetime) and not is_wide:
+def _cell(value: object, now: datetime, decimals: int) -> Text:
+    if isinstance(value, datetime):
         return Text(relative(value, now))
-    if isinstance(value, Decimal) and not is_wide:
+    if isinstance(value, Decimal):
         return Text(amount(value, decimals))
     return styled(value)
+
+
+def amount(value: Decimal, decimals: int = 2) -> str:
+    """Return an amount with at least this number of decimals, without further trailing zeros."""
+    whole, _, fraction = f"{value:f}".partition(".")
+    return f"{whole}.{fraction.rstrip('0'):0<{decimals}}"
 
 
 def styled(value: object) -> Text:
@@ -96,11 +132,6 @@ def styled(value: object) -> Text:
     return Text(text, style=STYLES.get(text, ""))
 
 
-def _decimals(values: Sequence[object]) -> int:
-    """Return the number of decimals with which all amounts of a column are shown."""
-    return max((len(amount(v).partition(".")[2]) for v in values if isinstance(v, Decimal)), default=2)
-
-
 def relative(moment: datetime, now: datetime) -> str:
     """Return a time relative to now, such as `5m ago`; beyond a week, its date."""
     seconds = (now - moment).total_seconds()
@@ -116,62 +147,30 @@ def relative(moment: datetime, now: datetime) -> str:
     return f"{distance} ago" if seconds >= 0 else f"in {distance}"
 
 
-def _natural(cells: Mapping[str, Sequence[Text]]) -> dict[str, int]:
-    return {
-        heading: max(map(cell_len, (heading, *(text.plain for text in texts))))
-        for heading, texts in cells.items()
-    }
-
-
 def _brief(text: Text) -> Text:
     return Text(f"{text.plain[:4]}…{text.plain[-4:]}") if _ADDRESS.fullmatch(text.plain) else text
 
 
-def _fitted(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> dict[str, int]:
-    """Return the columns to show and their widths: required ones, then each optional one that fits."""
-    required = [column for column in columns if column.show is not Show.IF_IT_FITS]
-    kept = _REQUIRED_TEXT if _total(_least(required, natural, _REQUIRED_TEXT)) <= width else _TEXT_MINIMUM
-    least = _least(required, natural, kept)
-    for column in columns:
-        if column.show is Show.IF_IT_FITS:
-            with_it = least | _least([column], natural, _TEXT_MINIMUM)
-            if _total(with_it) <= width:
-                least = with_it
-    widths = {column.heading: least[column.heading] for column in columns if column.heading in least}
-    spare = max(width - _total(widths), 0)
-    for heading, least_width in widths.items():
-        more = min(natural[heading] - least_width, spare)
-        widths[heading] += more
-        spare -= more
-    return widths
-
-
-def _least(columns: Sequence[Column], natural: Mapping[str, int], text: int) -> dict[str, int]:
-    """Return the smallest width of each column, where text keeps the given number of cells."""
+def _widths(cells: Mapping[Column, Sequence[Text]]) -> dict[Column, int]:
     return {
-        column.heading: min(natural[column.heading], max(text, cell_len(column.heading)))
-        if column.is_text
-        else natural[column.heading]
-        for column in columns
+        column: max(len(column.heading), *(text.cell_len for text in texts))
+        for column, texts in cells.items()
     }
 
 
-def _total(widths: Mapping[str, int]) -> int:
-    return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
+def _fitting(natural: Mapping[Column, int], width: int) -> dict[Column, int]:
+    """Return the columns to show: required ones, and each optional one that fits besides them."""
+    widths = _narrowed(natural, _TEXT_KEPT)
+    shown = {column for column in natural if column.show is not Show.IF_IT_FITS}
+    for column in natural:
+        if _total({each: widths[each] for each in (*shown, column)}) <= width:
+            shown.add(column)
+    return {column: natural[column] for column in natural if column in shown}
 
 
-def _line(row: Sequence[Text], widths: Mapping[str, int], amounts: Container[str]) -> Text:
-    """Return a row as one line: amounts to the right, everything else to the left."""
-    line = Text()
-    for place, (text, (heading, width)) in enumerate(zip(row, widths.items(), strict=True)):
-        fitted = text.copy()
-        if fitted.cell_len > width:
-            fitted.truncate(width, overflow="ellipsis")
-        space = " " * (width - fitted.cell_len)
-        if heading in amounts:
-            line.append(space)
-            space = ""
-        line.append_text(fitted)
-        if place < len(row) - 1:
-            line.append(space + _GAP)
-    return line
+def _narrowed(widths: Mapping[Column, int], text: int) -> dict[Column, int]:
+    return {column: min(width, text) if column.is_text else width for column, width in widths.items()}
+
+
+def _total(widths: Mapping[Column, int]) -> int:
+    return sum(widths.values()) + _GAP * (len(widths) - 1)

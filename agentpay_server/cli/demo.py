@@ -19,11 +19,9 @@ import click
 from rich.text import Text
 
 from agentpay._installation import install_command
-from agentpay.cli.options import takes_json
+from agentpay.cli.options import KEY_VARIABLE, Seconds, export_lines, takes_json
 from agentpay.cli.output import Output
 from agentpay.cli.tables import styled
-from agentpay.cli.values import Seconds
-from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.options import HOST, takes

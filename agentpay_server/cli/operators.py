@@ -8,9 +8,8 @@ from typing import Any
 
 import click
 
-from agentpay.cli.options import takes_json
+from agentpay.cli.options import LABEL, takes_json
 from agentpay.cli.output import Output
-from agentpay.cli.values import Label
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.options import require_database, takes
 from agentpay_server.contract.sandbox import Operator
@@ -22,7 +21,7 @@ def operators() -> None:
 
 
 @operators.command("create")
-@click.argument("name", type=Label())
+@click.argument("name", type=LABEL)
 @takes(
     ServerConfig,
     "stored",

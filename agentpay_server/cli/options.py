@@ -17,8 +17,7 @@ import attrs
 import click
 from attrs import NOTHING, Attribute, frozen
 
-from agentpay.cli.values import Parsed, Seconds, Usdc
-from agentpay.cli.variables import IS_VISIBLE
+from agentpay.cli.options import IS_VISIBLE, USDC, Parsed, Seconds
 from agentpay_server.http.hosts import allowed_host
 from agentpay_server.platform.settings import UNLIMITED_SOL, Bounds, Option, option_of
 
@@ -225,7 +224,7 @@ def _seconds(bounds: Bounds) -> Seconds:
 
 _UNITS: "Final[Mapping[str, _Unit]]" = {
     "_seconds": ("SECONDS", _seconds),
-    "_usdc": ("USDC", lambda _: Usdc()),
+    "_usdc": ("USDC", lambda _: USDC),
     "_sol": ("SOL", lambda bounds: Parsed("sol", _sol_or_none if bounds.or_none else _sol)),
 }
 

@@ -11,12 +11,9 @@ import httpx
 from agentpay import AgentPay
 from agentpay._pay402.challenges import refusal_reason, sells_by_session
 from agentpay._pay402.undelivered import is_news
-from agentpay.cli.connection import CommandRefusedError
-from agentpay.cli.exit_codes import PENDING_APPROVAL
-from agentpay.cli.naming import find_account_or_own
-from agentpay.cli.options import complete_account, takes_server
-from agentpay.cli.output import Output
-from agentpay.cli.values import Usdc
+from agentpay.cli import PENDING_APPROVAL
+from agentpay.cli.options import OWN_ACCOUNT, USDC, takes_server
+from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError, PaymentRefusedError
 from agentpay.payments import READ_TIMEOUT_SECONDS, PaymentAuth
@@ -27,17 +24,12 @@ _SHOWN_CHARACTERS: Final = 2_000
 @click.command()
 @click.argument("resource", metavar="URL")
 @click.option(
-    "--account",
-    "payer",
-    metavar="ACCOUNT",
-    shell_complete=complete_account,
-    help="Account that pays. Default: the agent key's.",
+    "--account", "account_id", type=OWN_ACCOUNT, help="Account that pays. Default: the agent key's."
 )
-@click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
+@click.option("--max-amount", type=USDC, help="Most to pay. Default: the policy decides.")
 @click.option(
     "--session-cap",
-    type=Usdc(),
-    metavar="USDC",
+    type=USDC,
     help="USDC to lock for a seller that sells by session. Default: such a seller is not paid.",
 )
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
@@ -51,7 +43,7 @@ def pay(
     server: AgentPay,
     output: Output,
     resource: str,
-    payer: str | None,
+    account_id: str,
     max_amount: Decimal | None,
     session_cap: Decimal | None,
     method: str,
@@ -68,7 +60,6 @@ def pay(
     if payment_key == "":
         raise click.BadParameter("must not be empty", param_hint="--payment-key")
     chosen_key = payment_key or str(uuid.uuid4())
-    account_id = find_account_or_own(server, output, payer)
     with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
         asked = _sent(http, output, method, resource)
         if asked.status_code != 402:

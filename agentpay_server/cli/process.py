@@ -24,7 +24,7 @@ import click
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay.cli.variables import KEY_VARIABLE, export_lines
+from agentpay.cli.options import KEY_VARIABLE, export_lines
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.assembly.opening import ClusterAwayError, open_storage
 from agentpay_server.assembly.server import Server, start_server

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from agentpay.cli.values import Seconds
+from agentpay.cli.options import Seconds
 from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import read_key
 from agentpay_server.cli.options import HOST, PROGRAM, Declared, require_database, settings_of, takes

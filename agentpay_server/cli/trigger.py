@@ -10,11 +10,8 @@ import click
 from attrs import evolve
 
 from agentpay import AgentPay
-from agentpay.cli.connection import CommandRefusedError
-from agentpay.cli.naming import find_account
-from agentpay.cli.options import complete_account, takes_server
-from agentpay.cli.output import Output
-from agentpay.cli.values import Usdc
+from agentpay.cli.options import USDC, account_option, takes_server
+from agentpay.cli.output import CommandRefusedError, Output
 from agentpay.contract import identifiers
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import EVENTS, AnyEvent
@@ -46,16 +43,10 @@ T = TypeVar("T", SceneAccount, ScenePolicy, SceneWebhook, SceneStep)
 
 @click.command()
 @click.argument("event", type=click.Choice(list(EVENTS)), metavar="EVENT")
-@click.option(
-    "--account",
-    metavar="ACCOUNT",
-    shell_complete=complete_account,
-    help="Account that the event is about. Default: a new account.",
-)
+@account_option("Account that the event is about. Default: a new account.")
 @click.option(
     "--amount",
-    type=Usdc(),
-    metavar="USDC",
+    type=USDC,
     help="Amount to pay, or cap of the session. Default: 1, or less if the policy allows less.",
 )
 @click.option(
@@ -68,7 +59,7 @@ T = TypeVar("T", SceneAccount, ScenePolicy, SceneWebhook, SceneStep)
 )
 @takes_server
 def trigger(
-    *, server: AgentPay, output: Output, event: str, account: str | None, amount: Decimal | None
+    *, server: AgentPay, output: Output, event: str, account_id: str | None, amount: Decimal | None
 ) -> None:
     """Cause an event by real operations, on a test chain.
 
@@ -80,7 +71,6 @@ def trigger(
     event_type = cast("EventType", event)
     # Fails on a public cluster, before any change.
     Sandbox(server).clock.now()
-    account_id = None if account is None else find_account(server, output, account)
     try:
         with output.progress(f"Causing {event}") as say:
             known, built = _caused(server, event_type, account_id, amount)

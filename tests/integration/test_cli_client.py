@@ -22,7 +22,7 @@ from server_world import Funded
 
 from agentpay import AccountDetails, AgentPay, ChainUnavailableError, Payment, testing
 from agentpay.cli import COMMANDS, main
-from agentpay.cli.columns import Column, Show
+from agentpay.cli.commands import Column, Show
 from agentpay.cli.output import Output
 from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp

@@ -15,8 +15,7 @@ from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay
 from agentpay.cli import main
-from agentpay.cli.connection import CommandRefusedError
-from agentpay.cli.output import Output
+from agentpay.cli.output import CommandRefusedError, Output
 from agentpay_server import AgentPayServer, Settings
 
 ACCOUNT = UNKNOWN["account_id"]

@@ -219,7 +219,7 @@ def test_modules_import_only_their_own_extras() -> None:
             "from agentpay_server.testkit.embedded.server import AgentPayServer",
         ),
         ("agentpay.__main__", "from agentpay.cli import main"),
-        ("agentpay.cli.listen", "import starlette"),
+        ("agentpay.cli.webhooks", "import starlette"),
         ("agentpay._http.clients", "import starlette"),
         ("agentpay._http.clients", "from agentpay_server.platform.settings import Settings"),
         ("agentpay.integrations.flask", "import starlette"),

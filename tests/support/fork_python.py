@@ -16,7 +16,7 @@ from typing import Any
 import asyncpg  # type: ignore[import-untyped]  # noqa: F401 - loaded for the children
 import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
 
-from agentpay.cli import listen  # noqa: F401 - loaded for the children
+from agentpay.cli import webhooks  # noqa: F401 - loaded for the children
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import demo, process, serve  # noqa: F401
 from agentpay_server.plugins.postgres import database as postgres  # noqa: F401

@@ -21,7 +21,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_lab.cli.receiver_test:receiver_test",
         "Deliver genuine and hostile webhook events, and score what a receiver acts on.",
     ),
-    "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
+    "completion": ("agentpay.cli.setup:completion", "Print the completion script of a shell."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Final
 import click
 from attrs import fields
 
-from agentpay.cli.columns import Column
-from agentpay.cli.options import takes_json
+from agentpay.cli.commands import Column
+from agentpay.cli.options import IS_VISIBLE, Seconds, takes_json
 from agentpay.cli.output import Output
-from agentpay.cli.values import Seconds
-from agentpay.cli.variables import IS_VISIBLE
 
 if TYPE_CHECKING:
     from agentpay_lab.crash_test.orders import TrialReport

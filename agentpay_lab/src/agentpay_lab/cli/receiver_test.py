@@ -5,10 +5,8 @@ import secrets
 
 import click
 
-from agentpay.cli.options import takes_json
+from agentpay.cli.options import IS_VISIBLE, Seconds, takes_json
 from agentpay.cli.output import Output
-from agentpay.cli.values import Seconds
-from agentpay.cli.variables import IS_VISIBLE
 
 _SEEDS = 1_000_000
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agentpay.cli.options import takes_json
+from agentpay.cli.options import Seconds, takes_json
 from agentpay.cli.output import Output
-from agentpay.cli.values import Seconds
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.world import RunResult, SimulatedWorld

@@ -1,19 +1,19 @@
-"""`agentpay profiles`: storing named services."""
+"""`agentpay profiles` and `agentpay completion`: commands for this machine and its shell."""
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import get_completion_class
 
-from agentpay.cli.options import takes_json, takes_quiet
-from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE
+from agentpay.cli.options import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE, takes_output
 
 if TYPE_CHECKING:
     from agentpay.cli.output import Output
-    from agentpay.cli.profiles import Config, ConfigError
+    from agentpay.cli.profiles import Config
 
 
 @click.group()
@@ -33,19 +33,16 @@ def profiles() -> None:
     help="Key for it. Default: read from standard input, without echo on a terminal, or "
     f"{KEY_VARIABLE} if the URL is from {URL_VARIABLE}. {IS_VISIBLE}",
 )
-@takes_quiet
-@takes_json
-def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet: bool) -> None:
+@takes_output
+def add_profile(*, output: Output, name: str, url: str, key: str | None) -> None:
     """Store a service, or replace the one with this name. The first one becomes the current one.
 
     The key is checked first, if the service can be reached.
     """
     from agentpay import errors
     from agentpay.cli.connection import ServerAccess, client_of, reported_errors
-    from agentpay.cli.output import Output
-    from agentpay.cli.profiles import NAME, Profile
+    from agentpay.cli.profiles import NAME, Profile, read_config, write_config
 
-    output = Output(is_json=is_json, is_quiet=is_quiet)
     if not NAME.fullmatch(name):
         raise click.BadParameter("use 1 to 64 letters, digits, hyphens and underscores.", param_hint="NAME")
     address = ServerAccess(url=url, key=key or _asked_key())
@@ -57,11 +54,10 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
         except errors.APIConnectionError:
             identity = None
             output.note(f"No server responds at {url}: the key is stored unchecked.")
-    config = _read(output)
-    path = _written(output, config.with_profile(name, Profile(base_url=url, api_key=address.key)))
-    if is_json:
+    path = write_config(read_config().with_profile(name, Profile(base_url=url, api_key=address.key)))
+    if output.is_json:
         output.document({"name": name, "base_url": url})
-    elif is_quiet:
+    elif output.is_quiet:
         click.echo(name)
     else:
         kind = f" ({identity.kind} key, {identity.cluster})" if identity else ""
@@ -69,51 +65,45 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
 
 
 @profiles.command("list")
-@takes_quiet
-@takes_json
-def list_profiles(*, is_json: bool, is_quiet: bool) -> None:
+@takes_output
+def list_profiles(*, output: Output) -> None:
     """List stored services. Keys are not shown."""
-    from agentpay.cli.output import Output
+    from agentpay.cli.profiles import read_config
 
-    output = Output(is_json=is_json, is_quiet=is_quiet)
-    config = _read(output)
+    config = read_config()
     for name, profile in config.profiles.items():
         is_current = name == config.current
-        if is_json:
+        if output.is_json:
             output.document({"name": name, "base_url": profile.base_url, "is_current": is_current})
-        elif is_quiet:
+        elif output.is_quiet:
             click.echo(name)
         else:
             output.line("*" if is_current else " ", name, profile.base_url)
-    if not config.profiles and not is_json and not is_quiet:
+    if not config.profiles and not output.is_json and not output.is_quiet:
         output.line("No profiles. Store one with agentpay profiles add NAME --url URL.")
 
 
 @profiles.command("use")
 @click.argument("name")
-@takes_quiet
-@takes_json
-def use_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
+@takes_output
+def use_profile(*, output: Output, name: str) -> None:
     """Make a service the one that commands use by default."""
-    from agentpay.cli.output import Output
-    from agentpay.cli.profiles import Config
+    from attrs import evolve
 
-    output = Output(is_json=is_json, is_quiet=is_quiet)
-    config = _known(output, name)
-    _written(output, Config(profiles=config.profiles, current=name, listen_secret=config.listen_secret))
+    from agentpay.cli.profiles import write_config
+
+    write_config(evolve(_known(output, name), current=name))
     output.done("name", name, "current")
 
 
 @profiles.command("remove")
 @click.argument("name")
-@takes_quiet
-@takes_json
-def remove_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
+@takes_output
+def remove_profile(*, output: Output, name: str) -> None:
     """Delete a service and its key from the file."""
-    from agentpay.cli.output import Output
+    from agentpay.cli.profiles import write_config
 
-    output = Output(is_json=is_json, is_quiet=is_quiet)
-    _written(output, _known(output, name).without_profile(name))
+    write_config(_known(output, name).without_profile(name))
     output.done("name", name, "removed")
 
 
@@ -132,34 +122,35 @@ def _asked_key() -> str:
 
 
 def _known(output: Output, name: str) -> Config:
-    from agentpay.cli.connection import CommandRefusedError
+    from agentpay.cli.output import CommandRefusedError
+    from agentpay.cli.profiles import read_config
 
-    config = _read(output)
+    config = read_config()
     if name not in config.profiles:
         known = ", ".join(config.profiles) or "none"
         raise CommandRefusedError(f"unknown profile {name!r}; stored: {known}.", output, error="not_found")
     return config
 
 
-def _read(output: Output) -> Config:
-    from agentpay.cli.profiles import ConfigError, read_config
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.option("--json", "_", is_flag=True, expose_value=False, help="Accepted for consistency.")
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
 
-    try:
-        return read_config()
-    except ConfigError as error:
-        _refuse(output, error)
-
-
-def _written(output: Output, config: Config) -> str:
-    from agentpay.cli.profiles import ConfigError, write_config
-
-    try:
-        return str(write_config(config))
-    except ConfigError as error:
-        _refuse(output, error)
-
-
-def _refuse(output: Output, error: ConfigError) -> NoReturn:
-    from agentpay.cli.connection import CommandRefusedError
-
-    raise CommandRefusedError(f"{error}.", output, error="config") from None
+    \b
+    bash: eval "$(agentpay completion bash)" in ~/.bashrc
+    zsh:  eval "$(agentpay completion zsh)" in ~/.zshrc, after compinit
+    fish: agentpay completion fish > ~/.config/fish/completions/agentpay.fish
+    """  # noqa: D301 - the escape stops click from rewrapping the lines
+    root = click.get_current_context().find_root()
+    name = root.info_name or "agentpay"
+    found = get_completion_class(shell)
+    if found is None:
+        raise click.UsageError(f"no completion for {shell}.")
+    variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
+    # Not `source()` of bash, which runs bash to check its version.
+    script = found(root.command, {}, name, variable)
+    # In fish, the template of click splits at every comma, which cuts `transfer.settled,escalation.required`.
+    template = script.source_template.replace('string split ","', 'string split --max 1 ","')
+    click.echo(template % script.source_vars())
