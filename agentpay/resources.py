@@ -2,10 +2,10 @@
 
 from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.approvals import AsyncApprovals
+from agentpay._async.console import AsyncAuditLog, AsyncConsole, AsyncRequestLogs
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents
 from agentpay._async.event_stream import AsyncEventStream
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
-from agentpay._async.logs import AsyncAuditLog, AsyncRequestLogs
 from agentpay._async.paging import AsyncPage, AsyncPages
 from agentpay._async.payments import AsyncPayments
 from agentpay._async.policies import AsyncPolicies
@@ -15,10 +15,10 @@ from agentpay._async.transfers import AsyncTransfers
 from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.approvals import Approvals
+from agentpay._sync.console import AuditLog, Console, RequestLogs
 from agentpay._sync.deliveries import Deliveries, Events
 from agentpay._sync.event_stream import EventStream
 from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.logs import AuditLog, RequestLogs
 from agentpay._sync.paging import Page
 from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
@@ -35,6 +35,7 @@ __all__ = [
     "AsyncAgentKeys",
     "AsyncApprovals",
     "AsyncAuditLog",
+    "AsyncConsole",
     "AsyncDeliveries",
     "AsyncEventStream",
     "AsyncEvents",
@@ -49,6 +50,7 @@ __all__ = [
     "AsyncTransfers",
     "AsyncWebhooks",
     "AuditLog",
+    "Console",
     "Deliveries",
     "EventStream",
     "Events",

@@ -64,7 +64,7 @@ def list_accounts(
     """List accounts, newest first."""
     listing.show(
         output,
-        lambda: server.accounts.list_details(limit=listing.page, status=status),
+        lambda: server.console.list_details(limit=listing.page, status=status),
         _COLUMNS,
         empty="No accounts. Create one with agentpay accounts create NAME.",
         moment=lambda each: each.created_at,
@@ -86,7 +86,7 @@ def get_account(*, server: AgentPay, output: Output, account: str) -> None:
     found: Account | AccountDetails
     with output.progress("Reading"):
         try:
-            found = server.accounts.details(account_id)
+            found = server.console.details(account_id)
         except errors.PermissionDeniedError:
             # An agent key reads less of its account.
             found = server.accounts.get(account_id)
@@ -157,7 +157,7 @@ def unblock_account(*, server: AgentPay, output: Output, account: str, is_yes: b
     account_id = find_account(server, output, account)
     question = "Let {} sign again?"
     confirm(output, lambda: question.format(AccountNames(server)(account_id)), is_yes=is_yes)
-    output.result(server.accounts.unblock(account_id), "Unblocked")
+    output.result(server.console.unblock(account_id), "Unblocked")
 
 
 @accounts.command("fund")

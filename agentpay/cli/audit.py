@@ -47,7 +47,7 @@ def list_audit(*, server: AgentPay, output: Output, account: str | None, listing
     ]
     listing.show(
         output,
-        lambda: server.audit_log.list(
+        lambda: server.console.audit_log.list(
             account_id=account_id, since=listing.since, until=listing.until, limit=listing.page
         ),
         columns,
@@ -88,7 +88,7 @@ def list_requests(*, server: AgentPay, output: Output, listing: Listing) -> None
     ]
     listing.show(
         output,
-        lambda: server.request_logs.list(limit=listing.page),
+        lambda: server.console.request_logs.list(limit=listing.page),
         columns,
         empty="No requests.",
         moment=lambda each: each.at,

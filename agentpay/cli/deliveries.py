@@ -83,7 +83,7 @@ def list_deliveries(
                 f"Of these, {held} wait for the server's clock, which is manual: advance it, in Python with "
                 "sandbox.clock.advance."
             )
-        if status == "undelivered" and (retrying := server.summary().retrying_deliveries):
+        if status == "undelivered" and (retrying := server.console.summary().retrying_deliveries):
             notes.append(f"Not yet undelivered: {retrying} being retried. List them with --status retrying.")
         return " ".join(notes) or None
 

@@ -58,7 +58,7 @@ def search(*, server: AgentPay, output: Output, text: str, limit: int) -> None:
     """
     from agentpay.contract.fields import format_timestamp
 
-    found = server.search(text, limit=limit)
+    found = server.console.search(text, limit=limit)
     items = [*found.accounts, *found.transfers, *found.sessions, *found.deposits, *found.events]
     output.items(items, _COLUMNS, empty="Nothing found.")
     if found.parts_since is not None:

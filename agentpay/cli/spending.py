@@ -62,7 +62,7 @@ def spend(
 
     account_id = None if account is None else find_account(server, output, account)
     with output.progress("Reading"):
-        report = server.spend(
+        report = server.console.spend_report(
             account_id=account_id, by="hour" if by == "hour" else "day", since=since, until=until
         )
     output.items(report.data, _COLUMNS, empty="No periods.")

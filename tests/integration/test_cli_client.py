@@ -495,7 +495,7 @@ def test_an_outage_of_the_chain_stops_neither_a_pause_nor_a_list(
     assert "Buyer" in agentpay.shown("search", "buyer")
     assert agentpay.json("accounts", "policy", "@buyer", "--pause")["paused"] is True
     assert agentpay.json("accounts", "get", "Buyer")["status"] == "paused"
-    assert not client.summary().is_chain_reachable
+    assert not client.console.summary().is_chain_reachable
 
 
 def test_a_suspended_account_says_why_and_is_unblocked(
