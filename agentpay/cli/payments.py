@@ -142,7 +142,9 @@ def _status(payment: Payment) -> str:
     type=click.Choice(get_args(choices.TransferStatus)),
     help="Only payments with this status.",
 )
-@click.option("--origin", metavar="URL", help="Only payments to this seller, such as https://api.example.")
+@click.option(
+    "--seller", "origin", metavar="URL", help="Only payments to this seller, such as https://api.example."
+)
 @takes_listing
 @takes_server
 def list_payments(

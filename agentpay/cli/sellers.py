@@ -48,7 +48,7 @@ def list_sellers(*, server: AgentPay, output: Output, listing: Listing) -> None:
 
 
 @sellers.command("get")
-@click.argument("seller", metavar="ORIGIN")
+@click.argument("seller")
 @takes_server
 def get_seller(*, server: AgentPay, output: Output, seller: str) -> None:
     """Show the pin of a seller, such as https://api.example.com."""
@@ -56,7 +56,7 @@ def get_seller(*, server: AgentPay, output: Output, seller: str) -> None:
 
 
 @sellers.command("pin")
-@click.argument("seller", metavar="ORIGIN")
+@click.argument("seller")
 @click.option("--max-amount", type=Usdc(), metavar="USDC", help="Highest price. Default: no limit.")
 @click.option("--category", help="Spend category of all its products. Default: that of the challenge.")
 @click.option(
@@ -93,7 +93,7 @@ def pin_seller(
 
 
 @sellers.command("unpin")
-@click.argument("seller", metavar="ORIGIN")
+@click.argument("seller")
 @takes_yes
 @takes_server
 def unpin_seller(*, server: AgentPay, output: Output, seller: str, is_yes: bool) -> None:

@@ -20,12 +20,13 @@ from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
 
-from agentpay import AccountDetails, AgentPay, ChainUnavailableError, Payment, testing
+from agentpay import AgentPay, ChainUnavailableError, Payment, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.columns import Column, Show
 from agentpay.cli.output import Output
 from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp
+from agentpay.types import AccountDetails
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
 
@@ -292,7 +293,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
                 "Payer",
                 "--status",
                 "settled",
-                "--origin",
+                "--seller",
                 "https://api.example",
             ],
         )

@@ -12,9 +12,10 @@ import httpx2
 import pytest
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, payments, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, payments, testing
 from agentpay._pay402.undelivered import Purchases
 from agentpay.payments import PaymentAuth
+from agentpay.types import PaymentHeader
 
 SELLER = "https://api.seller.example"
 FORECAST = f"{SELLER}/forecast?city=Oslo"
