@@ -21,11 +21,7 @@ class AsyncAccounts(AsyncResource):
     __module__ = "agentpay.resources"
 
     async def create(
-        self,
-        *,
-        name: str,
-        metadata: Mapping[str, Any] | None = None,
-        **options: Unpack[CallOptions],
+        self, name: str, *, metadata: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]
     ) -> Account:
         """Provision an account on chain.
 

@@ -77,7 +77,7 @@ class AsyncOperatorKeys(AsyncResource):
 
     __module__ = "agentpay.resources"
 
-    async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    async def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.

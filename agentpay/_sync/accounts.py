@@ -22,11 +22,7 @@ class Accounts(Resource):
     __module__ = "agentpay.resources"
 
     def create(
-        self,
-        *,
-        name: str,
-        metadata: Mapping[str, Any] | None = None,
-        **options: Unpack[CallOptions],
+        self, name: str, *, metadata: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]
     ) -> Account:
         """Provision an account on chain.
 

@@ -78,7 +78,7 @@ class OperatorKeys(Resource):
 
     __module__ = "agentpay.resources"
 
-    def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.

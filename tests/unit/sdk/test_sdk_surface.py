@@ -38,8 +38,14 @@ PUBLIC = """
     WebhookSignatureError __version__
 """
 
-WITHOUT_ENDPOINT = ["policies.pause", "policies.resume", "policies.update", "transfers.wait"]
-"""Methods that are made of calls of several endpoints, or of one many times."""
+WITHOUT_ENDPOINT = [
+    *("policies.pause", "policies.resume", "policies.update"),
+    *("transfers.wait", "webhooks.unwrap"),
+]
+"""Methods that are made of calls of several endpoints, of one many times, or of none."""
+
+SUBJECTS = ("code", "name", "origin", "q", "response", "url")
+"""What the verb of a method applies to, if it is not an identifier."""
 
 
 def methods_of_resources():
@@ -148,18 +154,18 @@ def test_both_clients_have_the_same_surface():
         one, other = (methods(attrgetter(resource)(client)) for client in (sync, asynchronous))
         assert sorted(one) == sorted(other) == names
         for name in names:
+            if one[name] is other[name] is agentpay.webhooks.unwrap:
+                continue
             parameters = inspect.signature(one[name]).parameters
             assert parameters == inspect.signature(other[name]).parameters
-            # Only keywords, except for the identifier that comes first.
+            # Only keywords, except for the subject, which comes first.
             kinds = [parameter.kind for parameter in parameters.values()]
             assert kinds[-1] is inspect.Parameter.VAR_KEYWORD
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             first = parameters[next(iter(parameters))]
-            leads_with_id = (
-                first.name.endswith("_id") or first.name in ("code", "origin", "q")
-            ) and first.default is inspect.Parameter.empty
-            leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
-            assert len(positional) == leads_with_id + ("policy" in parameters)
+            is_required = first.default is inspect.Parameter.empty or first.name == "response"
+            leads_with_subject = is_required and (first.name.endswith("_id") or first.name in SUBJECTS)
+            assert len(positional) == leads_with_subject + ("policy" in parameters)
             assert inspect.iscoroutinefunction(other[name]) == (
                 name not in ("history", "list", "list_details", "stream", "transactions")
             )
