@@ -27,32 +27,27 @@ if TYPE_CHECKING:
     from agentpay.contract.choices import ErrorCode as ErrorCode
     from agentpay.contract.choices import EventType as EventType
     from agentpay.contract.errors import ErrorBody as ErrorBody
+    from agentpay.contract.events import AnyEvent as AnyEvent
+    from agentpay.contract.events import BalanceLowThreshold as BalanceLowThreshold
+    from agentpay.contract.events import EscalationRequired as EscalationRequired
+    from agentpay.contract.events import Event as Event
+    from agentpay.contract.events import SessionCapReached as SessionCapReached
+    from agentpay.contract.events import SessionCapWarning as SessionCapWarning
+    from agentpay.contract.events import SessionOpened as SessionOpened
+    from agentpay.contract.events import SessionSettled as SessionSettled
+    from agentpay.contract.events import TransferInitiated as TransferInitiated
+    from agentpay.contract.events import TransferRejected as TransferRejected
+    from agentpay.contract.events import TransferSettled as TransferSettled
+    from agentpay.contract.events import UnknownEvent as UnknownEvent
     from agentpay.contract.ext.approvals import PendingTransfer as PendingTransfer
-    from agentpay.contract.ext.console import AccountDetails as AccountDetails
     from agentpay.contract.ext.console import AgentKey as AgentKey
-    from agentpay.contract.ext.console import AuditEntry as AuditEntry
-    from agentpay.contract.ext.console import ConsoleSummary as ConsoleSummary
     from agentpay.contract.ext.console import NewAgentKey as NewAgentKey
-    from agentpay.contract.ext.console import PolicyRecordView as PolicyRecordView
-    from agentpay.contract.ext.console import ServedRequest as ServedRequest
     from agentpay.contract.ext.deliveries import Delivery as Delivery
-    from agentpay.contract.ext.deliveries import DeliveryAttempt as DeliveryAttempt
-    from agentpay.contract.ext.deliveries import NewSecret as NewSecret
-    from agentpay.contract.ext.deliveries import ReplayedDeliveries as ReplayedDeliveries
-    from agentpay.contract.ext.deliveries import WebhookDetails as WebhookDetails
     from agentpay.contract.ext.identity import Identity as Identity
     from agentpay.contract.ext.operator_keys import NewOperatorKey as NewOperatorKey
     from agentpay.contract.ext.operator_keys import OperatorKey as OperatorKey
     from agentpay.contract.ext.payments import Payment as Payment
-    from agentpay.contract.ext.payments import PaymentHeader as PaymentHeader
-    from agentpay.contract.ext.payments import PaymentOutcome as PaymentOutcome
-    from agentpay.contract.ext.payments import PaymentSplit as PaymentSplit
-    from agentpay.contract.ext.payments import PinnedOrigin as PinnedOrigin
-    from agentpay.contract.ext.search import SearchResult as SearchResult
-    from agentpay.contract.ext.search import SpendReport as SpendReport
     from agentpay.contract.ext.sessions import Session as Session
-    from agentpay.contract.ext.sign_in import ConsoleKey as ConsoleKey
-    from agentpay.contract.ext.sign_in import SignInCode as SignInCode
     from agentpay.contract.ext.spending import Budget as Budget
     from agentpay.contract.ext.spending import TransferCheck as TransferCheck
     from agentpay.contract.models import Model as Model
@@ -67,6 +62,7 @@ if TYPE_CHECKING:
     from agentpay.contract.webhooks import NewWebhook as NewWebhook
     from agentpay.contract.webhooks import Webhook as Webhook
     from agentpay.errors import *  # noqa: F403 - its `__all__`, which type checkers read
+    from agentpay.payments import PaymentAuth as PaymentAuth
 
 else:
     _NAMES = {
@@ -77,20 +73,20 @@ else:
         "contract.accounts": "Account Balance",
         "contract.ext.approvals": "PendingTransfer",
         "contract.choices": "ErrorCode EventType",
-        "contract.ext.console": (
-            "AccountDetails AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
-        ),
-        "contract.ext.deliveries": ("Delivery DeliveryAttempt NewSecret ReplayedDeliveries WebhookDetails"),
+        "contract.ext.console": "AgentKey NewAgentKey",
+        "contract.ext.deliveries": "Delivery",
         "contract.errors": "ErrorBody",
+        "contract.events": (
+            "AnyEvent BalanceLowThreshold EscalationRequired Event SessionCapReached SessionCapWarning "
+            "SessionOpened SessionSettled TransferInitiated TransferRejected TransferSettled UnknownEvent"
+        ),
         "contract.ext.identity": "Identity",
         "contract.models": "Model",
         "contract.ext.operator_keys": "NewOperatorKey OperatorKey",
-        "contract.ext.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin",
+        "contract.ext.payments": "Payment",
         "contract.policies": "AccountPolicy Policy PolicyParams",
         "contract.requests": "UNSET",
-        "contract.ext.search": "SearchResult SpendReport",
         "contract.ext.sessions": "Session",
-        "contract.ext.sign_in": "ConsoleKey SignInCode",
         "contract.ext.spending": "Budget TransferCheck",
         "contract.transactions": "Transaction",
         "contract.transfers": "CreateTransferParams Transfer",
@@ -110,6 +106,7 @@ else:
             "TransferOutcomeUnknownError TransferRejectedError UnpayableChallengeError "
             "WaitTimeoutError WebhookError WebhookPayloadError WebhookSignatureError"
         ),
+        "payments": "PaymentAuth",
     }
     """The public names by the modules that they are loaded from."""
 

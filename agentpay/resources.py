@@ -1,64 +1,37 @@
 """The classes of the clients' attributes, of pages and of streams, for annotations."""
 
-from agentpay._async.accounts import AsyncAccounts
-from agentpay._async.approvals import AsyncApprovals
-from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents
-from agentpay._async.event_stream import AsyncEventStream
-from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
-from agentpay._async.logs import AsyncAuditLog, AsyncRequestLogs
-from agentpay._async.paging import AsyncPage, AsyncPages
-from agentpay._async.payments import AsyncPayments
-from agentpay._async.policies import AsyncPolicies
-from agentpay._async.sellers import AsyncSellers
-from agentpay._async.sessions import AsyncSessions
-from agentpay._async.transfers import AsyncTransfers
-from agentpay._async.webhooks import AsyncWebhooks
-from agentpay._sync.accounts import Accounts
-from agentpay._sync.approvals import Approvals
-from agentpay._sync.deliveries import Deliveries, Events
-from agentpay._sync.event_stream import EventStream
-from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.logs import AuditLog, RequestLogs
-from agentpay._sync.paging import Page
-from agentpay._sync.payments import Payments
-from agentpay._sync.policies import Policies
-from agentpay._sync.sellers import Sellers
-from agentpay._sync.sessions import Sessions
-from agentpay._sync.transfers import Transfers
-from agentpay._sync.webhooks import Webhooks
-
-__all__ = [
-    "Accounts",
-    "AgentKeys",
-    "Approvals",
-    "AsyncAccounts",
-    "AsyncAgentKeys",
-    "AsyncApprovals",
-    "AsyncAuditLog",
-    "AsyncDeliveries",
-    "AsyncEventStream",
-    "AsyncEvents",
-    "AsyncOperatorKeys",
-    "AsyncPage",
-    "AsyncPages",
-    "AsyncPayments",
-    "AsyncPolicies",
-    "AsyncRequestLogs",
-    "AsyncSellers",
-    "AsyncSessions",
-    "AsyncTransfers",
-    "AsyncWebhooks",
-    "AuditLog",
-    "Deliveries",
-    "EventStream",
-    "Events",
-    "OperatorKeys",
-    "Page",
-    "Payments",
-    "Policies",
-    "RequestLogs",
-    "Sellers",
-    "Sessions",
-    "Transfers",
-    "Webhooks",
-]
+from agentpay._async.accounts import AsyncAccounts as AsyncAccounts
+from agentpay._async.approvals import AsyncApprovals as AsyncApprovals
+from agentpay._async.console import AsyncAuditLog as AsyncAuditLog
+from agentpay._async.console import AsyncConsole as AsyncConsole
+from agentpay._async.console import AsyncRequestLogs as AsyncRequestLogs
+from agentpay._async.deliveries import AsyncDeliveries as AsyncDeliveries
+from agentpay._async.deliveries import AsyncEvents as AsyncEvents
+from agentpay._async.event_stream import AsyncEventStream as AsyncEventStream
+from agentpay._async.keys import AsyncAgentKeys as AsyncAgentKeys
+from agentpay._async.keys import AsyncOperatorKeys as AsyncOperatorKeys
+from agentpay._async.paging import AsyncPage as AsyncPage
+from agentpay._async.paging import AsyncPages as AsyncPages
+from agentpay._async.payments import AsyncPayments as AsyncPayments
+from agentpay._async.policies import AsyncPolicies as AsyncPolicies
+from agentpay._async.sellers import AsyncSellers as AsyncSellers
+from agentpay._async.sessions import AsyncSessions as AsyncSessions
+from agentpay._async.transfers import AsyncTransfers as AsyncTransfers
+from agentpay._async.webhooks import AsyncWebhooks as AsyncWebhooks
+from agentpay._sync.accounts import Accounts as Accounts
+from agentpay._sync.approvals import Approvals as Approvals
+from agentpay._sync.console import AuditLog as AuditLog
+from agentpay._sync.console import Console as Console
+from agentpay._sync.console import RequestLogs as RequestLogs
+from agentpay._sync.deliveries import Deliveries as Deliveries
+from agentpay._sync.deliveries import Events as Events
+from agentpay._sync.event_stream import EventStream as EventStream
+from agentpay._sync.keys import AgentKeys as AgentKeys
+from agentpay._sync.keys import OperatorKeys as OperatorKeys
+from agentpay._sync.paging import Page as Page
+from agentpay._sync.payments import Payments as Payments
+from agentpay._sync.policies import Policies as Policies
+from agentpay._sync.sellers import Sellers as Sellers
+from agentpay._sync.sessions import Sessions as Sessions
+from agentpay._sync.transfers import Transfers as Transfers
+from agentpay._sync.webhooks import Webhooks as Webhooks

@@ -1,50 +1,42 @@
-"""The types of arguments and fields, for annotations."""
+"""The types of arguments, of fields, and of what only an operator's views return, for annotations."""
 
-from agentpay.contract.choices import (
-    AccountSort,
-    AccountStatus,
-    ClosingReason,
-    Decision,
-    Direction,
-    KeyKind,
-    OperatorKeyKind,
-    PaymentProtocol,
-    RefusalRule,
-    SessionStatus,
-    SuspensionCause,
-    TransactionStatus,
-    TransactionStatusFilter,
-    TransactionType,
-    TransferStatus,
-)
-from agentpay.contract.errors import Refusal
-from agentpay.contract.ext.console import PolicyRule, Suspension
-from agentpay.contract.ext.deliveries import WebhookHealth
-from agentpay.contract.ext.payments import SessionStep, VoucherReport
-from agentpay.contract.ext.search import SpendEntry, SpendPeriod
-
-__all__ = [
-    "AccountSort",
-    "AccountStatus",
-    "ClosingReason",
-    "Decision",
-    "Direction",
-    "KeyKind",
-    "OperatorKeyKind",
-    "PaymentProtocol",
-    "PolicyRule",
-    "Refusal",
-    "RefusalRule",
-    "SessionStatus",
-    "SessionStep",
-    "SpendEntry",
-    "SpendPeriod",
-    "Suspension",
-    "SuspensionCause",
-    "TransactionStatus",
-    "TransactionStatusFilter",
-    "TransactionType",
-    "TransferStatus",
-    "VoucherReport",
-    "WebhookHealth",
-]
+from agentpay.contract.choices import AccountSort as AccountSort
+from agentpay.contract.choices import AccountStatus as AccountStatus
+from agentpay.contract.choices import ClosingReason as ClosingReason
+from agentpay.contract.choices import Decision as Decision
+from agentpay.contract.choices import Direction as Direction
+from agentpay.contract.choices import KeyKind as KeyKind
+from agentpay.contract.choices import OperatorKeyKind as OperatorKeyKind
+from agentpay.contract.choices import PaymentProtocol as PaymentProtocol
+from agentpay.contract.choices import RefusalRule as RefusalRule
+from agentpay.contract.choices import SessionStatus as SessionStatus
+from agentpay.contract.choices import SuspensionCause as SuspensionCause
+from agentpay.contract.choices import TransactionStatus as TransactionStatus
+from agentpay.contract.choices import TransactionStatusFilter as TransactionStatusFilter
+from agentpay.contract.choices import TransactionType as TransactionType
+from agentpay.contract.choices import TransferStatus as TransferStatus
+from agentpay.contract.errors import Refusal as Refusal
+from agentpay.contract.ext.console import AccountDetails as AccountDetails
+from agentpay.contract.ext.console import AuditEntry as AuditEntry
+from agentpay.contract.ext.console import ConsoleSummary as ConsoleSummary
+from agentpay.contract.ext.console import PolicyRecordView as PolicyRecordView
+from agentpay.contract.ext.console import PolicyRule as PolicyRule
+from agentpay.contract.ext.console import ServedRequest as ServedRequest
+from agentpay.contract.ext.console import Suspension as Suspension
+from agentpay.contract.ext.deliveries import DeliveryAttempt as DeliveryAttempt
+from agentpay.contract.ext.deliveries import NewSecret as NewSecret
+from agentpay.contract.ext.deliveries import ReplayedDeliveries as ReplayedDeliveries
+from agentpay.contract.ext.deliveries import WebhookDetails as WebhookDetails
+from agentpay.contract.ext.deliveries import WebhookHealth as WebhookHealth
+from agentpay.contract.ext.payments import PaymentHeader as PaymentHeader
+from agentpay.contract.ext.payments import PaymentOutcome as PaymentOutcome
+from agentpay.contract.ext.payments import PaymentSplit as PaymentSplit
+from agentpay.contract.ext.payments import PinnedSeller as PinnedSeller
+from agentpay.contract.ext.payments import SessionStep as SessionStep
+from agentpay.contract.ext.payments import VoucherReport as VoucherReport
+from agentpay.contract.ext.search import SearchResult as SearchResult
+from agentpay.contract.ext.search import SpendEntry as SpendEntry
+from agentpay.contract.ext.search import SpendPeriod as SpendPeriod
+from agentpay.contract.ext.search import SpendReport as SpendReport
+from agentpay.contract.ext.sign_in import ConsoleKey as ConsoleKey
+from agentpay.contract.ext.sign_in import SignInCode as SignInCode

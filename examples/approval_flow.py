@@ -41,7 +41,7 @@ def main() -> None:
             for future in asked:
                 future.result()
 
-        metrics = server.accounts.details(bot.account_id)
+        metrics = server.console.details(bot.account_id)
         print(f"spent {metrics.spent_usdc}, remaining {metrics.remaining_usdc} of 80 USDC")
         print(f"{metrics.next_release_usdc} USDC more at {metrics.next_release_at}")
 

@@ -35,7 +35,7 @@ async def main() -> None:
                 if entry.direction == "out":
                     print(f"  {entry.memo}: {entry.amount_usdc} USDC in {entry.tx_signature}")
 
-        detail = await server.async_client().accounts.details(bot.account_id)
+        detail = await server.async_client().console.details(bot.account_id)
         print(f"spent {detail.spent_usdc} of {DAILY_LIMIT_USDC} USDC")
         assert detail.spent_usdc == PRICE_USDC * outcomes["answered"] <= DAILY_LIMIT_USDC
 

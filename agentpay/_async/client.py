@@ -3,14 +3,14 @@
 # `timeout` is a setting of the HTTP exchange, which reports an outcome; `asyncio.timeout` would lose that.
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from agentpay._async.accounts import AsyncAccounts
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.policies import AsyncPolicies
+from agentpay._async.resource import AsyncResource
 from agentpay._async.transfers import AsyncTransfers
 from agentpay._calls import settings
 from agentpay._calls.options import CallOptions
@@ -23,16 +23,14 @@ from agentpay.contract.responses import RawResponse
 
 if TYPE_CHECKING:
     from agentpay._async.approvals import AsyncApprovals
+    from agentpay._async.console import AsyncConsole
     from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents
     from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
-    from agentpay._async.logs import AsyncAuditLog, AsyncRequestLogs
     from agentpay._async.payments import AsyncPayments
     from agentpay._async.sellers import AsyncSellers
     from agentpay._async.sessions import AsyncSessions
     from agentpay._async.webhooks import AsyncWebhooks
-    from agentpay.contract.ext.console import ConsoleSummary
     from agentpay.contract.ext.identity import Identity
-    from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 
 
 class AsyncAgentPay:
@@ -51,10 +49,9 @@ class AsyncAgentPay:
         deliveries: an extension: deliveries of events to webhooks, with every attempt.
         approvals: an extension: transfers that wait for an operator's approval.
         agent_keys: an extension: keys that are bound to one account.
-        operator_keys: an extension: keys with full access, and sign-in to the console.
+        operator_keys: an extension: keys with full access.
         sellers: an extension: what may be paid to each seller behind HTTP 402.
-        audit_log: an extension: every change, and who made it.
-        request_logs: an extension: the requests that the server has responded to.
+        console: an extension: an operator's views of all accounts, the audit log, and sign-in.
     """
 
     # The slots are class attributes, so that `Mock(spec=AsyncAgentPay)` has the resources too.
@@ -199,7 +196,7 @@ class AsyncAgentPay:
 
     @cached_property
     def operator_keys(self) -> "AsyncOperatorKeys":
-        """An extension: keys with full access, and sign-in to the console."""
+        """An extension: keys with full access."""
         from agentpay._async.keys import AsyncOperatorKeys  # noqa: PLC0415 - few need it
 
         return AsyncOperatorKeys(self._caller)
@@ -212,18 +209,11 @@ class AsyncAgentPay:
         return AsyncSellers(self._caller)
 
     @cached_property
-    def audit_log(self) -> "AsyncAuditLog":
-        """An extension: every change, and who made it."""
-        from agentpay._async.logs import AsyncAuditLog  # noqa: PLC0415 - few need it
+    def console(self) -> "AsyncConsole":
+        """An extension: an operator's views of all accounts, the audit log, and sign-in."""
+        from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - few need it
 
-        return AsyncAuditLog(self._caller)
-
-    @cached_property
-    def request_logs(self) -> "AsyncRequestLogs":
-        """An extension: the requests that the server has responded to."""
-        from agentpay._async.logs import AsyncRequestLogs  # noqa: PLC0415 - few need it
-
-        return AsyncRequestLogs(self._caller)
+        return AsyncConsole(self._caller)
 
     async def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
@@ -236,64 +226,9 @@ class AsyncAgentPay:
         Raises:
             NotSupportedError: the service does not offer this extension.
         """
-        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import identity  # noqa: PLC0415 - few need it
 
-        return await AsyncIdentities(self._caller).whoami(**options)
-
-    async def summary(self, **options: Unpack[CallOptions]) -> "ConsoleSummary":
-        """Count accounts, pending approvals, undelivered deliveries and open sessions. An extension.
-
-        Args:
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
-
-        return await AsyncIdentities(self._caller).summary(**options)
-
-    async def search(
-        self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
-    ) -> "SearchResult":
-        """Find accounts, transfers, sessions, deposits and events. An extension.
-
-        Args:
-            q: part of a name, handle, memo or seller's origin; an identifier, address, signature,
-                idempotency key or error code; an amount in USDC; or the name of an event type.
-            limit: how many of each kind, 1 to 20; 5 by default.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            InvalidRequestError: `q` is empty or too long.
-        """
-        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
-
-        return await AsyncIdentities(self._caller).search(q, limit=limit, **options)
-
-    async def spend(
-        self,
-        *,
-        account_id: str | None = None,
-        by: "SpendPeriod | Literal['hour', 'day']" = "day",
-        since: datetime | None = None,
-        until: datetime | None = None,
-        **options: Unpack[CallOptions],
-    ) -> "SpendReport":
-        """Sum what was settled, and count rejections, by hour or day in UTC. An extension.
-
-        Args:
-            account_id: only spends of this account.
-            by: `hour` or `day`.
-            since: only what is after this time, with a UTC offset; by default 24 hours, or 30 days for `day`.
-            until: only what is up to and including this time, with a UTC offset; by default now.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            NotFoundError: no such account of this operator.
-        """
-        from agentpay._async.identity import AsyncIdentities  # noqa: PLC0415 - few need it
-
-        return await AsyncIdentities(self._caller).spend(
-            account_id=account_id, by=by, since=since, until=until, **options
-        )
+        return await AsyncResource(self._caller)._call(identity.WHO_AM_I, {}, options)  # noqa: SLF001
 
     async def request(
         self,

@@ -6,10 +6,9 @@ from typing import Unpack
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._calls.options import CallOptions
-from agentpay.contract.ext import console, operator_keys, sign_in
+from agentpay.contract.ext import console, operator_keys
 from agentpay.contract.ext.console import AgentKey, NewAgentKey
 from agentpay.contract.ext.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.ext.sign_in import ConsoleKey, SignInCode
 
 
 class AsyncAgentKeys(AsyncResource):
@@ -74,11 +73,11 @@ class AsyncAgentKeys(AsyncResource):
 
 
 class AsyncOperatorKeys(AsyncResource):
-    """Operator keys, and sign-in to the console. All but `sign_in` need an operator key."""
+    """Operator keys, which have full access. All need an operator key."""
 
     __module__ = "agentpay.resources"
 
-    async def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    async def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.
@@ -116,30 +115,3 @@ class AsyncOperatorKeys(AsyncResource):
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
         await self._call(operator_keys.REVOKE_OPERATOR_KEY, locals(), options)
-
-    async def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
-        """Create a code that signs in to the console once, within 10 minutes.
-
-        The link to open is `{base_url}/dashboard#code={code}`.
-
-        Args:
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        return await self._call(sign_in.CREATE_SIGN_IN_CODE, locals(), options)
-
-    async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
-        """Exchange the code of a sign-in link for a key of the console.
-
-        It needs no key: the key of this client is ignored.
-
-        Args:
-            code: what follows `#code=` in the link.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Returns:
-            The key, which expires after 12 hours; it is shown here and never again.
-
-        Raises:
-            AuthenticationError: the code is invalid, has expired, or was used before.
-        """
-        return await self._call(sign_in.SIGN_IN, locals(), options)

@@ -26,10 +26,10 @@ class AsyncPayments(AsyncResource):
     @overload
     async def authorize(
         self,
+        response: object = None,
         *,
         account_id: str,
         idempotency_key: str,
-        response: object = None,
         origin: str | None = None,
         url: object = None,
         method: str | None = None,
@@ -45,10 +45,10 @@ class AsyncPayments(AsyncResource):
     @overload
     async def authorize(
         self,
+        response: object = None,
         *,
         account_id: str,
         idempotency_key: str,
-        response: object = None,
         origin: str | None = None,
         url: object = None,
         method: str | None = None,
@@ -63,10 +63,10 @@ class AsyncPayments(AsyncResource):
 
     async def authorize(
         self,
+        response: object = None,
         *,
         account_id: str,
         idempotency_key: str,
-        response: object = None,
         origin: str | None = None,
         url: object = None,
         method: str | None = None,
@@ -84,12 +84,12 @@ class AsyncPayments(AsyncResource):
         redirects with it. With httpx, `agentpay.payments.PaymentAuth` does all of this.
 
         Args:
+            response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
+                `headers`, and `origin` or `url`.
             account_id: the account that pays, `acct_…`.
             idempotency_key: 1 to 128 characters. It names the purchase, not the attempt: the same key never
                 signs a second payment, and presents the first one again. A refusal or a failure, which paid
                 nothing, releases it after 24 hours.
-            response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
-                `headers`, and `origin` or `url`:
             origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
                 `url`.
             url: the URL that returned 402. Its query is not sent to the service.

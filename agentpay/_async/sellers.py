@@ -8,7 +8,7 @@ from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._calls.options import CallOptions
 from agentpay.contract.ext import payments
-from agentpay.contract.ext.payments import PinnedOrigin
+from agentpay.contract.ext.payments import PinnedSeller
 
 
 class AsyncSellers(AsyncResource):
@@ -18,7 +18,7 @@ class AsyncSellers(AsyncResource):
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> AsyncPages[PinnedOrigin]:
+    ) -> AsyncPages[PinnedSeller]:
         """List the pinned sellers, the last pinned first.
 
         Args:
@@ -26,7 +26,7 @@ class AsyncSellers(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, locals(), options)
+        return self._pages(payments.LIST_SELLERS, locals(), options)
 
     async def put(
         self,
@@ -38,7 +38,7 @@ class AsyncSellers(AsyncResource):
         blocked: bool = False,
         sponsor_fees: bool = False,
         **options: Unpack[CallOptions],
-    ) -> PinnedOrigin:
+    ) -> PinnedSeller:
         """Pin a seller: the pin overrides what the seller's challenges claim.
 
         The whole pin is replaced, including omitted fields.
@@ -55,9 +55,9 @@ class AsyncSellers(AsyncResource):
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        return await self._call(payments.PUT_ORIGIN, locals(), options)
+        return await self._call(payments.PUT_SELLER, locals(), options)
 
-    async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
+    async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedSeller:
         """Read the pin of a seller.
 
         Args:
@@ -67,7 +67,7 @@ class AsyncSellers(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        return await self._call(payments.GET_ORIGIN, locals(), options)
+        return await self._call(payments.GET_SELLER, locals(), options)
 
     async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
@@ -79,4 +79,4 @@ class AsyncSellers(AsyncResource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        await self._call(payments.DELETE_ORIGIN, locals(), options)
+        await self._call(payments.DELETE_SELLER, locals(), options)

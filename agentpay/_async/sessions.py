@@ -24,8 +24,8 @@ class AsyncSessions(AsyncResource):
 
     async def open(
         self,
-        *,
         account_id: str,
+        *,
         to: str,
         cap_usdc: Decimal | int | str,
         category: str | None = None,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Unpack
 
+from agentpay import webhooks
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._calls.options import CallOptions
@@ -25,10 +26,13 @@ class AsyncWebhooks(AsyncResource):
 
     __module__ = "agentpay.resources"
 
+    unwrap = staticmethod(webhooks.unwrap)
+    """`agentpay.webhooks.unwrap`: verify a delivery and return its event, without a request."""
+
     async def create(
         self,
-        *,
         url: str,
+        *,
         events: Sequence[EventType],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,

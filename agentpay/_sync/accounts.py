@@ -1,22 +1,19 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The accounts resource: create, read and list accounts; their balance and history."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._calls.options import CallOptions
 from agentpay.contract import endpoints
 from agentpay.contract.accounts import Account, Balance
-from agentpay.contract.choices import AccountSort, AccountStatus, TransactionStatus, TransactionStatusFilter
+from agentpay.contract.choices import AccountStatus, TransactionStatus, TransactionStatusFilter
 from agentpay.contract.ext import spending
 from agentpay.contract.ext.spending import Budget
 from agentpay.contract.transactions import Transaction
-
-if TYPE_CHECKING:
-    from agentpay.contract.ext.console import AccountDetails
 
 
 class Accounts(Resource):
@@ -25,11 +22,7 @@ class Accounts(Resource):
     __module__ = "agentpay.resources"
 
     def create(
-        self,
-        *,
-        name: str,
-        metadata: Mapping[str, Any] | None = None,
-        **options: Unpack[CallOptions],
+        self, name: str, *, metadata: Mapping[str, Any] | None = None, **options: Unpack[CallOptions]
     ) -> Account:
         """Provision an account on chain.
 
@@ -37,7 +30,7 @@ class Accounts(Resource):
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `details` returns it.
+            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `console.details` returns it.
                 A float is sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
@@ -142,50 +135,6 @@ class Accounts(Resource):
         """
         return self._pages(endpoints.LIST_TRANSACTIONS, locals(), options)
 
-    def details(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
-        """Read an account with its metadata, its on-chain policy record, and its spending.
-
-        Its balance is None while the chain does not respond.
-
-        Args:
-            account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            NotFoundError: no such account of this operator.
-        """
-        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
-
-        return self._call(console.GET_ACCOUNT_DETAIL, locals(), options)
-
-    def list_details(
-        self,
-        *,
-        ids: Sequence[str] | None = None,
-        name: str | None = None,
-        status: AccountStatus | None = None,
-        sort: AccountSort | None = None,
-        limit: int | None = None,
-        cursor: str | None = None,
-        **options: Unpack[CallOptions],
-    ) -> "Page[AccountDetails]":
-        """List accounts with their details, newest first or sorted.
-
-        Args:
-            ids: only these accounts, 100 at most; not together with another filter or `sort`.
-            name: only accounts with exactly this name or handle.
-            status: only accounts that are `active`, or `paused`.
-            sort: the order over all accounts, not together with a filter: `name`, `balance`, `spent` (of the
-                daily limit) or `limit` (the daily limit), or one of these after `-` for the reverse.
-            limit: accounts per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
-
-        arguments = {**locals(), "ids": None if ids is None else ",".join(ids)}
-        return self._pages(console.LIST_ACCOUNT_DETAILS, arguments, options)
-
     def history(
         self,
         *,
@@ -213,23 +162,3 @@ class Accounts(Resource):
         from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
 
         return self._pages(console.LIST_HISTORY, locals(), options)
-
-    def unblock(self, account_id: str, **options: Unpack[CallOptions]) -> "AccountDetails":
-        """Let a suspended account sign again.
-
-        First compare its history with the chain: `suspension` of its details names the transaction. An
-        account that is not suspended stays unchanged.
-
-        Args:
-            account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Returns:
-            The account, whose `signing_stopped_at` is None.
-
-        Raises:
-            NotFoundError: no such account of this operator.
-        """
-        from agentpay.contract.ext import console  # noqa: PLC0415 - few need it
-
-        return self._call(console.ALLOW_SIGNING, locals(), options)

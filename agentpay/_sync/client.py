@@ -4,14 +4,14 @@
 # `timeout` is a setting of the HTTP exchange, which reports an outcome; `asyncio.timeout` would lose that.
 
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.caller import Caller
 from agentpay._sync.policies import Policies
+from agentpay._sync.resource import Resource
 from agentpay._sync.transfers import Transfers
 from agentpay._calls import settings
 from agentpay._calls.options import CallOptions
@@ -24,16 +24,14 @@ from agentpay.contract.responses import RawResponse
 
 if TYPE_CHECKING:
     from agentpay._sync.approvals import Approvals
+    from agentpay._sync.console import Console
     from agentpay._sync.deliveries import Deliveries, Events
     from agentpay._sync.keys import AgentKeys, OperatorKeys
-    from agentpay._sync.logs import AuditLog, RequestLogs
     from agentpay._sync.payments import Payments
     from agentpay._sync.sellers import Sellers
     from agentpay._sync.sessions import Sessions
     from agentpay._sync.webhooks import Webhooks
-    from agentpay.contract.ext.console import ConsoleSummary
     from agentpay.contract.ext.identity import Identity
-    from agentpay.contract.ext.search import SearchResult, SpendPeriod, SpendReport
 
 
 class AgentPay:
@@ -52,10 +50,9 @@ class AgentPay:
         deliveries: an extension: deliveries of events to webhooks, with every attempt.
         approvals: an extension: transfers that wait for an operator's approval.
         agent_keys: an extension: keys that are bound to one account.
-        operator_keys: an extension: keys with full access, and sign-in to the console.
+        operator_keys: an extension: keys with full access.
         sellers: an extension: what may be paid to each seller behind HTTP 402.
-        audit_log: an extension: every change, and who made it.
-        request_logs: an extension: the requests that the server has responded to.
+        console: an extension: an operator's views of all accounts, the audit log, and sign-in.
     """
 
     # The slots are class attributes, so that `Mock(spec=AgentPay)` has the resources too.
@@ -200,7 +197,7 @@ class AgentPay:
 
     @cached_property
     def operator_keys(self) -> "OperatorKeys":
-        """An extension: keys with full access, and sign-in to the console."""
+        """An extension: keys with full access."""
         from agentpay._sync.keys import OperatorKeys  # noqa: PLC0415 - few need it
 
         return OperatorKeys(self._caller)
@@ -213,18 +210,11 @@ class AgentPay:
         return Sellers(self._caller)
 
     @cached_property
-    def audit_log(self) -> "AuditLog":
-        """An extension: every change, and who made it."""
-        from agentpay._sync.logs import AuditLog  # noqa: PLC0415 - few need it
+    def console(self) -> "Console":
+        """An extension: an operator's views of all accounts, the audit log, and sign-in."""
+        from agentpay._sync.console import Console  # noqa: PLC0415 - few need it
 
-        return AuditLog(self._caller)
-
-    @cached_property
-    def request_logs(self) -> "RequestLogs":
-        """An extension: the requests that the server has responded to."""
-        from agentpay._sync.logs import RequestLogs  # noqa: PLC0415 - few need it
-
-        return RequestLogs(self._caller)
+        return Console(self._caller)
 
     def whoami(self, **options: Unpack[CallOptions]) -> "Identity":
         """Read the identity of this client's key, and whether its money is real.
@@ -237,64 +227,9 @@ class AgentPay:
         Raises:
             NotSupportedError: the service does not offer this extension.
         """
-        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
+        from agentpay.contract.ext import identity  # noqa: PLC0415 - few need it
 
-        return Identities(self._caller).whoami(**options)
-
-    def summary(self, **options: Unpack[CallOptions]) -> "ConsoleSummary":
-        """Count accounts, pending approvals, undelivered deliveries and open sessions. An extension.
-
-        Args:
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
-
-        return Identities(self._caller).summary(**options)
-
-    def search(
-        self, q: str, *, limit: int | None = None, **options: Unpack[CallOptions]
-    ) -> "SearchResult":
-        """Find accounts, transfers, sessions, deposits and events. An extension.
-
-        Args:
-            q: part of a name, handle, memo or seller's origin; an identifier, address, signature,
-                idempotency key or error code; an amount in USDC; or the name of an event type.
-            limit: how many of each kind, 1 to 20; 5 by default.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            InvalidRequestError: `q` is empty or too long.
-        """
-        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
-
-        return Identities(self._caller).search(q, limit=limit, **options)
-
-    def spend(
-        self,
-        *,
-        account_id: str | None = None,
-        by: "SpendPeriod | Literal['hour', 'day']" = "day",
-        since: datetime | None = None,
-        until: datetime | None = None,
-        **options: Unpack[CallOptions],
-    ) -> "SpendReport":
-        """Sum what was settled, and count rejections, by hour or day in UTC. An extension.
-
-        Args:
-            account_id: only spends of this account.
-            by: `hour` or `day`.
-            since: only what is after this time, with a UTC offset; by default 24 hours, or 30 days for `day`.
-            until: only what is up to and including this time, with a UTC offset; by default now.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Raises:
-            NotFoundError: no such account of this operator.
-        """
-        from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
-
-        return Identities(self._caller).spend(
-            account_id=account_id, by=by, since=since, until=until, **options
-        )
+        return Resource(self._caller)._call(identity.WHO_AM_I, {}, options)  # noqa: SLF001
 
     def request(
         self,

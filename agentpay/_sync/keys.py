@@ -7,10 +7,9 @@ from typing import Unpack
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._calls.options import CallOptions
-from agentpay.contract.ext import console, operator_keys, sign_in
+from agentpay.contract.ext import console, operator_keys
 from agentpay.contract.ext.console import AgentKey, NewAgentKey
 from agentpay.contract.ext.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.ext.sign_in import ConsoleKey, SignInCode
 
 
 class AgentKeys(Resource):
@@ -75,11 +74,11 @@ class AgentKeys(Resource):
 
 
 class OperatorKeys(Resource):
-    """Operator keys, and sign-in to the console. All but `sign_in` need an operator key."""
+    """Operator keys, which have full access. All need an operator key."""
 
     __module__ = "agentpay.resources"
 
-    def create(self, *, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
+    def create(self, name: str, **options: Unpack[CallOptions]) -> NewOperatorKey:
         """Create another operator key.
 
         To replace a key that has leaked, create another one with it, then revoke it.
@@ -117,30 +116,3 @@ class OperatorKeys(Resource):
             ConflictError: it is the operator's last valid key (`last_operator_key`); create another first.
         """
         self._call(operator_keys.REVOKE_OPERATOR_KEY, locals(), options)
-
-    def create_sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
-        """Create a code that signs in to the console once, within 10 minutes.
-
-        The link to open is `{base_url}/dashboard#code={code}`.
-
-        Args:
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-        """
-        return self._call(sign_in.CREATE_SIGN_IN_CODE, locals(), options)
-
-    def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
-        """Exchange the code of a sign-in link for a key of the console.
-
-        It needs no key: the key of this client is ignored.
-
-        Args:
-            code: what follows `#code=` in the link.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`.
-
-        Returns:
-            The key, which expires after 12 hours; it is shown here and never again.
-
-        Raises:
-            AuthenticationError: the code is invalid, has expired, or was used before.
-        """
-        return self._call(sign_in.SIGN_IN, locals(), options)

@@ -9,7 +9,7 @@ from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._calls.options import CallOptions
 from agentpay.contract.ext import payments
-from agentpay.contract.ext.payments import PinnedOrigin
+from agentpay.contract.ext.payments import PinnedSeller
 
 
 class Sellers(Resource):
@@ -19,7 +19,7 @@ class Sellers(Resource):
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
-    ) -> Page[PinnedOrigin]:
+    ) -> Page[PinnedSeller]:
         """List the pinned sellers, the last pinned first.
 
         Args:
@@ -27,7 +27,7 @@ class Sellers(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
-        return self._pages(payments.LIST_ORIGINS, locals(), options)
+        return self._pages(payments.LIST_SELLERS, locals(), options)
 
     def put(
         self,
@@ -39,7 +39,7 @@ class Sellers(Resource):
         blocked: bool = False,
         sponsor_fees: bool = False,
         **options: Unpack[CallOptions],
-    ) -> PinnedOrigin:
+    ) -> PinnedSeller:
         """Pin a seller: the pin overrides what the seller's challenges claim.
 
         The whole pin is replaced, including omitted fields.
@@ -56,9 +56,9 @@ class Sellers(Resource):
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        return self._call(payments.PUT_ORIGIN, locals(), options)
+        return self._call(payments.PUT_SELLER, locals(), options)
 
-    def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
+    def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedSeller:
         """Read the pin of a seller.
 
         Args:
@@ -68,7 +68,7 @@ class Sellers(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        return self._call(payments.GET_ORIGIN, locals(), options)
+        return self._call(payments.GET_SELLER, locals(), options)
 
     def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
         """Delete the pin of a seller.
@@ -80,4 +80,4 @@ class Sellers(Resource):
         Raises:
             NotFoundError: the seller is not pinned.
         """
-        self._call(payments.DELETE_ORIGIN, locals(), options)
+        self._call(payments.DELETE_SELLER, locals(), options)

@@ -25,8 +25,8 @@ class Sessions(Resource):
 
     def open(
         self,
-        *,
         account_id: str,
+        *,
         to: str,
         cap_usdc: Decimal | int | str,
         category: str | None = None,

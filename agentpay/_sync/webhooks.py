@@ -4,6 +4,7 @@
 from collections.abc import Sequence
 from typing import Unpack
 
+from agentpay import webhooks
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._calls.options import CallOptions
@@ -26,10 +27,13 @@ class Webhooks(Resource):
 
     __module__ = "agentpay.resources"
 
+    unwrap = staticmethod(webhooks.unwrap)
+    """`agentpay.webhooks.unwrap`: verify a delivery and return its event, without a request."""
+
     def create(
         self,
-        *,
         url: str,
+        *,
         events: Sequence[EventType],
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,

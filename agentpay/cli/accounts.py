@@ -41,7 +41,7 @@ def _account(client: AgentPay, account_id: str) -> Account | AccountDetails:
     from agentpay import errors
 
     try:
-        return client.accounts.details(account_id)
+        return client.console.details(account_id)
     except errors.PermissionDeniedError:
         # An agent key reads less of its account.
         return client.accounts.get(account_id)
@@ -65,7 +65,7 @@ accounts = group(
         "list",
         "List accounts, newest first.",
         status_option(AccountStatus, "accounts"),
-        call=lambda client: client.accounts.list_details,
+        call=lambda client: client.console.list_details,
         columns=[
             Column("name", is_text=True),
             Column("balance", "balance_usdc"),
@@ -118,7 +118,7 @@ accounts = group(
         First compare its history with the chain: accounts get shows the transaction that suspended it.
         """,
         ACCOUNT_ID,
-        call=lambda client: client.accounts.unblock,
+        call=lambda client: client.console.unblock,
         asks=lambda _client, account_id: f"Let {account_id} sign again?",
         progress="Unblocking {account_id}",
         makes="Unblocked",
@@ -271,7 +271,7 @@ spend = command(
         help="Only what is after this time. Default: 30 days ago, or 24 hours with --by hour.",
     ),
     click.option("--until", type=MOMENT, help="Only what is up to and including this time. Default: now."),
-    call=lambda client: client.spend,
+    call=lambda client: client.console.spend_report,
     prints=lambda output, report: output.items(report.data, _PERIODS, empty="No periods."),
 )
 
@@ -321,6 +321,6 @@ search = command(
         metavar="N",
         help="Maximum number of each kind.",
     ),
-    call=lambda client: client.search,
+    call=lambda client: client.console.search,
     prints=_print_found,
 )

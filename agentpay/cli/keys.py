@@ -150,7 +150,7 @@ audit = group(
         "list",
         "List changes, newest first. With --json, includes the state before and after each.",
         account_option("Only changes that name this account."),
-        call=lambda client: client.audit_log.list,
+        call=lambda client: client.console.audit_log.list,
         columns=[
             Column("when", "created_at"),
             Column("by", _by, is_text=True, is_account=True),
@@ -168,7 +168,7 @@ requests = group(
     listing(
         "list",
         "List the last 1,000 requests of the operator to this server process, newest first.",
-        call=lambda client: client.request_logs.list,
+        call=lambda client: client.console.request_logs.list,
         columns=[
             Column("when", "at"),
             Column("by", _by, is_text=True, is_account=True),

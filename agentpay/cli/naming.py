@@ -46,7 +46,7 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
         return given
     try:
         with output.progress(f"Looking up {given}"):
-            found = [each.account_id for each in server.accounts.list_details(name=given, limit=100)]
+            found = [each.account_id for each in server.console.list_details(name=given, limit=100)]
     except errors.PermissionDeniedError:
         raise CommandRefusedError(
             f"an agent key cannot look up the account named {given!r}: pass its account_id.",
@@ -143,7 +143,7 @@ def _given(context: click.Context) -> dict[str, str | None]:
 
 def _accounts(server: AgentPay) -> Iterable[Any]:
     # Not those of the contract, whose balances are live: they cannot be read while the chain is away.
-    return server.accounts.list_details(limit=100)
+    return server.console.list_details(limit=100)
 
 
 def _named(given: str, prefix: str, items: Callable[[], Iterable[Any]], kind: str, output: Output) -> str:

@@ -45,7 +45,7 @@ payments = group(
         account_option("Only payments of this account."),
         status_option(TransferStatus, "payments"),
         click.option(
-            "--origin", metavar="URL", help="Only payments to this seller, such as https://api.example."
+            "--seller", "origin", metavar="URL", help="Only payments to this seller, such as https://api.example."
         ),
         call=lambda client: client.payments.list,
         columns=[
@@ -135,7 +135,7 @@ def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
     return headers, told
 
 
-_SELLER = click.argument("origin")
+_SELLER = click.argument("origin", metavar="SELLER")
 
 sellers = group(
     "sellers",

@@ -215,7 +215,7 @@ def _waiting(client: AgentPay, given: dict[str, Any], found: Sequence[Delivery])
             f"Of these, {held} wait for the server's clock, which is manual: advance it, in Python with "
             "sandbox.clock.advance."
         )
-    if given["status"] == "undelivered" and (retrying := client.summary().retrying_deliveries):
+    if given["status"] == "undelivered" and (retrying := client.console.summary().retrying_deliveries):
         notes.append(f"Not yet undelivered: {retrying} being retried. List them with --status retrying.")
     return " ".join(notes) or None
 

@@ -16,14 +16,15 @@ from agentpay.contract.responses import RawResponse
 
 M = TypeVar("M", bound="Model")
 
+_IN_TYPES: Final = (
+    "AccountDetails AuditEntry ConsoleKey ConsoleSummary DeliveryAttempt NewSecret PaymentHeader "
+    "PaymentOutcome PaymentSplit PinnedSeller PolicyRecordView PolicyRule Refusal ReplayedDeliveries "
+    "SearchResult ServedRequest SessionStep SignInCode SpendEntry SpendReport Suspension WebhookDetails "
+    "WebhookHealth"
+)
 _HOMES: Final = {
     "agentpay.contract.events": "agentpay.webhooks",
-    "SessionStep": "agentpay.types",
-    "PolicyRule": "agentpay.types",
-    "Refusal": "agentpay.types",
-    "SpendEntry": "agentpay.types",
-    "Suspension": "agentpay.types",
-    "WebhookHealth": "agentpay.types",
+    **dict.fromkeys(_IN_TYPES.split(), "agentpay.types"),
 }
 """The public module of a contract module's models, or of one model, if it is not `agentpay`."""
 

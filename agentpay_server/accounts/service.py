@@ -19,7 +19,7 @@ from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAc
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.errors import FieldError
 from agentpay.contract.ext.console import (
-    ALLOW_SIGNING,
+    UNBLOCK_ACCOUNT,
     AccountDetails,
     AccountSort,
     ListAccountDetails,
@@ -221,13 +221,13 @@ class Accounts:
             raise chain_unavailable() from None
         return await self._context.database.read(self._budget, principal, before, held)
 
-    async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetails:
+    async def unblock(self, principal: Principal, account_id: str) -> AccountDetails:
         """Unblock an account, and return it.
 
         Raises:
             Problem: `not_found`.
         """
-        await self._context.database.run(self._allow_signing, principal, account_id)
+        await self._context.database.run(self._unblock, principal, account_id)
         return await self.detail(principal, account_id)
 
     async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
@@ -335,13 +335,13 @@ class Accounts:
         )
         return record
 
-    def _allow_signing(self, connection: Connection, principal: Principal, account_id: str) -> None:
+    def _unblock(self, connection: Connection, principal: Principal, account_id: str) -> None:
         record = own_account(connection, principal, account_id, lock=True)
-        if record.suspended_us is not None and store.allow_signing(connection, account_id):
+        if record.suspended_us is not None and store.unblock(connection, account_id):
             audit.record(
                 connection,
                 principal,
-                action=ALLOW_SIGNING.name,
+                action=UNBLOCK_ACCOUNT.name,
                 subject=account_id,
                 now_us=self._context.clock.now_us(),
                 before={"signing_stopped_at": format_timestamp(from_us(record.suspended_us))},

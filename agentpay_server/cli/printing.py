@@ -45,7 +45,7 @@ def console_link(*, server: AgentPay, output: Output) -> None:
 
     The link works once, within 10 minutes. The browser stays signed in for 12 hours.
     """
-    code = server.operator_keys.create_sign_in_code()
+    code = server.console.create_sign_in_code()
     link = f"{server.base_url}/dashboard#code={code.code}"
     if output.is_json:
         output.document({"console_url": link})

@@ -103,7 +103,7 @@ def _caused(
         return set(), build(server, _scaled(scene, amount_usdc or Decimal(1)))
     scene = _fitted(
         scene,
-        server.accounts.details(account_id),
+        server.console.details(account_id),
         balance_usdc=server.accounts.balance(account_id).balance_usdc,
         thresholds_usdc=_thresholds(server, account_id),
         amount_usdc=amount_usdc,

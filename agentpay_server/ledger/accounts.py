@@ -101,7 +101,7 @@ def parties(
     )
 
 
-def allow_signing(connection: Connection, account_id: str) -> bool:
+def unblock(connection: Connection, account_id: str) -> bool:
     """Allow an account to spend again; False if it already was."""
     return ACCOUNTS.change(connection, account_id, _IS_SUSPENDED, suspended_us=None) is not None
 

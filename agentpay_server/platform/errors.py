@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Final
 
 from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError, Refusal
-from agentpay.contract.ext.console import ALLOW_SIGNING
+from agentpay.contract.ext.console import UNBLOCK_ACCOUNT
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
@@ -122,7 +122,7 @@ def signing_suspended(account_id: str) -> Problem:
         ErrorCode.CHAIN_UNAVAILABLE,
         f"Signing is suspended for {account_id}, and nothing was done: a transaction landed that the books "
         "did not expect. An operator must compare the account's history with the chain, then call "
-        f"POST {ALLOW_SIGNING.path.format(account_id=account_id)}.",
+        f"POST {UNBLOCK_ACCOUNT.path.format(account_id=account_id)}.",
         says_what_to_do=True,
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )

@@ -304,7 +304,7 @@ def test_pause_explanation_and_way_out_are_reachable_when_everything_is_down(
     tab.get_by_role("button", name="Unblock…").click()
     confirm(tab, "Unblock")
     says(tab, "Travel desk signs again.")
-    assert server.client().accounts.details(account_id).signing_stopped_at is None
+    assert server.client().console.details(account_id).signing_stopped_at is None
 
 
 def test_a_refused_form_keeps_what_was_typed_and_a_secret_stays(
@@ -394,7 +394,7 @@ def test_a_webhook_is_edited_tested_and_rotated_with_a_chosen_overlap(
     tab.get_by_label("Both secrets sign for").select_option(label="1 hour")
     confirm(tab, "Rotate")
     expect(tab.locator(".secret code")).to_contain_text("whsec_")
-    assert next(iter(server.client().audit_log.list())).after == {"overlap_seconds": 3600}
+    assert next(iter(server.client().console.audit_log.list())).after == {"overlap_seconds": 3600}
 
 
 # --- Understand

@@ -82,7 +82,7 @@ def test_a_month_is_exported_whole_from_page_and_command(
     of_month = rows_of(commands.shown("accounts", "history", "--since", since, "--until", until, "--csv"))
     assert of_month == [row for row in whole if row["type"] != "rejection"]
     out = sum(Decimal(row["amount_usdc"]) for row in of_month if row["direction"] == "out")
-    report = client.spend(since=busy.since, until=busy.until)
+    report = client.console.spend_report(since=busy.since, until=busy.until)
     assert sum(each.settled_usdc for each in report.data) == out
     # Periods tile: what ends one begins no other.
     middle = of_month[len(of_month) // 2]["created_at"]

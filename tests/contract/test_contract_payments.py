@@ -4,7 +4,7 @@ import pytest
 
 from agentpay.contract import codec
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.ext.payments import AuthorizePayment, Payment, PinOrigin, site_of
+from agentpay.contract.ext.payments import AuthorizePayment, Payment, PinSeller, site_of
 
 ASKED = {
     "account_id": "acct_1",
@@ -105,11 +105,11 @@ def test_a_refused_payment_has_error_and_message():
 
 def test_a_pin_may_be_empty_but_its_recipients_may_not():
     nothing = {"category": None, "max_amount": None, "recipients": None}
-    assert codec.structure({}, PinOrigin) == codec.structure(nothing, PinOrigin) == PinOrigin()
+    assert codec.structure({}, PinSeller) == codec.structure(nothing, PinSeller) == PinSeller()
     with pytest.raises(InvalidValueError, match="recipients must not be empty"):
-        codec.structure({"recipients": []}, PinOrigin)
+        codec.structure({"recipients": []}, PinSeller)
     with pytest.raises(InvalidValueError, match=r"recipients\[0\] must be a base58"):
-        codec.structure({"recipients": ["acct_1"]}, PinOrigin)
+        codec.structure({"recipients": ["acct_1"]}, PinSeller)
 
 
 @pytest.mark.parametrize(

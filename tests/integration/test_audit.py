@@ -29,7 +29,7 @@ DAY = 24 * 3600
 
 def entries(server: AgentPayServer, subject: str) -> list[AuditEntry]:
     """Return what the trail says of one subject, oldest first."""
-    return [entry for entry in server.audit_log.list(limit=100) if entry.subject == subject][::-1]
+    return [entry for entry in server.console.audit_log.list(limit=100) if entry.subject == subject][::-1]
 
 
 def told(server: AgentPayServer, subject: str) -> list[tuple[str, Any, Any]]:
@@ -366,7 +366,7 @@ class Stage:
             path_ids["key_id"] = ids["operator_key_id"]
         if key == "payments.report_outcome":
             path_ids["transfer_id"] = ids["payment_id"]
-        if key == "accounts.unblock":
+        if key == "console.unblock":
             path_ids["account_id"] = ids["stopped_id"]
         if key == "approvals.reject":
             path_ids["transfer_id"] = ids["other_transfer_id"]

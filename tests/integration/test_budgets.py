@@ -208,7 +208,7 @@ def test_a_budget_agrees_with_the_account_detail_of_the_console(
     client.policies.update(payer.account_id, max_daily_spend=50)
     pay(client, payer, payee, 7)
     client.sessions.open(account_id=payer.account_id, to=payee, cap_usdc=5)
-    detail = server.accounts.details(payer.account_id)
+    detail = server.console.details(payer.account_id)
     budget = client.accounts.budget(payer.account_id)
     shared = {field.name for field in attrs.fields(type(detail))} & {
         field.name for field in attrs.fields(Budget)

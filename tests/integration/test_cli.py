@@ -92,7 +92,7 @@ def test_a_given_key_is_used_by_the_console_link_and_not_shown_on_the_terminal()
         AgentPay(base_url=announcement["base_url"], api_key=key) as client,
     ):
         assert announcement["operator_key"] is None
-        made = client.operator_keys.sign_in(announcement["console_url"].partition("#code=")[2])
+        made = client.console.sign_in(announcement["console_url"].partition("#code=")[2])
         console = client.with_options(api_key=made.key)
         assert console.whoami().operator_id == client.whoami().operator_id
         assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown

@@ -20,12 +20,13 @@ from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
 
-from agentpay import AccountDetails, AgentPay, ChainUnavailableError, Payment, testing
+from agentpay import AgentPay, ChainUnavailableError, Payment, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.commands import Column, Show
 from agentpay.cli.output import Output
 from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp
+from agentpay.types import AccountDetails
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
 
@@ -292,7 +293,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
                 "Payer",
                 "--status",
                 "settled",
-                "--origin",
+                "--seller",
                 "https://api.example",
             ],
         )
@@ -495,7 +496,7 @@ def test_an_outage_of_the_chain_stops_neither_a_pause_nor_a_list(
     assert "Buyer" in agentpay.shown("search", "buyer")
     assert agentpay.json("accounts", "policy", "@buyer", "--pause")["paused"] is True
     assert agentpay.json("accounts", "get", "Buyer")["status"] == "paused"
-    assert not client.summary().is_chain_reachable
+    assert not client.console.summary().is_chain_reachable
 
 
 def test_a_suspended_account_says_why_and_is_unblocked(

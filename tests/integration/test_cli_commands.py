@@ -136,7 +136,7 @@ def test_a_link_signs_in_to_the_console_once(server: AgentPayServer, commands: C
     shown = commands.run("console-link").stdout.strip()
     page, _, code = shown.partition("#code=")
     assert page == f"{commands.environment['AGENTPAY_BASE_URL']}/dashboard"
-    assert server.client(api_key=server.operator_keys.sign_in(code).key).whoami().kind == "operator"
+    assert server.client(api_key=server.console.sign_in(code).key).whoami().kind == "operator"
     assert "#code=" in commands.json("console-link")["console_url"]
     assert "console" in commands.shown("operator-keys", "list")
 

@@ -68,7 +68,7 @@ def test_a_name_cannot_control_the_terminal_as_a_title(client: AgentPay, command
     ("arguments", "name"),
     [
         (["search"], "q"),
-        (["payments", "list", "--origin"], "origin"),
+        (["payments", "list", "--seller"], "origin"),
         (["sellers", "pin"], "origin"),
         (["sellers", "get"], "origin"),
         (["sellers", "pin", "https://a.example", "--category"], "category"),

@@ -74,7 +74,7 @@ def test_an_operator_can_be_created_while_the_server_is_stopped(place: Place) ->
         assert [each.name for each in server.client(api_key=key).accounts.list()] == ["first's"]
         assert [each.account_id for each in second.accounts.list()] == [account.account_id]
         # The trail of the first operator says nothing of another one.
-        assert [entry.action for entry in server.audit_log.list()].count("operators.create") == 1
+        assert [entry.action for entry in server.console.audit_log.list()].count("operators.create") == 1
 
 
 def test_an_operator_can_be_created_on_postgresql_before_the_first_start() -> None:

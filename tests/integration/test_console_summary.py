@@ -10,7 +10,7 @@ from agentpay_server import AgentPayServer, Sandbox
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:
-    summary = server.client().summary()
+    summary = server.client().console.summary()
     assert isinstance(summary, ConsoleSummary)
     return {
         field.name: getattr(summary, field.name)
@@ -45,18 +45,18 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
 def test_the_summary_is_per_operator_and_not_for_agents(server: AgentPayServer, client: AgentPay) -> None:
     account_id = client.accounts.create(name="Mine").account_id
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert (other.summary().accounts, other.summary().operator_name) == (0, "Other")
+    assert (other.console.summary().accounts, other.console.summary().operator_name) == (0, "Other")
     with pytest.raises(PermissionDeniedError):
-        server.agent_client(account_id).summary()
+        server.agent_client(account_id).console.summary()
     with pytest.raises(PermissionDeniedError):
-        next(iter(server.agent_client(account_id).request_logs.list()))
+        next(iter(server.agent_client(account_id).console.request_logs.list()))
 
 
 def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
-    held = client.summary().treasury_lamports
+    held = client.console.summary().treasury_lamports
     assert held is not None
     client.accounts.create(name="Mine")
-    left = client.summary().treasury_lamports
+    left = client.console.summary().treasury_lamports
     assert left is not None
     assert 0 < left < held
 
@@ -64,7 +64,7 @@ def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
 def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="A private name")
     client.accounts.get(account.account_id)
-    requests = list(client.request_logs.list(limit=100))
+    requests = list(client.console.request_logs.list(limit=100))
     created = next(request for request in requests if request.method == "POST")
     assert (created.route, created.status) == ("/v1/accounts", 201)
     assert created.key_id.startswith("key_")
@@ -77,11 +77,11 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
     for _ in range(5):
         client.whoami()
     client.accounts.create(name="Newest")
-    requests = list(client.request_logs.list(limit=2))
+    requests = list(client.console.request_logs.list(limit=2))
     # The pages are requests too: they are listed after the requests of the first page.
     assert [request.route for request in requests] == ["/v1/accounts", *["/ext/v1/whoami"] * 5]
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(other.request_logs.list()) == []
+    assert list(other.console.request_logs.list()) == []
 
 
 def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
@@ -93,7 +93,7 @@ def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
         for number in range(5):
             client.accounts.create(name=f"{number}")
     # A list is a request too, so the oldest operator is asked about last.
-    kept = [list(client.request_logs.list()) for client in reversed(others)]
+    kept = [list(client.console.request_logs.list()) for client in reversed(others)]
     assert [len(requests) for requests in kept] == [3, 3, 0]
 
 

@@ -116,7 +116,7 @@ def test_a_console_key_that_expires_while_its_body_arrives_changes_nothing(
     server: AgentPayServer, client: AgentPay, hold: Callable[..., Held]
 ) -> None:
     account_id = client.accounts.create(name="a").account_id
-    code = server.operator_keys.create_sign_in_code().code
+    code = server.console.create_sign_in_code().code
     with raw_client(server, "") as http:
         key = http.post("/ext/v1/console/sign-in", json={"code": code}).json()["key"]
     request = hold(key, f"/v1/accounts/{account_id}/policy", {"paused": True}, method="PUT")

@@ -32,7 +32,7 @@ def test_a_call_from_the_servers_own_thread_raises_at_once(server: AgentPayServe
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
             server.sandbox.clock.advance(1)
         with pytest.raises((RuntimeError, agentpay.APIConnectionError), match="wait for its own thread"):
-            server.accounts.details("acct_x")
+            server.console.details("acct_x")
         return True
 
     with warnings.catch_warnings():

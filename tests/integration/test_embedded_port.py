@@ -197,7 +197,7 @@ def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str,
         "query_string": b"",
         "headers": [(b"authorization", f"Bearer {server.operator_key}".encode())],
     }
-    entries = [entry.action for entry in server.audit_log.list()]
+    entries = [entry.action for entry in server.console.audit_log.list()]
 
     sent = asgi(
         server,
@@ -207,4 +207,4 @@ def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str,
     )
 
     assert sent == []
-    assert [entry.action for entry in server.audit_log.list()] == entries
+    assert [entry.action for entry in server.console.audit_log.list()] == entries

@@ -204,7 +204,7 @@ def test_while_the_chain_is_down_a_policy_takes_effect_and_its_record_follows(
         assert client.policies.update(source.account_id, paused=True).paused
         refused(paid(http, source, to), "account_paused")
     server.sandbox.clock.advance(seconds=10)
-    detail = server.accounts.details(source.account_id)
+    detail = server.console.details(source.account_id)
     assert detail.policy_record is not None
     assert detail.policy_record.version == detail.policy_version
 
@@ -264,7 +264,7 @@ def test_a_transaction_that_never_lands_is_signed_again_under_the_same_transfer(
             unknown = refused(paid(http, source, to), "chain_unavailable")
             shown = client.transfers.get(unknown["transfer_id"])
             assert (unknown["status"], shown.status) == ("submitted", "submitted")
-            assert hasty.accounts.details(source.account_id).reserved_usdc == 7
+            assert hasty.console.details(source.account_id).reserved_usdc == 7
         settled = settled_in_the_end(http, source, to)
     assert settled["transfer_id"] == unknown["transfer_id"]
     assert settled["tx_signature"] != shown.tx_signature

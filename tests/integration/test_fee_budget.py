@@ -359,7 +359,7 @@ def test_a_policy_is_in_force_and_its_record_waits_while_the_treasury_is_empty(p
     assert money.rows(poor.server, "chain_transactions") == []
     money.give_treasury(poor.server, 10**9)
     poor.server.sandbox.clock.advance(minutes=10)
-    assert client.accounts.details(poor.payer.account_id).policy_record is not None
+    assert client.console.details(poor.payer.account_id).policy_record is not None
 
 
 # --- Accounts

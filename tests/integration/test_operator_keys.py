@@ -173,4 +173,4 @@ def test_a_new_key_is_in_no_repr(server: AgentPayServer) -> None:
     key = server.operator_keys.create(name="June")
     assert key.key not in repr(key)
     assert key.key not in repr(list(server.operator_keys.list()))
-    assert key.key not in str(list(server.audit_log.list()))
+    assert key.key not in str(list(server.console.audit_log.list()))

@@ -106,7 +106,7 @@ def path(tmp_path: Path) -> Path:
 
 def state(client: AgentPay) -> dict[str, Any]:
     """What a scene keeps, with the names of accounts instead of their identifiers."""
-    details = sorted(client.accounts.list_details(limit=100), key=lambda each: each.name)
+    details = sorted(client.console.list_details(limit=100), key=lambda each: each.name)
     names = {each.account_id: each.name for each in details}
     keys = [(names[key.account_id], key.name, key.max_total_usdc) for key in client.agent_keys.list()]
     hooks = [
@@ -145,7 +145,7 @@ def state(client: AgentPay) -> dict[str, Any]:
 def test_a_scene_is_what_its_file_says(path: Path) -> None:
     with AgentPayServer(scene=path) as server:
         client, built = server.client(), server.scene
-        research = client.accounts.details(built.accounts["research"])
+        research = client.console.details(built.accounts["research"])
         assert (research.name, research.balance_usdc) == ("Research bot", Decimal("41.5"))
         assert research.metadata == {"team": "blue", "level": 3}
         assert research.policy.max_daily_spend == Decimal("20.5")

@@ -37,7 +37,7 @@ def code_of(link: httpx.URL | str) -> str:
 
 def signed_in(server: AgentPayServer, link: httpx.URL | str) -> AgentPay:
     """A client with the key that a link gives."""
-    return server.client(api_key=server.operator_keys.sign_in(code_of(link)).key)
+    return server.client(api_key=server.console.sign_in(code_of(link)).key)
 
 
 def test_a_link_is_exchanged_once_without_a_key(
@@ -86,7 +86,7 @@ def test_codes_and_keys_are_not_interchangeable(server: AgentPayServer, link: ht
     with raw_client(server, code_of(link)) as bearer:
         refused(bearer.get("/ext/v1/whoami"), "unauthorized")
     with pytest.raises(AuthenticationError):
-        server.operator_keys.sign_in(server.operator_key)
+        server.console.sign_in(server.operator_key)
 
 
 def test_a_code_expires_after_ten_minutes(server: AgentPayServer, link: httpx.URL) -> None:
@@ -96,7 +96,7 @@ def test_a_code_expires_after_ten_minutes(server: AgentPayServer, link: httpx.UR
     server.sandbox.clock.advance(1)
     with pytest.raises(AuthenticationError):
         signed_in(server, late)
-    server.operator_keys.create_sign_in_code()
+    server.console.create_sign_in_code()
     assert len(rows(server, "sign_in_codes")) == 1, "the expired code is forgotten"
 
 
@@ -114,7 +114,7 @@ def test_a_console_key_expires_after_twelve_hours(server: AgentPayServer, link: 
 def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_codes(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
-    made = server.operator_keys.sign_in(code_of(link))
+    made = server.console.sign_in(code_of(link))
     account = server.client(api_key=made.key).accounts.create(name="a")
     with raw_client(server, made.key) as console:
         assert console.get(KEYS).json()["data"][0] == {
@@ -136,7 +136,7 @@ def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_code
 
 
 def test_a_console_key_does_not_count_as_the_last_one(server: AgentPayServer, link: httpx.URL) -> None:
-    console = server.operator_keys.sign_in(code_of(link))
+    console = server.console.sign_in(code_of(link))
     with raw_client(server, server.operator_key) as http:
         refused(http.delete(f"{KEYS}/{server.client().whoami().key_id}"), "last_operator_key")
         assert http.delete(f"{KEYS}/{console.key_id}").status_code == 204
@@ -149,7 +149,7 @@ def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
     snapshot = server.sandbox.snapshot()
-    made = server.operator_keys.sign_in(code_of(link))
+    made = server.console.sign_in(code_of(link))
     with raw_client(server, made.key) as console:
         assert console.post("/ext/v1/sandbox/clock/advance", json={"seconds": 13 * 3600}).is_success
         (kept,) = [key for key in server.operator_keys.list() if key.kind == "console"]
@@ -162,17 +162,17 @@ def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
 
 
 def test_a_sign_in_and_its_code_are_audited(server: AgentPayServer, browser: httpx.Client) -> None:
-    made = server.operator_keys.create_sign_in_code()
+    made = server.console.create_sign_in_code()
     answer = browser.post(SIGN_IN, json={"code": made.code})
-    entry, code, *_ = server.audit_log.list()
+    entry, code, *_ = server.console.audit_log.list()
     assert (entry.action, entry.subject, entry.key_id) == (
-        "operator_keys.sign_in",
+        "console.sign_in",
         answer.json()["key_id"],
         answer.json()["key_id"],
     )
     assert entry.request_id == answer.headers["x-request-id"]
     assert (code.action, code.key_id) == (
-        "operator_keys.create_sign_in_code",
+        "console.create_sign_in_code",
         server.client().whoami().key_id,
     )
     trail = str(rows(server, "audit"))
@@ -185,8 +185,8 @@ def test_codes_and_keys_are_in_no_log_no_record_and_no_repr(
 ) -> None:
     with caplog.at_level(logging.DEBUG):
         key = browser.post(SIGN_IN, json={"code": code_of(link)}).json()["key"]
-        fresh = server.operator_keys.create_sign_in_code()
-        made = server.operator_keys.sign_in(fresh.code)
+        fresh = server.console.create_sign_in_code()
+        made = server.console.sign_in(fresh.code)
     texts = [caplog.text, str(server.requests), server.timeline(), repr(fresh), repr(made), repr(server)]
     texts.append(str(rows(server, "sign_in_codes")) + str(rows(server, "api_keys")))
     for secret in (code_of(link), key, fresh.code, made.key):
@@ -199,7 +199,7 @@ def test_a_seed_does_not_determine_sign_in_codes() -> None:
     for _ in range(2):
         with AgentPayServer(clock=START, seed=7) as server:
             codes.append(
-                (server.operator_keys.create_sign_in_code().code, server.client().accounts.create(name="a"))
+                (server.console.create_sign_in_code().code, server.client().accounts.create(name="a"))
             )
     (one, account), (other, same) = codes
     assert one != other
@@ -229,6 +229,6 @@ def test_wrong_codes_are_rate_limited_by_address_and_refuse_no_valid_one() -> No
 
 def test_a_code_belongs_to_the_operator_that_asked_for_it(server: AgentPayServer) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    key = server.operator_keys.sign_in(other.operator_keys.create_sign_in_code().code)
+    key = server.console.sign_in(other.console.create_sign_in_code().code)
     assert server.client(api_key=key.key).whoami().operator_id == other.whoami().operator_id
     assert json.loads(key.to_json())["key_id"] == key.key_id

@@ -342,15 +342,15 @@ def test_a_newer_key_stays_if_its_account_is_in_the_snapshot_and_is_revoked_if_n
 def test_a_sign_in_code_that_was_used_or_expired_is_not_valid_after_a_restore(
     server: AgentPayServer, is_used: bool
 ):
-    code = server.operator_keys.create_sign_in_code().code
+    code = server.console.create_sign_in_code().code
     snapshot = server.sandbox.snapshot()
     if is_used:
-        server.operator_keys.sign_in(code)
+        server.console.sign_in(code)
     else:
         server.sandbox.clock.advance(hours=1)
     server.sandbox.restore(snapshot)
     with pytest.raises(AuthenticationError):
-        server.operator_keys.sign_in(code)
+        server.console.sign_in(code)
 
 
 def test_an_expired_key_stays_so_after_every_restore(server: AgentPayServer):
@@ -472,13 +472,13 @@ def test_agent_keys_cannot_snapshot_restore_or_reset(server: AgentPayServer):
 def test_snapshots_and_restores_are_audited(server: AgentPayServer):
     snapshot = server.sandbox.snapshot()
     server.sandbox.restore(snapshot)
-    entries = [(entry.action, entry.subject) for entry in server.audit_log.list()]
+    entries = [(entry.action, entry.subject) for entry in server.console.audit_log.list()]
     assert entries[:2] == [
         ("sandbox.snapshots.restore", snapshot.snapshot_id),
         ("sandbox.snapshots.create", snapshot.snapshot_id),
     ]
     server.sandbox.reset()
-    assert next(iter(server.audit_log.list())).action == "sandbox.reset"
+    assert next(iter(server.console.audit_log.list())).action == "sandbox.reset"
 
 
 def test_snapshots_are_refused_with_a_data_directory(tmp_path: Path):

@@ -126,7 +126,7 @@ def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refu
     server.listen()
     with raw_client(server, "") as http:
         signed_in = http.post(
-            "/ext/v1/console/sign-in", json={"code": server.operator_keys.create_sign_in_code().code}
+            "/ext/v1/console/sign-in", json={"code": server.console.create_sign_in_code().code}
         ).json()
     headers = {"Authorization": f"Bearer {signed_in['key']}"}
     with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:

@@ -111,7 +111,7 @@ def test_the_check_stores_reserves_and_emits_nothing(
             list(client.transfers.list()),
             list(client.accounts.transactions(payer)),
             list(server.events.list()),
-            list(server.audit_log.list()),
+            list(server.console.audit_log.list()),
             len(server.transactions),
         )
 

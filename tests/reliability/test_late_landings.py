@@ -110,7 +110,7 @@ async def test_a_transfer_that_lands_twice_is_posted_twice_and_blocks_its_accoun
         answer = await world.request("POST", path)
         assert (answer.status, answer.body["signing_stopped_at"]) == (200, None)
     audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
-    assert [each["action"] for each in audit].count("accounts.unblock") == 1
+    assert [each["action"] for each in audit].count("console.unblock") == 1
     assert await readiness(world) == (200, {"status": "ready"})
     assert (await world.transfer("another", source, to, "2")).status == 200
     assert (await world.transfer("over", source, to, "1")).error == "policy_violation"

@@ -58,7 +58,7 @@ class Desk:
         return [event for event in money.events(self.server) if event["type"] in types]
 
     def detail(self) -> Any:
-        return self.server.accounts.details(self.payer.account_id)
+        return self.server.console.details(self.payer.account_id)
 
 
 def refused(response: httpx.Response, error: str, status: str, session_id: str | None) -> str:

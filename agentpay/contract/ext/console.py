@@ -401,7 +401,7 @@ class ListHistory(PageQuery):
 
 
 GET_SUMMARY: Final = Endpoint(
-    name="summary",
+    name="console.summary",
     method="GET",
     path=EXTENSIONS + "/console/summary",
     scope=Scope.OPERATOR,
@@ -409,7 +409,7 @@ GET_SUMMARY: Final = Endpoint(
     summary="Read the operator's name, and count accounts, pending approvals and other open work.",
 )
 LIST_SERVED_REQUESTS: Final = Endpoint(
-    name="request_logs.list",
+    name="console.request_logs.list",
     method="GET",
     path=EXTENSIONS + "/console/requests",
     scope=Scope.OPERATOR,
@@ -445,7 +445,7 @@ REVOKE_AGENT_KEY: Final[Endpoint[None]] = Endpoint(
     summary="Revoke an agent-scoped key.",
 )
 LIST_ACCOUNT_DETAILS: Final = Endpoint(
-    name="accounts.list_details",
+    name="console.list_details",
     method="GET",
     path=EXTENSIONS + "/console/accounts",
     scope=Scope.OPERATOR,
@@ -453,16 +453,16 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
     responses={200: PageBody[AccountDetails]},
     summary="List accounts with their details, newest first or sorted.",
 )
-GET_ACCOUNT_DETAIL: Final = Endpoint(
-    name="accounts.details",
+GET_ACCOUNT_DETAILS: Final = Endpoint(
+    name="console.details",
     method="GET",
     path=EXTENSIONS + "/console/accounts/{account_id}",
     scope=Scope.OPERATOR,
     responses={200: AccountDetails},
     summary="Read an account with its metadata, policy record and spending.",
 )
-ALLOW_SIGNING: Final = Endpoint(
-    name="accounts.unblock",
+UNBLOCK_ACCOUNT: Final = Endpoint(
+    name="console.unblock",
     method="POST",
     path=EXTENSIONS + "/console/accounts/{account_id}/allow-signing",
     scope=Scope.OPERATOR,
@@ -482,7 +482,7 @@ LIST_HISTORY: Final = Endpoint(
     "what came in minus what went out is its balance.",
 )
 LIST_AUDIT: Final = Endpoint(
-    name="audit_log.list",
+    name="console.audit_log.list",
     method="GET",
     path=EXTENSIONS + "/console/audit",
     scope=Scope.OPERATOR,
@@ -496,8 +496,8 @@ CONSOLE_ENDPOINTS: Final = (
     LIST_AGENT_KEYS,
     REVOKE_AGENT_KEY,
     LIST_ACCOUNT_DETAILS,
-    GET_ACCOUNT_DETAIL,
-    ALLOW_SIGNING,
+    GET_ACCOUNT_DETAILS,
+    UNBLOCK_ACCOUNT,
     LIST_HISTORY,
     LIST_AUDIT,
     GET_SUMMARY,

@@ -446,7 +446,7 @@ class ListPayments(PageQuery):
 
 
 @frozen(kw_only=True)
-class PinnedOrigin(Model):
+class PinnedSeller(Model):
     """An operator's pin of a seller, which overrides what the seller's challenges claim.
 
     Attributes:
@@ -469,7 +469,7 @@ class PinnedOrigin(Model):
 
 
 @frozen(kw_only=True)
-class PinOrigin(Request):
+class PinSeller(Request):
     """Body of `PUT /ext/v1/console/origins/{origin}`: the whole pin.
 
     Attributes:
@@ -572,38 +572,38 @@ REPORT_OUTCOME: Final[Endpoint[Payment | SessionStep]] = Endpoint(
     "server error) close the session.\n\nThe report is stored as the client's claim, and decides nothing: "
     "the outcome is read from the chain. A later report replaces an earlier one.",
 )
-LIST_ORIGINS: Final = Endpoint(
+LIST_SELLERS: Final = Endpoint(
     name="sellers.list",
     method="GET",
     path=EXTENSIONS + "/console/origins",
     scope=Scope.OPERATOR,
     query=PageQuery,
-    responses={200: PageBody[PinnedOrigin]},
+    responses={200: PageBody[PinnedSeller]},
     summary="List the pinned sellers, the last pinned first.",
 )
-PUT_ORIGIN: Final = Endpoint(
+PUT_SELLER: Final = Endpoint(
     name="sellers.put",
     method="PUT",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
-    request=PinOrigin,
-    responses={200: PinnedOrigin},
+    request=PinSeller,
+    responses={200: PinnedSeller},
     takes_rest_of_path=True,
     summary="Pin a seller.",
     description="A pin overrides what a challenge claims: another recipient or a higher price is refused "
     "with `policy_violation`, which names the pin. The whole pin is replaced, including omitted fields.",
 )
-GET_ORIGIN: Final = Endpoint(
+GET_SELLER: Final = Endpoint(
     name="sellers.get",
     method="GET",
     path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
-    responses={200: PinnedOrigin},
+    responses={200: PinnedSeller},
     takes_rest_of_path=True,
     summary="Read the pin of a seller.",
 )
-DELETE_ORIGIN: Final[Endpoint[None]] = Endpoint(
+DELETE_SELLER: Final[Endpoint[None]] = Endpoint(
     name="sellers.delete",
     method="DELETE",
     path=EXTENSIONS + "/console/origins/{origin}",
@@ -618,9 +618,9 @@ PAYMENT_ENDPOINTS: Final = (
     LIST_PAYMENTS,
     GET_PAYMENT,
     REPORT_OUTCOME,
-    LIST_ORIGINS,
-    PUT_ORIGIN,
-    GET_ORIGIN,
-    DELETE_ORIGIN,
+    LIST_SELLERS,
+    PUT_SELLER,
+    GET_SELLER,
+    DELETE_SELLER,
 )
 """All operations on payments."""

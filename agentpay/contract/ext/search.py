@@ -133,7 +133,7 @@ class SpendReport(Model):
 
 
 SEARCH: Final = Endpoint(
-    name="search",
+    name="console.search",
     method="GET",
     path=EXTENSIONS + "/console/search",
     scope=Scope.OPERATOR,
@@ -144,7 +144,7 @@ SEARCH: Final = Endpoint(
     "looked for in the newest 10,000 transfers and payments, everything else in all.",
 )
 READ_SPEND: Final = Endpoint(
-    name="spend",
+    name="console.spend_report",
     method="GET",
     path=EXTENSIONS + "/console/spend",
     scope=Scope.OPERATOR,

@@ -64,7 +64,7 @@ class SignInCode(Model):
 
 
 SIGN_IN: Final = Endpoint(
-    name="operator_keys.sign_in",
+    name="console.sign_in",
     method="POST",
     path=EXTENSIONS + "/console/sign-in",
     scope=Scope.NO_KEY,
@@ -76,7 +76,7 @@ SIGN_IN: Final = Endpoint(
     "revoke operator keys; it can revoke itself.",
 )
 CREATE_SIGN_IN_CODE: Final = Endpoint(
-    name="operator_keys.create_sign_in_code",
+    name="console.create_sign_in_code",
     method="POST",
     path=EXTENSIONS + "/console/sign-in-code",
     scope=Scope.OPERATOR_KEY,

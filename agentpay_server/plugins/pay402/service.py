@@ -16,15 +16,15 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.ext.payments import (
     AUTHORIZE_PAYMENT,
-    DELETE_ORIGIN,
+    DELETE_SELLER,
     LIST_PAYMENTS,
-    PUT_ORIGIN,
+    PUT_SELLER,
     REPORT_OUTCOME,
     AuthorizePayment,
     ListPayments,
     Payment,
-    PinnedOrigin,
-    PinOrigin,
+    PinnedSeller,
+    PinSeller,
     ReportOutcome,
     SessionStep,
     parse_origin,
@@ -363,7 +363,7 @@ class Origins:
         self._context = context
         self._database = context.database
 
-    async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
+    async def put(self, principal: Principal, origin: str, request: PinSeller) -> PinnedSeller:
         """Pin an origin, replacing an existing pin.
 
         Raises:
@@ -389,7 +389,7 @@ class Origins:
                     raise
         return _to_response(pin)
 
-    async def get(self, principal: Principal, origin: str) -> PinnedOrigin:
+    async def get(self, principal: Principal, origin: str) -> PinnedSeller:
         """Return the pin of an origin.
 
         Raises:
@@ -409,7 +409,7 @@ class Origins:
         if not await self._database.run(self._delete, principal, origin):
             raise not_found("origin", origin)
 
-    async def list(self, principal: Principal, query: PageQuery) -> PageBody[PinnedOrigin]:
+    async def list(self, principal: Principal, query: PageQuery) -> PageBody[PinnedSeller]:
         """Return a page of pins, the most recently set first.
 
         Raises:
@@ -426,7 +426,7 @@ class Origins:
         audit.record(
             connection,
             principal,
-            action=PUT_ORIGIN.name,
+            action=PUT_SELLER.name,
             subject=pin.origin,
             now_us=pin.updated_us,
             before=None if before is None else _audited(before),
@@ -440,7 +440,7 @@ class Origins:
         audit.record(
             connection,
             principal,
-            action=DELETE_ORIGIN.name,
+            action=DELETE_SELLER.name,
             subject=origin,
             now_us=self._context.clock.now_us(),
             before=_audited(before),
@@ -455,8 +455,8 @@ def _checked(origin: str) -> str:
         raise invalid(FieldError(field="origin", message=str(error))) from None
 
 
-def _to_response(pin: PinRecord) -> PinnedOrigin:
-    return PinnedOrigin(
+def _to_response(pin: PinRecord) -> PinnedSeller:
+    return PinnedSeller(
         origin=pin.origin,
         category=pin.category,
         recipients=store.addresses_of(pin),

@@ -126,7 +126,7 @@ def stage(server: "AgentPayServer", name: str) -> Scenario:
 
 
 def _near_daily_limit(server: "AgentPayServer", built: BuiltScene, common: dict[str, Any]) -> Scenario:
-    details = server.accounts.details(built.accounts["agent"])
+    details = server.console.details(built.accounts["agent"])
     limit = details.policy.max_daily_spend or Decimal(0)
     return NearDailyLimit(limit_usdc=limit, remaining_usdc=details.remaining_usdc or Decimal(0), **common)
 

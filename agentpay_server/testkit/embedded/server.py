@@ -12,8 +12,8 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.approvals import Approvals
 from agentpay._sync.client import AgentPay
+from agentpay._sync.console import Console
 from agentpay._sync.keys import AgentKeys, OperatorKeys
-from agentpay._sync.logs import AuditLog, RequestLogs
 from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
 from agentpay._sync.sellers import Sellers
@@ -87,8 +87,7 @@ class AgentPayServer:
         agent_keys: keys that are bound to one account of the first operator.
         operator_keys: keys of the first operator with full access.
         sellers: what the first operator allows each seller to be paid.
-        audit_log: the first operator's changes, and who made them.
-        request_logs: the first operator's requests that the server has responded to.
+        console: the first operator's views of all accounts, its audit log, and sign-in.
     """
 
     accounts: Accounts
@@ -101,8 +100,7 @@ class AgentPayServer:
     agent_keys: AgentKeys
     operator_keys: OperatorKeys
     sellers: Sellers
-    audit_log: AuditLog
-    request_logs: RequestLogs
+    console: Console
 
     if not TYPE_CHECKING:
         # Type checkers would accept any name.

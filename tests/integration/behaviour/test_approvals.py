@@ -72,7 +72,7 @@ def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
             entry.before,
             {name: value for name, value in entry.after.items() if name in changed},
         )
-        for entry in server.audit_log.list()
+        for entry in server.console.audit_log.list()
         if entry.action.startswith("approvals.")
     ]
 
@@ -86,7 +86,7 @@ def test_a_pending_transfer_reserves_and_signs_nothing(
     client.policies.update(payer.account_id, max_daily_spend=30)
     waiting = escalated("25")
     assert waiting.tx_signature is None
-    detail = server.accounts.details(payer.account_id)
+    detail = server.console.details(payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (0, 0, 30)
     # The whole limit is still there for others.
     for number in range(3):
@@ -179,9 +179,9 @@ def test_an_approved_transfer_counts_toward_the_limit_from_its_approval(
     server.sandbox.clock.advance(DAY_SECONDS - 1)
     server.approvals.approve(waiting.transfer_id)
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
-    assert server.accounts.details(payer.account_id).spent_usdc == 25
+    assert server.console.details(payer.account_id).spent_usdc == 25
     server.sandbox.clock.advance(0.000001)
-    assert server.accounts.details(payer.account_id).spent_usdc == 0
+    assert server.console.details(payer.account_id).spent_usdc == 0
 
 
 REFUSALS: list[tuple[dict[str, Any], str, str]] = [

@@ -107,9 +107,9 @@ def test_the_python_console_client_matches_the_http_api(
     account_id = client.accounts.create(name="a", metadata={"x": 1}).account_id
     key = server.agent_keys.create(account_id, name="Laptop")
 
-    assert server.accounts.details(account_id).metadata == {"x": 1}
+    assert server.console.details(account_id).metadata == {"x": 1}
     assert [item.key_id for item in server.agent_keys.list()] == [key.key_id]
-    assert [entry.action for entry in server.audit_log.list(limit=1)] == [
+    assert [entry.action for entry in server.console.audit_log.list(limit=1)] == [
         entry["action"] for entry in audit(http)
     ]
 

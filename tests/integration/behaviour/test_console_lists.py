@@ -139,11 +139,11 @@ def test_listed_accounts_equal_their_details(server: AgentPayServer, client: Age
     client.transfers.create(from_=made[0], to=made[1], amount="2")
     client.policies.pause(made[2])
     server.sandbox.clock.advance()  # The records of the policies are on chain when it returns.
-    listed = list(client.accounts.list_details(limit=2))
-    assert listed == [client.accounts.details(account_id) for account_id in reversed(made)]
+    listed = list(client.console.list_details(limit=2))
+    assert listed == [client.console.details(account_id) for account_id in reversed(made)]
     assert isinstance(listed[0], AccountDetails)
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(other.accounts.list_details()) == []
+    assert list(other.console.list_details()) == []
 
 
 # --- Replays of many --------------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_replay_is_limited_to_its_webhook_and_operator(
         "has_more": True,
     }
     assert replay(since=START - HOUR).has_more is False
-    newest = next(iter(server.audit_log.list()))
+    newest = next(iter(server.console.audit_log.list()))
     assert (newest.action, newest.subject) == ("deliveries.replay", "deliveries")
     assert newest.after == {"since": "2025-12-31T23:00:00.000Z", "status": "undelivered", "replayed": 1}
 

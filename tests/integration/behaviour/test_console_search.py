@@ -41,21 +41,21 @@ def payer(client: AgentPay, funded: Funded) -> str:
 
 @pytest.mark.parametrize("q", ["travel", "TRAVEL DESK", "@travel", " vel d "])
 def test_accounts_are_found_by_part_of_a_name_or_handle(client: AgentPay, payer: str, q: str) -> None:
-    assert [each.account_id for each in client.search(q).accounts] == [payer]
+    assert [each.account_id for each in client.console.search(q).accounts] == [payer]
 
 
 def test_accounts_are_found_by_identifier_and_addresses(client: AgentPay, payer: str) -> None:
     account = client.accounts.get(payer)
     for q in (payer, account.chain_address, account.usdc_token_account):
-        assert [each.account_id for each in client.search(q).accounts] == [payer]
+        assert [each.account_id for each in client.console.search(q).accounts] == [payer]
 
 
 def test_the_oldest_of_many_accounts_is_found(client: AgentPay, payer: str) -> None:
     for number in range(30):
         client.accounts.create(name=f"Other {number}")
-    assert [each.name for each in client.search("desk").accounts] == ["Travel desk"]
-    assert len(client.search("other").accounts) == 5
-    assert [each.name for each in client.search("other", limit=2).accounts] == [
+    assert [each.name for each in client.console.search("desk").accounts] == ["Travel desk"]
+    assert len(client.console.search("other").accounts) == 5
+    assert [each.name for each in client.console.search("other", limit=2).accounts] == [
         "Other 29",
         "Other 28",
     ]
@@ -73,91 +73,95 @@ def test_transfers_are_found_by_what_they_contain(client: AgentPay, payer: str) 
         "21.2",
         "21.20 USDC",
     ):
-        found = client.search(q)
+        found = client.console.search(q)
         assert [each.transfer_id for each in found.transfers] == [transfer.transfer_id], q
         assert found.parts_since is None
         about = {each.data.transfer_id for each in client.events.list(q=q)}
         # Only parts of memos need the newest rows, and a list has all.
         assert about == (set() if q == "100%" else {transfer.transfer_id}), q
-    (refused,) = client.search("POLICY_VIOLATION").transfers
+    (refused,) = client.console.search("POLICY_VIOLATION").transfers
     assert refused.status == "rejected"
-    assert len(client.search(payer).transfers) == len(client.search(transfer.to).transfers) == 2
+    assert (
+        len(client.console.search(payer).transfers) == len(client.console.search(transfer.to).transfers) == 2
+    )
     # Marks of a pattern stand for themselves.
-    assert client.search("Flight 1_0").transfers == ()
-    assert {each.type for each in client.search(transfer.transfer_id).events} == {
+    assert client.console.search("Flight 1_0").transfers == ()
+    assert {each.type for each in client.console.search(transfer.transfer_id).events} == {
         "transfer.initiated",
         "transfer.settled",
     }
 
 
 def test_sessions_and_events_are_found(server: AgentPayServer, client: AgentPay, payer: str) -> None:
-    airline = client.search("airline").accounts[0].account_id
+    airline = client.console.search("airline").accounts[0].account_id
     session = client.sessions.open(account_id=payer, to=airline, cap_usdc="3.5")
     for q in (session.session_id, "3.5"):
-        assert [each.session_id for each in client.search(q).sessions] == [session.session_id]
-    (opened,) = client.search("session.opened").events
-    assert [each.id for each in client.search(opened.id).events] == [opened.id]
+        assert [each.session_id for each in client.console.search(q).sessions] == [session.session_id]
+    (opened,) = client.console.search("session.opened").events
+    assert [each.id for each in client.console.search(opened.id).events] == [opened.id]
 
 
 def test_a_deposit_is_found_by_its_signature_and_amount(client: AgentPay, payer: str) -> None:
     (deposit,) = [each for each in client.accounts.history(account_id=payer) if each.type == "deposit"]
     assert deposit.tx_signature is not None
     for q in (deposit.tx_signature, "100"):
-        assert client.search(q).deposits == (deposit,)
+        assert client.console.search(q).deposits == (deposit,)
 
 
 def test_a_search_is_of_one_operator_and_not_for_agents(server: AgentPayServer, payer: str) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     for q in (payer, "travel", "21.2", "trip-7", "transfer.settled"):
-        found = other.search(q)
+        found = other.console.search(q)
         assert (found.accounts, found.transfers, found.sessions, found.events) == ((), (), (), ())
         assert list(other.events.list(q=q)) == list(other.accounts.history()) == []
     with pytest.raises(PermissionDeniedError):
-        server.agent_client(payer).search("travel")
+        server.agent_client(payer).console.search("travel")
 
 
 @pytest.mark.parametrize("q", ["", "   ", "a\x00", "x" * 201])
 def test_an_empty_or_unusable_text_is_refused(client: AgentPay, q: str) -> None:
     with pytest.raises(InvalidRequestError):
-        client.search(q)
+        client.console.search(q)
 
 
 # --- Spend
 
 
 def test_spend_is_summed_by_hour_without_gaps(server: AgentPayServer, client: AgentPay, payer: str) -> None:
-    airline = client.search("airline").accounts[0].account_id
+    airline = client.console.search("airline").accounts[0].account_id
     server.sandbox.clock.advance(7200)
     client.transfers.create(from_=payer, to=airline, amount="0.8")
     session = client.sessions.open(account_id=payer, to=airline, cap_usdc="3")
     client.sessions.charge(session.session_id, amount="1.5", idempotency_key="one")
     client.sessions.close(session.session_id)
     # What happens on the hour belongs to the hour before.
-    data = client.spend(by="hour", since=START - HOUR).data
+    data = client.console.spend_report(by="hour", since=START - HOUR).data
     assert [(each.at, each.settled_usdc, each.rejected) for each in data] == [
         (START - HOUR, Decimal("21.2"), 1),
         (START, Decimal(0), 0),
         (START + HOUR, Decimal("2.3"), 0),
     ]
-    assert client.spend(by="hour", since=START - HOUR, account_id=payer).data == data
-    assert client.spend(by="hour", since=START - HOUR, until=START).data == data[:1]
-    assert client.spend(by="hour", since=START).data == data[1:]
-    assert {each.settled_usdc for each in client.spend(account_id=airline).data} == {Decimal(0)}
+    assert client.console.spend_report(by="hour", since=START - HOUR, account_id=payer).data == data
+    assert client.console.spend_report(by="hour", since=START - HOUR, until=START).data == data[:1]
+    assert client.console.spend_report(by="hour", since=START).data == data[1:]
+    assert {each.settled_usdc for each in client.console.spend_report(account_id=airline).data} == {
+        Decimal(0)
+    }
 
 
 def test_spend_by_day_covers_30_days_and_at_most_1000_periods(client: AgentPay, payer: str) -> None:
-    data = client.spend().data
+    data = client.console.spend_report().data
     assert len(data) == 31
     assert (data[-1].at, data[-1].settled_usdc) == (START - timedelta(days=1), Decimal("21.2"))
-    assert len(client.spend(since=START - timedelta(days=5000)).data) == 1000
-    assert client.spend(since=START + timedelta(days=2)).data == ()
+    assert len(client.console.spend_report(since=START - timedelta(days=5000)).data) == 1000
+    assert client.console.spend_report(since=START + timedelta(days=2)).data == ()
 
 
 def test_spend_is_of_one_operator(server: AgentPayServer, payer: str) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert {each.settled_usdc for each in other.spend().data} == {Decimal(0)}
+    assert {each.settled_usdc for each in other.console.spend_report().data} == {Decimal(0)}
     with pytest.raises(NotFoundError):
-        other.spend(account_id=payer)
+        other.console.spend_report(account_id=payer)
 
 
 # --- Webhooks
@@ -174,7 +178,7 @@ def test_a_webhook_changes_only_what_is_given(client: AgentPay, payer: str) -> N
     changed = client.webhooks.update(webhook_id, account_ids=[])
     assert (changed.account_ids, changed.events) == ((), ("transfer.settled",))
     assert next(iter(client.webhooks.list())) == changed
-    entry = next(iter(client.audit_log.list()))
+    entry = next(iter(client.console.audit_log.list()))
     assert (entry.action, entry.subject) == ("webhooks.update", webhook_id)
     assert (entry.before["account_ids"], entry.after["account_ids"]) == ([payer], [])
 
@@ -195,7 +199,7 @@ def test_a_changed_webhook_receives_only_events_of_its_accounts(
     server: AgentPayServer, client: AgentPay, payer: str
 ) -> None:
     webhook_id = client.webhooks.create(url="https://example.com", events=["transfer.settled"]).webhook_id
-    airline = client.search("airline").accounts[0].account_id
+    airline = client.console.search("airline").accounts[0].account_id
     client.webhooks.update(webhook_id, account_ids=[airline])
     client.transfers.create(from_=payer, to=airline, amount=1)
     assert list(client.deliveries.list()) == []
@@ -225,22 +229,22 @@ def test_a_test_event_is_signed_delivered_and_counts_for_health(
 def test_a_replayed_and_delivered_event_needs_no_attention(
     server: AgentPayServer, client: AgentPay, payer: str, receiver: Receiver
 ) -> None:
-    airline = client.search("airline").accounts[0].account_id
+    airline = client.console.search("airline").accounts[0].account_id
     client.webhooks.create(url=receiver.url, events=["transfer.settled"])
     receiver.default = 500
     client.transfers.create(from_=payer, to=airline, amount=1)
     server.sandbox.clock.advance(10800)
     (failed,) = client.deliveries.list(needs_attention=True)
     assert (failed.status, failed.redelivered_at) == ("undelivered", None)
-    assert client.summary().undelivered_deliveries == 1
+    assert client.console.summary().undelivered_deliveries == 1
     health = next(iter(client.webhooks.list())).health
     assert (health.failures_24h, health.last_success_at) == (5, None)
     receiver.default = 200
     client.events.replay(failed.event_id)
     # Not before the replay is delivered.
-    assert client.summary().undelivered_deliveries == 1
+    assert client.console.summary().undelivered_deliveries == 1
     server.sandbox.clock.advance(0)
-    assert client.summary().undelivered_deliveries == 0
+    assert client.console.summary().undelivered_deliveries == 0
     assert list(client.deliveries.list(needs_attention=True)) == []
     (failed,) = client.deliveries.list(status="undelivered")
     assert failed.redelivered_at == START + 3 * HOUR
@@ -254,29 +258,29 @@ def test_audit_and_requests_name_keys_even_revoked_ones(
 ) -> None:
     key = client.agent_keys.create(payer, name="Booker")
     agent = client.with_options(api_key=key.key)
-    airline = client.search("airline").accounts[0].account_id
+    airline = client.console.search("airline").accounts[0].account_id
     agent.transfers.create(from_=payer, to=airline, amount=1)
     client.agent_keys.revoke(key.key_id)
-    entry = next(each for each in client.audit_log.list() if each.action == "transfers.create")
+    entry = next(each for each in client.console.audit_log.list() if each.action == "transfers.create")
     assert (entry.key_id, entry.key_name, entry.key_account_id) == (key.key_id, "Booker", payer)
-    request = next(each for each in client.request_logs.list() if each.key_id == key.key_id)
+    request = next(each for each in client.console.request_logs.list() if each.key_id == key.key_id)
     assert (request.key_name, request.key_account_id) == ("Booker", payer)
 
 
 def test_the_audit_trail_of_an_account_has_its_transfers_and_its_policy(client: AgentPay, payer: str) -> None:
     client.accounts.create(name="Unrelated")
     client.policies.pause(payer)
-    actions = [each.action for each in client.audit_log.list(account_id=payer)]
+    actions = [each.action for each in client.console.audit_log.list(account_id=payer)]
     assert actions[0] == "policies.put"
     assert actions[-1] == "accounts.create"
     assert "transfers.create" in actions
-    assert len(actions) < len(list(client.audit_log.list()))
+    assert len(actions) < len(list(client.console.audit_log.list()))
 
 
 def test_details_of_named_accounts_are_one_page(server: AgentPayServer, client: AgentPay, payer: str) -> None:
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     theirs = other.accounts.create(name="Theirs").account_id
-    pages = client.accounts.list_details(ids=[payer, theirs, payer, "acct_x"])
+    pages = client.console.list_details(ids=[payer, theirs, payer, "acct_x"])
     assert [each.account_id for each in pages] == [payer]
 
 

@@ -711,7 +711,7 @@ def test_a_replay_is_in_the_audit_trail(server: AgentPayServer, pay):
 
     server.events.replay(event.id)
 
-    entry = next(iter(server.audit_log.list()))
+    entry = next(iter(server.console.audit_log.list()))
     assert (entry.action, entry.subject) == ("events.replay", event.id)
     assert entry.after == {"webhook_ids": [inbox.webhook_id]}
 

@@ -280,7 +280,7 @@ def test_the_sdk_refuses_an_unknown_effect(server: AgentPayServer):
 
 def test_arming_a_fault_is_audited(server: AgentPayServer):
     server.sandbox.set_fault(TRANSFERS, 1, effect="delay", delay_ms=5)
-    entry = next(iter(server.audit_log.list()))
+    entry = next(iter(server.console.audit_log.list()))
     assert (entry.action, entry.subject) == ("sandbox.faults.set", TRANSFERS)
     assert entry.after == {"times": 1, "effect": "delay", "delay_ms": 5}
 

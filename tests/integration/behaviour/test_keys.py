@@ -249,7 +249,7 @@ def test_keys_are_in_no_repr(planted: AgentPayServer):
         *[repr(planted.agent_keys), repr(planted.sandbox), repr(planted._running.server.operator)],
         *[repr(planted._running.operator), repr(planted._running.server)],
         str(list(planted.agent_keys.list())),
-        str(list(planted.audit_log.list())),
+        str(list(planted.console.audit_log.list())),
     ]
 
     for text in seen:

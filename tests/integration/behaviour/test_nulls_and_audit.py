@@ -65,7 +65,7 @@ def test_every_mutation_is_audited(server: AgentPayServer, client: AgentPay, fun
     key = server.agent_keys.create(account)
     server.agent_keys.revoke(key.key_id)
 
-    entries = list(server.audit_log.list())
+    entries = list(server.console.audit_log.list())
 
     assert [entry.action for entry in entries] == [
         "agent_keys.revoke",
@@ -91,7 +91,7 @@ def test_a_repeated_transfer_leaves_no_second_entry(
     recipient = server.sandbox.create_token_account().usdc_token_account
     for _ in range(2):
         client.transfers.create(from_=account, to=recipient, amount=1, idempotency_key="k")
-    actions = [entry.action for entry in server.audit_log.list()]
+    actions = [entry.action for entry in server.console.audit_log.list()]
     assert actions.count("transfers.create") == 1
 
 

@@ -352,7 +352,7 @@ def test_a_change_is_audited_with_its_previous_value(
 ) -> None:
     client.policies.update(account.account_id, max_single_transfer=5)
     client.policies.update(account.account_id, max_single_transfer=5)
-    (entry,) = [entry for entry in server.audit_log.list() if entry.action == "policies.put"]
+    (entry,) = [entry for entry in server.console.audit_log.list() if entry.action == "policies.put"]
     assert entry.subject == account.account_id
     assert entry.before == DEFAULTS
     assert entry.after == {**DEFAULTS, "max_single_transfer": 5}

@@ -28,7 +28,7 @@ def account(client: AgentPay) -> Account:
 def view(server: AgentPayServer, account: Account) -> PolicyRecordView:
     """Return what the console shows, once what was due has run."""
     server.sandbox.clock.advance(0)
-    found = server.accounts.details(account.account_id).policy_record
+    found = server.console.details(account.account_id).policy_record
     assert found is not None
     return found
 
@@ -48,7 +48,7 @@ def canonical(http: httpx.Client, account: Account) -> bytes:
 
 
 def test_there_is_no_record_before_the_first_change(server: AgentPayServer, account: Account) -> None:
-    detail = server.accounts.details(account.account_id)
+    detail = server.console.details(account.account_id)
     assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
@@ -57,7 +57,7 @@ def test_an_update_without_changes_writes_no_record(
 ) -> None:
     client.policies.resume(account.account_id)
     server.sandbox.clock.advance(0)
-    detail = server.accounts.details(account.account_id)
+    detail = server.console.details(account.account_id)
     assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
@@ -117,7 +117,7 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
 ) -> None:
     validators.embedded_only("a cluster takes a second and more until nothing can be undone")
     client.policies.pause(account.account_id)
-    detail = server.accounts.details(account.account_id)
+    detail = server.console.details(account.account_id)
     assert detail.policy_record is not None
     assert detail.policy_record.version == 2
 

@@ -446,6 +446,6 @@ def test_every_change_of_a_session_is_in_the_audit_trail_once(desk: Desk) -> Non
     desk.charge(session_id, "100")
     for _ in range(2):
         desk.close(session_id)
-    entries = [entry for entry in desk.server.audit_log.list() if entry.subject == session_id]
+    entries = [entry for entry in desk.server.console.audit_log.list() if entry.subject == session_id]
     assert [entry.action for entry in entries] == ["sessions.close", "sessions.charge", "sessions.open"]
     assert all(entry.request_id for entry in entries)

@@ -32,7 +32,7 @@ def made(server: AgentPayServer, client: AgentPay) -> list[str]:
 
 
 def value(client: AgentPay, account_id: str, by: str) -> object:
-    account = client.accounts.details(account_id)
+    account = client.console.details(account_id)
     if by == "name":
         return account.name.lower()[:64]
     if by == "limit":
@@ -49,7 +49,7 @@ def test_pages_follow_the_order_over_all_accounts_and_ties_are_newest_first(
     values = {account_id: value(client, account_id, by) for account_id in made}
     newest = list(reversed(made))
     for sort, is_reversed in ((by, False), (f"-{by}", True)):
-        listed = [each.account_id for each in client.accounts.list_details(sort=sort, limit=limit)]  # type: ignore[arg-type]
+        listed = [each.account_id for each in client.console.list_details(sort=sort, limit=limit)]  # type: ignore[arg-type]
         # Sorting is stable, also in reverse.
         assert listed == sorted(newest, key=values.__getitem__, reverse=is_reversed)  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def test_accounts_created_while_paging_neither_repeat_nor_hide_another(
     seen: list[str] = []
     cursor = ""
     while True:
-        page = client.accounts.list_details(sort=sort, limit=2, cursor=cursor)  # type: ignore[arg-type]
+        page = client.console.list_details(sort=sort, limit=2, cursor=cursor)  # type: ignore[arg-type]
         seen += [each.account_id for each in page.data]
         if not page.has_more:
             break
@@ -77,7 +77,7 @@ def test_a_spend_leaves_the_order_with_its_window(
     server: AgentPayServer, client: AgentPay, made: list[str]
 ) -> None:
     def first() -> str:
-        return client.accounts.list_details(sort="-spent", limit=1).data[0].account_id
+        return client.console.list_details(sort="-spent", limit=1).data[0].account_id
 
     assert first() == made[6]
     server.sandbox.clock.advance(hours=25)
@@ -107,8 +107,8 @@ def test_a_cursor_belongs_to_its_order_and_operator(
     ):
         refused(http.get(PATH, params=query), "invalid_request")
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert list(other.accounts.list_details(sort="name")) == []
-    assert len(list(client.accounts.list_details(sort="name", limit=4))) == len(made)
+    assert list(other.console.list_details(sort="name")) == []
+    assert len(list(client.console.list_details(sort="name", limit=4))) == len(made)
 
 
 def test_the_longest_name_fits_a_cursor(client: AgentPay, http: httpx.Client) -> None:
@@ -116,4 +116,4 @@ def test_the_longest_name_fits_a_cursor(client: AgentPay, http: httpx.Client) ->
         client.accounts.create(name="\U0001f600" * 99 + str(number))
     first = http.get(PATH, params={"sort": "name", "limit": 1}).json()
     assert http.get(PATH, params={"sort": "name", "cursor": first["cursor"]}).status_code == 200
-    assert len(list(client.accounts.list_details(sort="name", limit=1))) == 3
+    assert len(list(client.console.list_details(sort="name", limit=1))) == 3

@@ -49,7 +49,7 @@ def test_spending_may_reach_the_limit_exactly_and_not_exceed_it(
     assert not pay(client, payer, payee, "0.000002")
     assert pay(client, payer, payee, "0.000001")
     assert not pay(client, payer, payee, "0.000001")
-    detail = server.accounts.details(payer.account_id)
+    detail = server.console.details(payer.account_id)
     assert (detail.spent_usdc, detail.reserved_usdc, detail.remaining_usdc) == (10, 0, 0)
 
 
@@ -62,7 +62,7 @@ def test_a_spend_counts_until_a_microsecond_before_24_hours(
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
     assert not pay(client, payer, payee, "0.000001")
     server.sandbox.clock.advance(0.000001)
-    assert server.accounts.details(payer.account_id).spent_usdc == 0
+    assert server.console.details(payer.account_id).spent_usdc == 0
     assert pay(client, payer, payee, "10")
     assert not pay(client, payer, payee, "0.000001")
 
@@ -157,7 +157,7 @@ def test_a_refused_transfer_is_not_spent(
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="151")
     with pytest.raises(InsufficientBalanceError):
         client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="101")
-    assert server.accounts.details(payer.account_id).spent_usdc == 0
+    assert server.console.details(payer.account_id).spent_usdc == 0
     assert pay(client, payer, payee, "100")
 
 
@@ -207,7 +207,7 @@ async def test_200_racing_transfers_reach_the_limit_and_do_not_exceed_it(
     counted = await outcomes_of_200(server, payer, payee)
     assert counted == {"settled": 50, "rejected policy_violation": 150}
     assert money.held(server, payee.usdc_token_account) == 51_000_000
-    assert server.accounts.details(payer.account_id).spent_usdc == 50
+    assert server.console.details(payer.account_id).spent_usdc == 50
 
 
 @pytest.mark.anyio
@@ -218,7 +218,7 @@ async def test_200_racing_transfers_spend_the_balance_and_none_fails_on_chain(
     counted = await outcomes_of_200(server, payer, payee)
     assert counted == {"settled": 50, "rejected insufficient_balance": 150}
     assert money.held(server, payer.usdc_token_account) == 999_999
-    assert server.accounts.details(payer.account_id).reserved_usdc == Decimal(0)
+    assert server.console.details(payer.account_id).reserved_usdc == Decimal(0)
 
 
 def test_the_message_has_limit_spent_and_requested_amount(

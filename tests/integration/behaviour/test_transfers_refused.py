@@ -145,7 +145,7 @@ def test_a_refused_transfer_is_stored_once_and_moves_nothing(
     (row,) = money.rows(server, "transfers")
     assert row["tx_signature"] is None
     assert money.held(server, payer.usdc_token_account) == 100_000_000
-    assert server.accounts.details(payer.account_id).spent_usdc == 0
+    assert server.console.details(payer.account_id).spent_usdc == 0
 
 
 @pytest.mark.parametrize(

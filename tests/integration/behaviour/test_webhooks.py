@@ -418,7 +418,7 @@ def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPaySer
     http.post(f"/ext/v1/console/webhooks/{webhook_id}/rotate-secret", json={"overlap_seconds": 60})
     http.delete(f"/ext/v1/console/webhooks/{webhook_id}")
 
-    entries = [entry for entry in server.audit_log.list() if entry.subject == webhook_id]
+    entries = [entry for entry in server.console.audit_log.list() if entry.subject == webhook_id]
 
     assert [entry.action for entry in entries] == [
         "webhooks.delete",

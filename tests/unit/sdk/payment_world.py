@@ -12,10 +12,11 @@ import httpx2
 import pytest
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, Identity, Payment, PaymentHeader, testing
+from agentpay import AgentPay, AsyncAgentPay, Identity, Payment, testing
 from agentpay._pay402 import undelivered
 from agentpay._pay402.undelivered import Purchases
 from agentpay.payments import PaymentAuth
+from agentpay.types import PaymentHeader
 
 SELLER = "https://api.seller.example"
 FORECAST = f"{SELLER}/forecast?city=Oslo"

@@ -163,7 +163,7 @@ def test_an_amount_that_is_no_decimal_string_is_refused(caller, call, name):
         lambda c, **o: c.accounts.transactions("acct_a", **o),
         lambda c, **o: c.transfers.list(**o),
         lambda c, **o: c.deliveries.replay(**o),
-        lambda c, **o: c.spend(**o),
+        lambda c, **o: c.console.spend_report(**o),
     ],
 )
 def test_a_time_that_is_no_moment_of_utc_is_refused(caller, call, since, problem):
@@ -176,7 +176,7 @@ def test_a_time_that_is_no_moment_of_utc_is_refused(caller, call, since, problem
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda c, t: c.search(t), "q"),
+        (lambda c, t: c.console.search(t), "q"),
         (lambda c, t: c.accounts.list(cursor=t), "cursor"),
         (lambda c, t: c.accounts.transactions("acct_a", since=t), "since"),
         (lambda c, t: c.payments.list(origin=t), "origin"),
@@ -188,8 +188,8 @@ def test_a_time_that_is_no_moment_of_utc_is_refused(caller, call, since, problem
         (lambda c, t: c.request("GET", "/v1/accounts", params={"name": t}), "name"),
         (lambda c, t: c.request("GET", "/v1/accounts", params={t: "name"}), "a name of the query"),
         (lambda c, t: c.accounts.list(extra_query={"name": t}), "name"),
-        (lambda c, t: c.search(t * 70_000), "q"),
-        (lambda c, _: c.search("t" * 70_000), "an argument of search is too long"),
+        (lambda c, t: c.console.search(t * 70_000), "q"),
+        (lambda c, _: c.console.search("t" * 70_000), "an argument of console.search is too long"),
     ],
 )
 def test_text_that_cannot_be_encoded_is_refused(caller, call, name):

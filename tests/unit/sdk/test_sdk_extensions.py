@@ -85,7 +85,7 @@ def test_the_endpoint_table_distinguishes_lookups_from_other_calls():
             "agent_keys.create",
         )
         assert takes_an_identifier <= (ErrorCode.NOT_FOUND in endpoint.every_error)
-    assert {"whoami", "transfers.list", "audit_log.list"} <= {endpoint.name for endpoint in PLAIN}
+    assert {"whoami", "transfers.list", "console.audit_log.list"} <= {endpoint.name for endpoint in PLAIN}
     assert all(endpoint.is_extension for endpoint in EXTENSION_ENDPOINTS)
     assert not any(endpoint.is_extension for endpoint in ENDPOINTS)
 

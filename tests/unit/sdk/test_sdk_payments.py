@@ -13,12 +13,13 @@ import pytest
 from payment_world import FORECAST, MPP, SELLER, V1
 from sdk_world import answer, page, refusal
 
-from agentpay import Payment, PinnedOrigin, errors, testing
+from agentpay import Payment, errors, testing
+from agentpay.types import PinnedSeller
 
 PAYMENT = testing.make(
     Payment, transfer_id="txn_a", account_id="acct_a", idempotency_key="forecast-7", origin=SELLER
 ).to_dict()
-PIN = testing.make(PinnedOrigin, origin=SELLER).to_dict()
+PIN = testing.make(PinnedSeller, origin=SELLER).to_dict()
 
 
 def authorize(client: Any, **options: Any) -> Any:

@@ -14,8 +14,9 @@ from mpp.runtime import CredentialParams
 from payment_world import FORECAST, SELLER, Service, refusal
 from sdk_world import KEY, URL, answer
 
-from agentpay import AgentPay, AsyncAgentPay, Payment, PaymentHeader, errors, testing
+from agentpay import AgentPay, AsyncAgentPay, Payment, errors, testing
 from agentpay.integrations.pympp import AgentPayRuntime
+from agentpay.types import PaymentHeader
 
 pytestmark = pytest.mark.anyio
 

@@ -44,7 +44,7 @@ class Books:
 
 def read_books(client: AgentPay, account_id: str) -> Books:
     """Return what the service says of an account."""
-    detail = client.accounts.details(account_id)
+    detail = client.console.details(account_id)
     payments = list(client.payments.list(account_id=account_id, limit=100))
     entries = list(client.accounts.transactions(account_id, limit=100, status="settled"))
     return Books(

@@ -331,7 +331,7 @@ async def _spend_the_rest(world: "SimulatedWorld", client: SimulatedClient) -> N
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
         )
         world.invariants.limits[account.usdc_token_account].single_micro = None
-        detail = await client.accounts.details(account.account_id)
+        detail = await client.console.details(account.account_id)
         if detail.remaining_usdc is not None:
             rest = to_micro(detail.remaining_usdc)
             world.cluster.pay_from_outside(account.usdc_token_account, rest + 1)
@@ -411,7 +411,7 @@ async def _check_account(world: "SimulatedWorld", client: SimulatedClient, accou
     spent = world.invariants.total_spent[address]
     if paid != spent:
         world.violate("history and chain differ in what was paid", name, paid, spent)
-    detail = await client.accounts.details(name)
+    detail = await client.console.details(name)
     if to_micro(detail.reserved_usdc):
         world.violate("reserved, though nothing is in flight", name, detail.reserved_usdc)
     if world.loop.time() < _DAY_SECONDS and to_micro(detail.spent_usdc) != spent:
@@ -458,7 +458,7 @@ def _check_changes(
 
 
 async def _check_audit(world: "SimulatedWorld", client: SimulatedClient) -> None:
-    subjects = {entry.subject async for entry in client.audit_log.list(limit=100)}
+    subjects = {entry.subject async for entry in client.console.audit_log.list(limit=100)}
     wanted = {subject for subject, _ in world.invariants.subjects} | set(world.invariants.told)
     for subject in sorted(wanted - subjects):
         world.violate("not in the audit trail", subject)

@@ -154,7 +154,7 @@ async def _close_again(client: SimulatedClient, session_id: str) -> None:
 
 async def _stopped(world: "SimulatedWorld", client: SimulatedClient) -> set[str]:
     async def is_stopped(account: Account) -> bool:
-        return (await client.accounts.details(account.account_id)).signing_stopped_at is not None
+        return (await client.console.details(account.account_id)).signing_stopped_at is not None
 
     found = await asyncio.gather(*(is_stopped(account) for account in world.accounts))
     return {account.account_id for account, yes in zip(world.accounts, found, strict=True) if yes}
