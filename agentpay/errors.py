@@ -693,9 +693,9 @@ class InvalidRecipientError(APIError, RefusedError, raised_for=[422]):  # pyrigh
     advice: str = Code.INVALID_RECIPIENT.advice
 
 
-class UnpayableChallengeError(
+class UnpayableChallengeError(  # pyright: ignore[reportIncompatibleVariableOverride]
     APIError, RefusedError, raised_for=[Code.UNREADABLE_CHALLENGE, Code.NOTHING_PAYABLE]
-):  # pyright: ignore[reportIncompatibleVariableOverride]
+):
     """The 402 cannot be paid: its challenge is unreadable, or offers nothing payable (status 422).
 
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
