@@ -9,7 +9,7 @@ import attrs
 import pytest
 from webhook_world import ENVELOPE, MOMENT, PAYLOAD, SECRET, payload, signed
 
-from agentpay import _events
+from agentpay._calls import deliveries
 from agentpay.contract import json_text
 from agentpay.contract.usdc import UsdcNumber, UsdcString
 from agentpay.errors import FieldError, WebhookPayloadError, WebhookSignatureError
@@ -185,7 +185,7 @@ def test_a_refusal_shows_only_field_names_of_the_payload():
 def test_the_fast_and_the_full_parser_agree(text):
     body = b'{"a":%s}' % text.encode()
     for layout in (body, b" " + body, body + b"\n"):
-        value = _events._parse(layout)
+        value = deliveries._parse(layout)
         assert value == json_text.parse_request_json(body)
         assert repr(value) == repr(json_text.parse_request_json(body))
 

@@ -50,12 +50,12 @@ class SimulatedClient(AsyncAgentPay):
             api_key=api_key, base_url="http://service.invalid", transport=AgentTransport(world, name)
         )
 
-    def _bind(self, settings: ClientSettings, http: AsyncHttp) -> None:
+    def _bind(self, resolved: ClientSettings, http: AsyncHttp) -> None:
         world = self._world
         http.now = world.wall_seconds
         http.monotonic = world.loop.time
         http.random = world.chance.stream("retries of", self._name).random
-        super()._bind(settings, http)
+        super()._bind(resolved, http)
 
 
 class Worker(CodeOwner):
