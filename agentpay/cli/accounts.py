@@ -47,7 +47,7 @@ def _account(client: AgentPay, account_id: str) -> Account | AccountDetails:
         return client.accounts.get(account_id)
 
 
-accounts = group(
+accounts: Final = group(
     "accounts",
     "Create, list, fund, read and unblock accounts; set policies.",
     command(
@@ -234,7 +234,7 @@ def _print_budget(output: Output, found: Budget) -> None:
     output.record(found, "Budget")
 
 
-budget = command(
+budget: Final = command(
     "budget",
     """Show what an account may spend now.
 
@@ -251,7 +251,7 @@ _PERIODS: Final = [
     Column("rejected"),
 ]
 
-spend = command(
+spend: Final = command(
     "spend",
     """Show what was spent, by day or hour.
 
@@ -305,7 +305,7 @@ def _print_found(output: Output, found: SearchResult) -> None:
         )
 
 
-search = command(
+search: Final = command(
     "search",
     """Find accounts, transfers, sessions, deposits and events.
 

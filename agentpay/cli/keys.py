@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -20,7 +20,7 @@ def _agent_key(client: AgentPay, key_id: str) -> str:
     return next((f"agent key {each.name!r} of {each.account_id}" for each in found), key_id)
 
 
-keys = group(
+keys: Final = group(
     "keys",
     """Manage agent keys.
 
@@ -82,7 +82,7 @@ def _operator_key(client: AgentPay, key_id: str) -> str:
     return next((f"operator key {each.name!r}" for each in found), key_id)
 
 
-operator_keys = group(
+operator_keys: Final = group(
     "operator-keys",
     """Manage your operator keys.
 
@@ -126,7 +126,7 @@ operator_keys = group(
     ),
 )
 
-whoami = command(
+whoami: Final = command(
     "whoami",
     "Show the key that commands use, and whether its money is real.",
     call=lambda client: client.whoami,
@@ -143,7 +143,7 @@ def _by(each: AuditEntry | ServedRequest) -> str:
     return each.key_id or "the service"
 
 
-audit = group(
+audit: Final = group(
     "audit",
     "List who changed what.",
     listing(
@@ -162,7 +162,7 @@ audit = group(
     ),
 )
 
-requests = group(
+requests: Final = group(
     "requests",
     "List requests that the service has responded to.",
     listing(

@@ -22,7 +22,7 @@ from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 _SHOWN_MAX: Final = 5
 _NAMED_MAX: Final = 1000
 """Maximum number of accounts read to show names in lists."""
-_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9a-z]{{26}}\b", re.ASCII)
+_ACCOUNT_ID: Final = re.compile(rf"\b{ACCOUNT}[0-9A-Za-z_-]+", re.ASCII)
 
 
 def identified(server: AgentPay, output: Output, given: Mapping[str, Any]) -> dict[str, Any]:

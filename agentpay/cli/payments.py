@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -35,7 +35,7 @@ def _status(payment: Payment) -> str:
     return f"{payment.status}, not delivered" if is_undelivered else payment.status
 
 
-payments = group(
+payments: Final = group(
     "payments",
     "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
     command("get", "Show a payment.", TRANSFER_ID, call=lambda client: client.payments.get, reads="Payment"),
@@ -137,7 +137,7 @@ def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
 
 _SELLER = click.argument("origin", metavar="SELLER")
 
-sellers = group(
+sellers: Final = group(
     "sellers",
     "Pin, block and list sellers of HTTP 402.",
     listing(
@@ -197,7 +197,7 @@ sellers = group(
     ),
 )
 
-sessions = group(
+sessions: Final = group(
     "sessions",
     """Open, charge, close and list sessions.
 

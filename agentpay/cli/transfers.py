@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -31,7 +31,7 @@ _TRANSFER = (
     CATEGORY,
 )
 
-transfers = group(
+transfers: Final = group(
     "transfers",
     "Create, check and list transfers.",
     command(
@@ -98,7 +98,7 @@ def _described(client: AgentPay, transfer_id: str, **_: Any) -> str:  # noqa: AN
     return f"{amount(transfer.amount_usdc)} USDC from {transfer.from_} to {transfer.to}{memo}"
 
 
-approvals = group(
+approvals: Final = group(
     "approvals",
     """List, approve and reject transfers that wait for approval.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
 import click
 
@@ -78,7 +78,7 @@ _ACCOUNTS = click.option(
 )
 _LOW_BALANCE = "Balance below which balance.low_threshold occurs."
 
-webhooks = group(
+webhooks: Final = group(
     "webhooks",
     "Create, list, change, test and delete webhooks, and rotate secrets.",
     command(
@@ -179,7 +179,7 @@ def _amount(event: Event) -> Decimal | None:
     return None if value is None else Decimal(value)
 
 
-events = group(
+events: Final = group(
     "events",
     "List events and replay them.",
     listing(
@@ -236,7 +236,7 @@ _DELIVERIES = [
     Column("webhook_id", show=Show.IF_IT_FITS),
 ]
 
-deliveries = group(
+deliveries: Final = group(
     "deliveries",
     """List webhook deliveries and replay them.
 
