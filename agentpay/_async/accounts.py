@@ -47,7 +47,7 @@ class AsyncAccounts(AsyncResource):
         """Read an account, including its policy and its live balance.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -80,7 +80,7 @@ class AsyncAccounts(AsyncResource):
         """Read the live on-chain balance of an account.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -95,7 +95,7 @@ class AsyncAccounts(AsyncResource):
         An extension. Reading reserves nothing: another transfer may come first.
 
         Args:
-            account_id: the account, `acct_…`; an agent-scoped key reads its own.
+            account_id: the account: its `acct_…`, name or handle; an agent-scoped key reads its own.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -118,7 +118,7 @@ class AsyncAccounts(AsyncResource):
         """List the history of an account, newest first.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             limit: entries per page, 1 to 100; 25 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             status: only entries that are `settled`, or `rejected`; `all` by default.

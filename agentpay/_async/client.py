@@ -38,6 +38,9 @@ class AsyncAgentPay:
 
     Use it as a context manager, or call `close` when done. A client can make any number of concurrent calls.
 
+    With an operator key, the reference server takes an account's name or handle, such as `@research-bot`,
+    where its identifier belongs, but not a recipient's. It refuses a name that several accounts have.
+
     Attributes:
         accounts: create and read accounts, their balances and their history.
         policies: read and change spending policies.

@@ -134,7 +134,7 @@ class AsyncConsole(AsyncResource):
         Its balance is None while the chain does not respond.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -175,7 +175,7 @@ class AsyncConsole(AsyncResource):
         account that is not suspended stays unchanged.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:

@@ -26,7 +26,7 @@ class AsyncPolicies(AsyncResource):
         """Read the policy of an account.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -55,7 +55,7 @@ class AsyncPolicies(AsyncResource):
         whether the service treats a PUT as a replacement or as a partial update.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None lifts the limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
             max_daily_spend: maximum USDC in a rolling 24-hour window; None lifts the limit.
@@ -106,7 +106,7 @@ class AsyncPolicies(AsyncResource):
         To keep the other fields, use `update`.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             policy: the policy, such as `Policy(max_daily_spend=50)` or another account's, instead of fields.
             max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None means no limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
@@ -141,7 +141,7 @@ class AsyncPolicies(AsyncResource):
         """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         call = self._caller.begin(options, locals())
@@ -151,7 +151,7 @@ class AsyncPolicies(AsyncResource):
         """Allow transfers of an account again, within its limits. Raises as `update` does.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         call = self._caller.begin(options, locals())

@@ -38,7 +38,7 @@ class AsyncSessions(AsyncResource):
         session is opened. To survive a crash of your process, store a key before calling, and pass it.
 
         Args:
-            account_id: the account that pays, `acct_…`.
+            account_id: the account that pays: its `acct_…`, name or handle.
             to: the payee: an `account_id`, or an on-chain USDC token account.
             cap_usdc: USDC to put into escrow, with at most 6 decimals, and at least the server's minimum,
                 0.01 by default. It counts against `max_daily_spend` in full until the session is settled.

@@ -135,7 +135,7 @@ class Console(Resource):
         Its balance is None while the chain does not respond.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -176,7 +176,7 @@ class Console(Resource):
         account that is not suspended stays unchanged.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:

@@ -32,7 +32,7 @@ class AgentKeys(Resource):
         `max_total_usdc`. The account's policy binds it as well.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             name: display label, 1 to 100 characters.
             expires_in: seconds until the key expires, 1 to 31,536,000; without it, it does not expire.
             max_total_usdc: USDC that the key may spend in its lifetime, at least 0.000001. Transfers that are

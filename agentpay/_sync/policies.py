@@ -27,7 +27,7 @@ class Policies(Resource):
         """Read the policy of an account.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
@@ -56,7 +56,7 @@ class Policies(Resource):
         whether the service treats a PUT as a replacement or as a partial update.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None lifts the limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
             max_daily_spend: maximum USDC in a rolling 24-hour window; None lifts the limit.
@@ -107,7 +107,7 @@ class Policies(Resource):
         To keep the other fields, use `update`.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             policy: the policy, such as `Policy(max_daily_spend=50)` or another account's, instead of fields.
             max_single_transfer: maximum USDC per transfer, 0 to 999999999.999999; None means no limit. An
                 amount is a `Decimal`, an `int` or a string; floats are refused.
@@ -142,7 +142,7 @@ class Policies(Resource):
         """Block all outgoing transfers of an account, and keep its limits. Raises as `update` does.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         call = self._caller.begin(options, locals())
@@ -152,7 +152,7 @@ class Policies(Resource):
         """Allow transfers of an account again, within its limits. Raises as `update` does.
 
         Args:
-            account_id: the account, `acct_…`.
+            account_id: the account: its `acct_…`, name or handle.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         call = self._caller.begin(options, locals())

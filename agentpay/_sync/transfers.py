@@ -53,7 +53,7 @@ class Transfers(Resource):
             client.transfers.create(from_=bot, to=shop, amount="5", idempotency_key=key)
 
         Args:
-            from_: source account, `acct_…`.
+            from_: source account: its `acct_…`, name or handle.
             to: recipient: an `account_id`, or an on-chain USDC token account.
             amount: USDC, at least 0.000001, with at most 6 decimals: a `Decimal`, an `int` or a string such
                 as `"25.50"`. Floats are refused.
@@ -110,7 +110,7 @@ class Transfers(Resource):
         An extension. Nothing is reserved: another transfer may come first.
 
         Args:
-            from_: source account, `acct_…`.
+            from_: source account: its `acct_…`, name or handle.
             to: recipient: an `account_id`, or an on-chain USDC token account.
             amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
             memo: at most 200 characters; required if the policy has `require_memo`.

@@ -27,6 +27,7 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import openapi
 from agentpay_server.http.admission import Places, RateLimit
+from agentpay_server.http.named import identified
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.requests import (
     METHODS_OF,
@@ -260,7 +261,7 @@ class Application:
         _require_scope(endpoint, trace.principal, parameters)
         faults = self._server.faults
         fault = faults.http.take(endpoint.operation) if faults is not None and faults.http else None
-        answer = partial(self._answer, trace, endpoint, list(parameters.values()), scope, receive)
+        answer = partial(self._answer, trace, endpoint, parameters, scope, receive)
         if fault is None:
             await answer(is_whole=WHOLE in scope and scope[WHOLE]())
         else:
@@ -287,7 +288,7 @@ class Application:
         self,
         trace: _Trace,
         endpoint: Endpoint[Any],
-        parameters: Sequence[str],
+        parameters: Mapping[str, str],
         scope: Scope,
         receive: Receive,
         *,
@@ -330,26 +331,29 @@ class Application:
         self,
         trace: _Trace,
         endpoint: Endpoint[Any],
-        parameters: Sequence[str],
+        parameters: Mapping[str, str],
         query_string: bytes,
         raw: bytes,
     ) -> Reply:
-        headers = trace.headers
-        arguments: list[Any] = [trace.principal, *parameters]
+        headers, restores = trace.headers, self._server.snapshots.restores
+        given: list[Any] = [parameters]
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
                 raw = b"{}"
-            arguments.append(structured_body(raw, endpoint.request))
-        query = None
+            given.append(structured_body(raw, endpoint.request))
         if endpoint.query is not None:
-            query = structured_query(query_string, endpoint.query)
-            arguments.append(query)
-        arguments += [headers.get(each.name.lower()) for each in endpoint.request_headers]
+            given.append(structured_query(query_string, endpoint.query))
         services = self._server.services
         if endpoint.name not in services.routes:
             # Its plug-in is not installed.
             raise no_such_path()
+        path, *given = [await identified(services.context, endpoint, trace.principal, each) for each in given]
+        if self._server.snapshots.restores != restores:
+            # The names were looked up in a state that a restore has replaced.
+            raise DroppedError
+        arguments = [trace.principal, *path.values(), *given]
+        arguments += [headers.get(each.name.lower()) for each in endpoint.request_headers]
         route, service = services.routes[endpoint.name]
         kind = wanted_export(endpoint, headers)
         if kind is not None:
@@ -360,7 +364,7 @@ class Application:
                 page: PageBody[Any] = await route.handler(service)(*arguments[:-1], of)
                 return page
 
-            stream = await exported(endpoint, kind, query, read)
+            stream = await exported(endpoint, kind, given[-1], read)
             return Reply(status=200, stream=stream, stream_type=f"{kind}; charset=utf-8".encode("ascii"))
         reply = await route.answer(services.context.tasks, service, arguments)
         trace.transfer_id = getattr(reply.model, "transfer_id", None)

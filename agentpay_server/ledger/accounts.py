@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from sqlalchemy import bindparam, literal_column, or_, select, update
+from sqlalchemy import and_, bindparam, literal_column, or_, select, update
 
 from agentpay.contract.ext.console import ListHistory
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
@@ -43,6 +43,18 @@ PAGES: Final = ACCOUNTS.pages(
     equal=("paused",),
     filters={"name": (or_(accounts.c.name == bindparam("name"), accounts.c.handle == bindparam("name")),)},
 )
+_IS_OWN: Final = accounts.c.operator_id == bindparam("operator_id")
+_NAMED: Final = (
+    select(accounts)
+    # Not factored out, so that both indexes are used.
+    .where(
+        or_(
+            and_(_IS_OWN, accounts.c.name == bindparam("name")),
+            and_(_IS_OWN, accounts.c.handle == bindparam("name")),
+        )
+    )
+    .limit(2)
+)
 _IS_SUSPENDED: Final = accounts.c.suspended_us.is_not(None)
 _BY_TOKEN_ACCOUNT: Final = select(accounts).where(accounts.c.usdc_token_account == bindparam("token_account"))
 _AFTER: Final = (
@@ -76,6 +88,12 @@ def own_account(
     if record is None or record.operator_id != principal.operator_id:
         raise not_found("account", account_id)
     return record
+
+
+def named_accounts(connection: Connection, operator_id: str, name: str) -> list[str]:
+    """Return the identifiers of an operator's accounts with this name or handle, of at most two."""
+    found = ACCOUNTS.all(connection, _NAMED, operator_id=operator_id, name=name)
+    return [record.account_id for record in found]
 
 
 def account_at(connection: Connection, token_account: str) -> AccountRecord | None:

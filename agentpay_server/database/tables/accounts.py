@@ -121,6 +121,8 @@ audit: Final = table_of(AuditRecord)
     "accounts",
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
+    Index("ix_accounts_name", "operator_id", "name"),
+    Index("ix_accounts_handle", "operator_id", "handle"),
     index_where("suspended_us IS NOT NULL", "ix_accounts_suspended", "suspended_us"),
 )
 @frozen

@@ -259,6 +259,8 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("accounts.store._DUE", "ix_policy_records_due"),
         ("ledger.accounts.ENTRY_PAGES[('status',)]", "ix_entries_account_status"),
         ("ledger.accounts.PAGES[('paused',)]", "ix_accounts_operator_paused"),
+        ("ledger.accounts._NAMED", "ix_accounts_name"),
+        ("ledger.accounts._NAMED", "ix_accounts_handle"),
         ("ledger.transactions._PENDING", "ux_chain_transactions_pending"),
         ("ledger.transactions._ABANDONED", "ix_chain_transactions_leased"),
         ("ledger.transactions._IN_FLIGHT", "ix_chain_transactions_account"),
