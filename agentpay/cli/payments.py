@@ -45,7 +45,10 @@ payments: Final = group(
         account_option("Only payments of this account."),
         status_option(TransferStatus, "payments"),
         click.option(
-            "--seller", "origin", metavar="URL", help="Only payments to this seller, such as https://api.example."
+            "--seller",
+            "origin",
+            metavar="URL",
+            help="Only payments to this seller, such as https://api.example.",
         ),
         call=lambda client: client.payments.list,
         columns=[

@@ -23,7 +23,7 @@ from typing import Any, Final, cast
 
 import attrs
 from attrs import evolve, frozen
-from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, select
+from sqlalchemy import ColumnElement, FromClause, Select, and_, bindparam, func, or_, select
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
@@ -223,6 +223,40 @@ def _of_operator() -> Select[Any]:
     return (
         select(*columns, *others).select_from(joined).where(accounts.c.account_id == bindparam("account_id"))
     )
+
+
+def _of_name() -> Select[Any]:
+    named = key_claims.join(accounts, accounts.c.account_id == key_claims.c.account_id)
+    joined, columns = _with_purchases(named, key_claims)
+    return (
+        select(*columns)
+        .select_from(joined)
+        .where(
+            _IS_OPERATORS,
+            key_claims.c.operator_id == bindparam("operator_id"),
+            key_claims.c.idempotency_key == bindparam("idempotency_key"),
+            or_(accounts.c.name == bindparam("name"), accounts.c.handle == bindparam("name")),
+        )
+    )
+
+
+_OF_NAME: Final = _of_name()
+
+
+def account_with_key(
+    connection: Connection, operator_id: str, name: str, idempotency_key: str, now_us: int
+) -> str | None:
+    """Return the account of this name or handle that a purchase of the operator's key was made from.
+
+    There is at most one. A request that is repeated under its key means the account that it meant before,
+    also if others have the name now.
+    """
+    values = {"operator_id": operator_id, "name": name, "idempotency_key": idempotency_key}
+    for row in connection.execute(_OF_NAME, values):
+        claim, expires_us = _claim(row)
+        if claim is not None and (expires_us is None or expires_us > now_us):
+            return claim.account_id
+    return None
 
 
 _OF_ACCOUNT: Final = _of_account()

@@ -85,15 +85,19 @@ def test_an_unknown_name_gets_the_response_of_an_unknown_identifier(
 
 
 def test_a_name_and_its_identifier_are_one_parameter_of_a_key(
-    client: AgentPay, payer: str, shop: str
+    server: AgentPayServer, client: AgentPay, payer: str, shop: str
 ) -> None:
     paid = client.transfers.create(from_=NAME, to=shop, amount=1, idempotency_key="key")
     assert client.transfers.create(from_=payer, to=shop, amount=1, idempotency_key="key") == paid
-    # Another account takes the name: a retry by name pays from neither, and one by identifier resumes.
+    # Another account takes the name: a retry resumes, and a new purchase is refused.
     client.accounts.create(NAME)
+    for given in (NAME, HANDLE, payer):
+        assert client.transfers.create(from_=given, to=shop, amount=1, idempotency_key="key") == paid
+    with pytest.raises(NotFoundError):
+        client.transfers.create(from_=NAME, to=shop, amount=1, idempotency_key="other")
+    server.sandbox.clock.advance(24 * 3600)
     with pytest.raises(NotFoundError):
         client.transfers.create(from_=NAME, to=shop, amount=1, idempotency_key="key")
-    assert client.transfers.create(from_=payer, to=shop, amount=1, idempotency_key="key") == paid
     assert client.accounts.balance(payer).balance_usdc == 99
 
 
