@@ -1,7 +1,7 @@
 """The webhooks resource: register endpoints for events; listing and changing them is an extension."""
 
 from collections.abc import Sequence
-from typing import Unpack
+from typing import Final, Unpack
 
 from agentpay import webhooks
 from agentpay._async.paging import AsyncPages
@@ -26,7 +26,7 @@ class AsyncWebhooks(AsyncResource):
 
     __module__ = "agentpay.resources"
 
-    unwrap = staticmethod(webhooks.unwrap)
+    unwrap: Final = staticmethod(webhooks.unwrap)
     """`agentpay.webhooks.unwrap`: verify a delivery and return its event, without a request."""
 
     async def create(
