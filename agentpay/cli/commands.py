@@ -9,6 +9,7 @@ not given is not passed. Commands that do more are functions with the same optio
 from __future__ import annotations
 
 from enum import Enum
+from functools import partial
 from inspect import cleandoc
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -93,7 +94,7 @@ def command(
 
     def run(*, server: AgentPay, output: Output, is_yes: bool = True, **given: Any) -> None:  # noqa: ANN401
         if asks is not None and not is_yes:
-            output.confirm(lambda: asks(server, **given))
+            output.confirm(partial(asks, server, **given))
         with output.progress(progress.format(**given)):
             found = call(server)(**_passed(given))
         if prints is not None:

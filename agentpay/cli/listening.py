@@ -107,12 +107,12 @@ def _new_secret() -> str:
 class EventListener:
     """Polls for new events, prints them and forwards them."""
 
-    _address: ServerAccess
-    _output: Output
-    _types: frozenset[str] = field(kw_only=True)
-    _account_id: str | None = field(kw_only=True)
-    _interval_seconds: float = field(kw_only=True)
-    _is_wide: bool = field(default=False, kw_only=True)
+    address: ServerAccess
+    output: Output
+    types: frozenset[str] = field(kw_only=True)
+    account_id: str | None = field(kw_only=True)
+    interval_seconds: float = field(kw_only=True)
+    is_wide: bool = field(default=False, kw_only=True)
     _is_forwarding: bool = field(default=False, init=False)
     _reports: asyncio.Queue[Forward] = field(factory=asyncio.Queue, init=False)
 
@@ -121,9 +121,9 @@ class EventListener:
         _end_at_sigterm()
         async with contextlib.AsyncExitStack() as opened:
             server = await opened.enter_async_context(
-                AsyncAgentPay(api_key=self._address.key, base_url=self._address.url)
+                AsyncAgentPay(api_key=self.address.key, base_url=self.address.url)
             )
-            feed = _Feed(server, self._account_id)
+            feed = _Feed(server, self.account_id)
             await feed.fresh()
             forwarder = None
             signed_with = secret or _new_secret()
@@ -137,7 +137,7 @@ class EventListener:
             while True:
                 await self._print_reports()
                 for event in await self._look(feed):
-                    if event.type in self._types:
+                    if event.type in self.types:
                         self._print_event(event)
                         if forwarder is not None:
                             forwarder.start(event)
@@ -150,36 +150,36 @@ class EventListener:
                 return await feed.fresh()
             except PASSING as error:
                 if not is_reported:
-                    self._output.note(f"Cannot read events from {self._address.url}, retrying: {error}")
+                    self.output.note(f"Cannot read events from {self.address.url}, retrying: {error}")
                     is_reported = True
-                await asyncio.sleep(self._interval_seconds)
+                await asyncio.sleep(self.interval_seconds)
 
     async def _print_reports(self) -> None:
         """Print forwarding attempts until the next poll."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._interval_seconds):
+            async with asyncio.timeout(self.interval_seconds):
                 while True:
                     self._print_forward(await self._reports.get())
 
     def _print_start(self, forward_to: str | None, secret: str | None) -> None:
-        url = self._address.url
-        if self._output.is_json:
-            self._output.document(
+        url = self.address.url
+        if self.output.is_json:
+            self.output.document(
                 {"listening": {"base_url": url, "forward_to": forward_to, "secret": secret}}
             )
             return
-        self._output.note(f"Listening to {url}. Press Ctrl-C to stop.")
+        self.output.note(f"Listening to {url}. Press Ctrl-C to stop.")
         if forward_to is not None:
-            self._output.note(f"Forwarding to {forward_to}, signed with {secret or 'your secret'}")
+            self.output.note(f"Forwarding to {forward_to}, signed with {secret or 'your secret'}")
 
     def _print_event(self, event: Event) -> None:
-        if self._output.is_json:
-            self._output.document({"event": event})
+        if self.output.is_json:
+            self.output.document({"event": event})
             return
         if self._is_forwarding:
             # Printed with the response to it: one line per event.
             return
-        self._output.line(
+        self.output.line(
             _clock(event.created_at),
             Text(f"{event.type:<{_TYPE_WIDTH}}", style=STYLES.get(event.type, "")),
             *self._about(event),
@@ -188,7 +188,7 @@ class EventListener:
     def _about(self, event: Event) -> list[object]:
         """Return the identifier and as much of the data as fits on one line."""
         data = event.to_dict()["data"]
-        if self._is_wide:
+        if self.is_wide:
             shown = (f"{name}={_shown(value)}" for name, value in data.items() if value is not None)
             return [event.id, *shown]
         words: list[object] = [event.id]
@@ -197,21 +197,21 @@ class EventListener:
             if name in data:
                 word = str(data[name]) + (" USDC" if name.endswith("_usdc") else "")
                 width += 1 + len(word)
-                if not self._output.fits(width):
+                if not self.output.fits(width):
                     break
                 words.append(word)
         return words
 
     def _print_forward(self, forward: Forward) -> None:
-        if self._output.is_json:
-            self._output.document({"forward": forward})
+        if self.output.is_json:
+            self.output.document({"forward": forward})
             return
         response = forward.error if forward.status_code is None else forward.status_code
         tried = () if forward.attempt == 1 else (f"attempt {forward.attempt}",)
         retry = () if forward.retry_seconds is None else (f"retry in {forward.retry_seconds:g} s",)
         lost = (Text("undelivered", style="red"),) if forward.status == "undelivered" else ()
         is_received = forward.status == "delivered"
-        self._output.line(
+        self.output.line(
             _clock(datetime.now(UTC)),
             Text(f"[{response}]", style="green" if is_received else "red"),
             f"{forward.duration_ms:>4} ms",

@@ -67,14 +67,14 @@ _BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFU
 class AsyncPayer:
     """Pays for one account. The arguments are those of `PaymentAuth`."""
 
-    _client: AsyncAgentPay
-    _account_id: str | None
-    _max_amount: Decimal | None
-    _memo: str | None
-    _session_cap: Decimal | None = None
-    _read_timeout: float | None = None
-    _report: bool = False
-    _seller_client: Any = None
+    client: AsyncAgentPay
+    account_id: str | None
+    max_amount: Decimal | None
+    memo: str | None
+    session_cap: Decimal | None = None
+    read_timeout: float | None = None
+    report: bool = False
+    seller_client: Any = None
     _locks: AsyncLocks = field(init=False, factory=AsyncLocks)
     late: AsyncLateReports | None = field(init=False, default=None)
     # By session: the URL of its seller, and the library that requests it.
@@ -103,7 +103,7 @@ class AsyncPayer:
                         break
                     asked = response
                     for opening in messages.openings(request):
-                        messages.present(opening, record, asked, read_timeout=self._read_timeout)
+                        messages.present(opening, record, asked, read_timeout=self.read_timeout)
                         response = yield opening
                         if messages.receipt_of(response) is not None:
                             break
@@ -117,7 +117,7 @@ class AsyncPayer:
                 started = 0.0
                 # A voucher may be refused because its first reply was lost: the same one, once more.
                 for _ in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
-                    messages.present(request, record, response, read_timeout=self._read_timeout)
+                    messages.present(request, record, response, read_timeout=self.read_timeout)
                     started = time.monotonic()
                     try:
                         response = yield request
@@ -136,7 +136,7 @@ class AsyncPayer:
 
     async def _payable(self, request: Any, response: Any) -> Challenge | None:
         """Return the challenge of a 402, or note on it why it is not paid."""
-        challenge, declined = None, messages.why_declined(request, response, self._client.base_url)
+        challenge, declined = None, messages.why_declined(request, response, self.client.base_url)
         if declined is None:
             try:
                 challenge = await self._challenge(request, response)
@@ -169,19 +169,19 @@ class AsyncPayer:
             ConfigurationError: no account was passed, and the key is not that of one account.
             IdempotencyConflictError: the request has the `Idempotency-Key` of a request with another body.
         """
-        name = undelivered.name_of(request, is_stream=is_stream, memo=self._memo)
-        return undelivered.PURCHASES.begin(self._client, await self._account(), name)
+        name = undelivered.name_of(request, is_stream=is_stream, memo=self.memo)
+        return undelivered.PURCHASES.begin(self.client, await self._account(), name)
 
     async def _account(self) -> str:
-        if self._account_id is None:
-            self._account_id = (await self._client.whoami()).account_id
-        if self._account_id is None:
+        if self.account_id is None:
+            self.account_id = (await self.client.whoami()).account_id
+        if self.account_id is None:
             raise ConfigurationError("the API key is an operator key: pass account_id, the account that pays")
-        return self._account_id
+        return self.account_id
 
     def _turn(self, challenge: Challenge) -> Any:
         """Return the lock of a seller that sells by session: one voucher is in flight."""
-        if self._session_cap is not None and sells_by_session(challenge.headers):
+        if self.session_cap is not None and sells_by_session(challenge.headers):
             return self._locks.of(challenge.origin)
         return contextlib.nullcontext()
 
@@ -196,7 +196,7 @@ class AsyncPayer:
         paid = None
         while paid is None:
             if purchase.is_shared:
-                under_key = await self._client.payments.list(
+                under_key = await self.client.payments.list(
                     account_id=await self._account(), idempotency_key=purchase.key, limit=1
                 )
                 if purchase.is_past(under_key.data):
@@ -212,14 +212,14 @@ class AsyncPayer:
                 idempotency_key=purchase.key,
                 transfer_id=messages.identifier_of(paid),
                 price_usdc=paid.amount_usdc,
-                max_amount_usdc=self._max_amount,
+                max_amount_usdc=self.max_amount,
             )
         return paid
 
     async def _authorize(self, challenge: Challenge, key: str) -> Payment | SessionStep:
         late: Any = contextlib.nullcontext({}) if self.late is None else self.late.taken(challenge.origin)
         with late as reports:
-            return await self._client.payments.authorize(
+            return await self.client.payments.authorize(
                 account_id=await self._account(),
                 idempotency_key=key,
                 origin=challenge.origin,
@@ -227,9 +227,9 @@ class AsyncPayer:
                 method=challenge.method,
                 headers=challenge.headers,
                 body=challenge.body,
-                max_amount=self._max_amount,
-                session_cap=self._session_cap,
-                memo=self._memo,
+                max_amount=self.max_amount,
+                session_cap=self.session_cap,
+                memo=self.memo,
                 **reports,
             )
 
@@ -247,10 +247,10 @@ class AsyncPayer:
             duration_ms=duration_ms,
         )
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
-        if self.late is not None and is_voucher and report.status_code < 400 and not self._report:
+        if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
             self.late.keep(challenge.origin, report)
-        elif is_voucher or self._report:
-            await report_outcome(self._client, report)
+        elif is_voucher or self.report:
+            await report_outcome(self.client, report)
 
     async def _report_lost(self, voucher: SessionStep) -> None:
         report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)
@@ -259,7 +259,7 @@ class AsyncPayer:
         # unasync: end of async only
 
         with anyio.CancelScope(shield=True):
-            await report_outcome(self._client, report, **_BRIEFLY)
+            await report_outcome(self.client, report, **_BRIEFLY)
 
     async def _end(self, response: Any, purchase: Purchase, paid: Payment | SessionStep) -> None:
         """Return if the seller delivers, or if it has failed for the first time.
@@ -281,7 +281,7 @@ class AsyncPayer:
             status = ""
             with contextlib.suppress(AgentPayError):
                 # The service looks it up on chain.
-                status = (await self._client.payments.get(paid.transfer_id, **_BRIEFLY)).status
+                status = (await self.client.payments.get(paid.transfer_id, **_BRIEFLY)).status
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
@@ -305,14 +305,14 @@ class AsyncPayer:
             headers=dict(response.headers),
             body=body,
             price_usdc=paid.amount_usdc,
-            max_amount_usdc=self._max_amount,
+            max_amount_usdc=self.max_amount,
         )
 
     # --- Sessions
 
     def open(self) -> None:
         """Let reports of vouchers wait for the next request, until `close`."""
-        self.late = AsyncLateReports(self._client, self._locks)
+        self.late = AsyncLateReports(self.client, self._locks)
 
     async def close(self) -> None:
         """Close the sessions that were used, and present each close to its seller; a failure is logged."""
@@ -321,13 +321,13 @@ class AsyncPayer:
             await late.close()
         while self.sessions:
             session_id, (url, library) = self.sessions.popitem()
-            seller: Any = contextlib.nullcontext(self._seller_client)
+            seller: Any = contextlib.nullcontext(self.seller_client)
             try:
-                if self._seller_client is None:
-                    seller = library.AsyncClient(timeout=self._read_timeout)
+                if self.seller_client is None:
+                    seller = library.AsyncClient(timeout=self.read_timeout)
                 async with seller as http:
-                    session = await self._client.sessions.close(session_id, present=False)
-                    await present_close(session, base_url=self._client.base_url, seller_client=http, url=url)
+                    session = await self.client.sessions.close(session_id, present=False)
+                    await present_close(session, base_url=self.client.base_url, seller_client=http, url=url)
             except Exception as error:  # noqa: BLE001 - of either HTTP library, or the service's
                 logger.warning("the close of session %s was not presented: %s", session_id, error)
 

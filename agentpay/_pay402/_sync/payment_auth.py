@@ -68,14 +68,14 @@ _BRIEFLY: Final[CallOptions] = {"max_retries": 0, "total_timeout": messages.REFU
 class Payer:
     """Pays for one account. The arguments are those of `PaymentAuth`."""
 
-    _client: AgentPay
-    _account_id: str | None
-    _max_amount: Decimal | None
-    _memo: str | None
-    _session_cap: Decimal | None = None
-    _read_timeout: float | None = None
-    _report: bool = False
-    _seller_client: Any = None
+    client: AgentPay
+    account_id: str | None
+    max_amount: Decimal | None
+    memo: str | None
+    session_cap: Decimal | None = None
+    read_timeout: float | None = None
+    report: bool = False
+    seller_client: Any = None
     _locks: Locks = field(init=False, factory=Locks)
     late: LateReports | None = field(init=False, default=None)
     # By session: the URL of its seller, and the library that requests it.
@@ -104,7 +104,7 @@ class Payer:
                         break
                     asked = response
                     for opening in messages.openings(request):
-                        messages.present(opening, record, asked, read_timeout=self._read_timeout)
+                        messages.present(opening, record, asked, read_timeout=self.read_timeout)
                         response = yield opening
                         if messages.receipt_of(response) is not None:
                             break
@@ -118,7 +118,7 @@ class Payer:
                 started = 0.0
                 # A voucher may be refused because its first reply was lost: the same one, once more.
                 for _ in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
-                    messages.present(request, record, response, read_timeout=self._read_timeout)
+                    messages.present(request, record, response, read_timeout=self.read_timeout)
                     started = time.monotonic()
                     try:
                         response = yield request
@@ -137,7 +137,7 @@ class Payer:
 
     def _payable(self, request: Any, response: Any) -> Challenge | None:
         """Return the challenge of a 402, or note on it why it is not paid."""
-        challenge, declined = None, messages.why_declined(request, response, self._client.base_url)
+        challenge, declined = None, messages.why_declined(request, response, self.client.base_url)
         if declined is None:
             try:
                 challenge = self._challenge(request, response)
@@ -170,19 +170,19 @@ class Payer:
             ConfigurationError: no account was passed, and the key is not that of one account.
             IdempotencyConflictError: the request has the `Idempotency-Key` of a request with another body.
         """
-        name = undelivered.name_of(request, is_stream=is_stream, memo=self._memo)
-        return undelivered.PURCHASES.begin(self._client, self._account(), name)
+        name = undelivered.name_of(request, is_stream=is_stream, memo=self.memo)
+        return undelivered.PURCHASES.begin(self.client, self._account(), name)
 
     def _account(self) -> str:
-        if self._account_id is None:
-            self._account_id = (self._client.whoami()).account_id
-        if self._account_id is None:
+        if self.account_id is None:
+            self.account_id = (self.client.whoami()).account_id
+        if self.account_id is None:
             raise ConfigurationError("the API key is an operator key: pass account_id, the account that pays")
-        return self._account_id
+        return self.account_id
 
     def _turn(self, challenge: Challenge) -> Any:
         """Return the lock of a seller that sells by session: one voucher is in flight."""
-        if self._session_cap is not None and sells_by_session(challenge.headers):
+        if self.session_cap is not None and sells_by_session(challenge.headers):
             return self._locks.of(challenge.origin)
         return contextlib.nullcontext()
 
@@ -197,7 +197,7 @@ class Payer:
         paid = None
         while paid is None:
             if purchase.is_shared:
-                under_key = self._client.payments.list(
+                under_key = self.client.payments.list(
                     account_id=self._account(), idempotency_key=purchase.key, limit=1
                 )
                 if purchase.is_past(under_key.data):
@@ -213,14 +213,14 @@ class Payer:
                 idempotency_key=purchase.key,
                 transfer_id=messages.identifier_of(paid),
                 price_usdc=paid.amount_usdc,
-                max_amount_usdc=self._max_amount,
+                max_amount_usdc=self.max_amount,
             )
         return paid
 
     def _authorize(self, challenge: Challenge, key: str) -> Payment | SessionStep:
         late: Any = contextlib.nullcontext({}) if self.late is None else self.late.taken(challenge.origin)
         with late as reports:
-            return self._client.payments.authorize(
+            return self.client.payments.authorize(
                 account_id=self._account(),
                 idempotency_key=key,
                 origin=challenge.origin,
@@ -228,9 +228,9 @@ class Payer:
                 method=challenge.method,
                 headers=challenge.headers,
                 body=challenge.body,
-                max_amount=self._max_amount,
-                session_cap=self._session_cap,
-                memo=self._memo,
+                max_amount=self.max_amount,
+                session_cap=self.session_cap,
+                memo=self.memo,
                 **reports,
             )
 
@@ -248,15 +248,15 @@ class Payer:
             duration_ms=duration_ms,
         )
         logger.info("presented %s to %s: %d", report.charge_id, challenge.origin, report.status_code)
-        if self.late is not None and is_voucher and report.status_code < 400 and not self._report:
+        if self.late is not None and is_voucher and report.status_code < 400 and not self.report:
             self.late.keep(challenge.origin, report)
-        elif is_voucher or self._report:
-            report_outcome(self._client, report)
+        elif is_voucher or self.report:
+            report_outcome(self.client, report)
 
     def _report_lost(self, voucher: SessionStep) -> None:
         report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)
 
-        report_outcome(self._client, report, **_BRIEFLY)
+        report_outcome(self.client, report, **_BRIEFLY)
 
     def _end(self, response: Any, purchase: Purchase, paid: Payment | SessionStep) -> None:
         """Return if the seller delivers, or if it has failed for the first time.
@@ -278,7 +278,7 @@ class Payer:
             status = ""
             with contextlib.suppress(AgentPayError):
                 # The service looks it up on chain.
-                status = (self._client.payments.get(paid.transfer_id, **_BRIEFLY)).status
+                status = (self.client.payments.get(paid.transfer_id, **_BRIEFLY)).status
             kind = PaidNotDeliveredError if status == "settled" else PaymentRefusedError
         reason = refusal_reason(response.headers.multi_items(), body)
         raise self._refused(kind, response, purchase, paid, reason=reason, body=body)
@@ -302,14 +302,14 @@ class Payer:
             headers=dict(response.headers),
             body=body,
             price_usdc=paid.amount_usdc,
-            max_amount_usdc=self._max_amount,
+            max_amount_usdc=self.max_amount,
         )
 
     # --- Sessions
 
     def open(self) -> None:
         """Let reports of vouchers wait for the next request, until `close`."""
-        self.late = LateReports(self._client, self._locks)
+        self.late = LateReports(self.client, self._locks)
 
     def close(self) -> None:
         """Close the sessions that were used, and present each close to its seller; a failure is logged."""
@@ -318,13 +318,13 @@ class Payer:
             late.close()
         while self.sessions:
             session_id, (url, library) = self.sessions.popitem()
-            seller: Any = contextlib.nullcontext(self._seller_client)
+            seller: Any = contextlib.nullcontext(self.seller_client)
             try:
-                if self._seller_client is None:
-                    seller = library.Client(timeout=self._read_timeout)
+                if self.seller_client is None:
+                    seller = library.Client(timeout=self.read_timeout)
                 with seller as http:
-                    session = self._client.sessions.close(session_id, present=False)
-                    present_close(session, base_url=self._client.base_url, seller_client=http, url=url)
+                    session = self.client.sessions.close(session_id, present=False)
+                    present_close(session, base_url=self.client.base_url, seller_client=http, url=url)
             except Exception as error:  # noqa: BLE001 - of either HTTP library, or the service's
                 logger.warning("the close of session %s was not presented: %s", session_id, error)
 
