@@ -20,6 +20,7 @@ from agentpay._calls.settings import DEFAULT_MAX_RETRIES, Address, ApiKey, Clien
 from agentpay._http.clients import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
+from agentpay.contract.suggestions import no_attribute
 
 if TYPE_CHECKING:
     from agentpay._async.approvals import AsyncApprovals
@@ -127,6 +128,19 @@ class AsyncAgentPay:
         self.accounts = AsyncAccounts(self._caller)
         self.policies = AsyncPolicies(self._caller)
         self.transfers = AsyncTransfers(self._caller)
+
+    if not TYPE_CHECKING:  # type checkers would accept every name
+
+        def __getattr__(self, name: str) -> object:
+            """Raise the error for an attribute that the client does not have; it names the right one."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - only this error needs it
+
+            own, views = (
+                [each for each in dir(of) if not each.startswith("_")] for of in (self, AsyncConsole)
+            )
+            raise no_attribute(self, name, [*own, *(f"console.{each}" for each in views)])
 
     @property
     def base_url(self) -> str:

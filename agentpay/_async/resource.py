@@ -5,7 +5,7 @@ only errors with a specific meaning.
 """
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.paging import AsyncPages
@@ -14,6 +14,7 @@ from agentpay._calls.requests import prepare
 from agentpay.contract.endpoints import Endpoint, M
 from agentpay.contract.pages import PageBody
 from agentpay.contract.responses import RawResponse
+from agentpay.contract.suggestions import no_attribute
 
 T = TypeVar("T")
 
@@ -23,6 +24,12 @@ class AsyncResource:
 
     def __init__(self, caller: AsyncCaller) -> None:
         self._caller = caller
+
+    if not TYPE_CHECKING:  # type checkers would accept every name
+
+        def __getattr__(self, name: str) -> object:
+            """Raise the error for a method that the resource does not have; it names those that it has."""
+            raise no_attribute(self, name, [each for each in dir(self) if not each.startswith("_")])
 
     async def _call(self, endpoint: Endpoint[M], arguments: Mapping[str, object], options: CallOptions) -> M:
         """Return the response to the arguments of a method, its `locals()`, as the endpoint declares both."""

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from agentpay._calls import settings
 from agentpay._calls.settings import Steps, Timeout
 from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.suggestions import similar_to
 
 
 class CallOptions(TypedDict, total=False):
@@ -50,22 +51,16 @@ CallOptions.__module__ = "agentpay"
 _NAMES: Final = frozenset(CallOptions.__annotations__)
 
 
-SIMILAR_FROM: Final = 0.7
-"""How similar names must be, up to 1, for one to be suggested instead of the other."""
-
-
 def _unexpected(name: str, arguments: Mapping[str, object]) -> str:
-    from difflib import get_close_matches  # noqa: PLC0415 - nobody else needs it
-
     # Beside its parameters, a method's `locals()` may have a module that it imports.
     own = [
         each
         for each, value in arguments.items()
         if each not in ("self", "options") and not isinstance(value, ModuleType)
     ]
-    near = get_close_matches(name, sorted({*own, *_NAMES}), 1, SIMILAR_FROM)
+    near = similar_to(name, {*own, *_NAMES})
     if near:
-        return f"unexpected keyword argument {name!r}; did you mean {near[0]}?"
+        return f"unexpected keyword argument {name!r}; did you mean {near}?"
     listed = f" ({', '.join(own)})" if own else ""
     others = f"besides the arguments of the method{listed}, a call takes {', '.join(sorted(_NAMES))}"
     return f"unexpected keyword argument {name!r}; {others}"

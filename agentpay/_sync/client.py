@@ -21,6 +21,7 @@ from agentpay._calls.settings import DEFAULT_MAX_RETRIES, Address, ApiKey, Clien
 from agentpay._http.clients import Http, HttpClient, Transport
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
+from agentpay.contract.suggestions import no_attribute
 
 if TYPE_CHECKING:
     from agentpay._sync.approvals import Approvals
@@ -128,6 +129,19 @@ class AgentPay:
         self.accounts = Accounts(self._caller)
         self.policies = Policies(self._caller)
         self.transfers = Transfers(self._caller)
+
+    if not TYPE_CHECKING:  # type checkers would accept every name
+
+        def __getattr__(self, name: str) -> object:
+            """Raise the error for an attribute that the client does not have; it names the right one."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            from agentpay._sync.console import Console  # noqa: PLC0415 - only this error needs it
+
+            own, views = (
+                [each for each in dir(of) if not each.startswith("_")] for of in (self, Console)
+            )
+            raise no_attribute(self, name, [*own, *(f"console.{each}" for each in views)])
 
     @property
     def base_url(self) -> str:

@@ -164,9 +164,7 @@ class EventListener:
     def _print_start(self, forward_to: str | None, secret: str | None) -> None:
         url = self.address.url
         if self.output.is_json:
-            self.output.document(
-                {"listening": {"base_url": url, "forward_to": forward_to, "secret": secret}}
-            )
+            self.output.document({"listening": {"base_url": url, "forward_to": forward_to, "secret": secret}})
             return
         self.output.note(f"Listening to {url}. Press Ctrl-C to stop.")
         if forward_to is not None:

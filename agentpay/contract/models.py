@@ -8,11 +8,12 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, ClassVar, Final, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar
 
 import attrs
 
 from agentpay.contract.responses import RawResponse
+from agentpay.contract.suggestions import no_attribute
 
 M = TypeVar("M", bound="Model")
 
@@ -103,6 +104,14 @@ class Model:
         from agentpay.contract import codec  # noqa: PLC0415 - as above
 
         return codec.structure(_exact(value), cls)
+
+    if not TYPE_CHECKING:  # type checkers would accept every name
+
+        def __getattr__(self, name: str) -> object:
+            """Raise the error for a field that the model does not have; it names those that it has."""
+            if name.startswith("_"):
+                raise AttributeError(name)
+            raise no_attribute(self, name, [each.name for each in attrs.fields(type(self))])
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:
         # For `dict(model)`, which FastAPI uses for results without an annotation.
