@@ -10,7 +10,7 @@ import pytest
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
-from agentpay.errors import SessionCapExceededError
+from agentpay.errors import PaidNotDeliveredError, SessionCapExceededError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
@@ -117,6 +117,41 @@ def test_a_seller_that_steals_vouchers_gets_two(
     (session,) = client.sessions.list(account_id=account.account_id)
     assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
     assert session.running_total_usdc == Decimal("0.003")
+
+
+def test_the_endless_bodies_of_a_seller_are_read_only_up_to_the_limit(
+    shop: Paywall, seller: httpx.Client, auth: PaymentAuth
+) -> None:
+    """To vouchers, which are presented twice."""
+    seller.get("/call", auth=auth)
+    bodies = []
+
+    def refuses(request: httpx.Request) -> httpx.Response:
+        response = shop.transport().handle_request(request)
+        if response.status_code == 402 and not bodies:
+            bodies.append(Endless())
+            return response
+        bodies.append(Endless())
+        return httpx.Response(402, stream=bodies[-1])
+
+    transport = httpx.MockTransport(refuses)
+    with (
+        httpx.Client(transport=transport, base_url=shop.base_url) as http,
+        pytest.raises(PaidNotDeliveredError),
+    ):
+        http.get("/call", auth=auth)
+    assert len(bodies) == 3
+    assert all(body.taken < 40 for body in bodies)
+
+
+class Endless(httpx.SyncByteStream):
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        while self.taken < 100_000:
+            self.taken += 1
+            yield b"x" * 1024
 
 
 def test_another_process_closes_a_session_at_its_seller(

@@ -29,7 +29,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._calls.options import CallOptions
 from agentpay._calls.settings import logger
 from agentpay._pay402 import messages, undelivered
-from agentpay._pay402._async.bodies import drop, peek, watch
+from agentpay._pay402._async.bodies import drop, peek, skip, watch
 from agentpay._pay402._async.closing import present_close
 from agentpay._pay402._async.outcomes import AsyncLateReports, report_outcome
 from agentpay._pay402.challenges import (
@@ -103,20 +103,24 @@ class AsyncPayer:
                         break
                     asked = response
                     for opening in messages.openings(request):
+                        if response is not asked:
+                            await skip(response)
                         messages.present(opening, record, asked, read_timeout=self.read_timeout)
                         response = yield opening
                         if messages.receipt_of(response) is not None:
                             break
                     if response.status_code == 402:
                         challenge = await self._challenge(request, response) or challenge
-                        drop(response)
+                    await skip(response)
                     paid = await self._authorize(challenge, purchase.key)
                     record = messages.record_of(paid, purchase.key)
                 if _is_opening(paid):
                     raise self._refused(PaymentRefusedError, response, purchase, paid, reason=_UNOPENED)
                 started = 0.0
                 # A voucher may be refused because its first reply was lost: the same one, once more.
-                for _ in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
+                for attempt in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
+                    if attempt:
+                        await skip(response)
                     messages.present(request, record, response, read_timeout=self.read_timeout)
                     started = time.monotonic()
                     try:

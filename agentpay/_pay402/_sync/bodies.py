@@ -64,6 +64,12 @@ def drop(response: Any) -> None:
             del response.headers["content-encoding"]
 
 
+def skip(response: Any) -> None:
+    """Read the beginning of a body and leave its rest unread: a seller's may have no end."""
+    peek(response, messages.REFUSAL_SECONDS)
+    drop(response)
+
+
 def watch(response: Any, broken: Callable[[], None]) -> None:
     """Call `broken` if reading the body of a response ends in an error. One that stops reading is none."""
     watched = messages.stream_of(_Body, response)
