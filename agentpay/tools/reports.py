@@ -130,7 +130,7 @@ _PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
         "ref."
     ),
 }
-UNDELIVERED: Final = {"status": "paid_not_delivered", **_PAYMENT_ADVICE["paid_not_delivered"]}
+UNDELIVERED: Final[Advice] = {"status": "paid_not_delivered", **_PAYMENT_ADVICE["paid_not_delivered"]}
 """The fields that change in the result of a settled payment whose seller did not deliver."""
 _REFUSALS: Final[Mapping[str, Advice]] = {
     "policy_violation": _REFUSED,
