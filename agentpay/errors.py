@@ -516,7 +516,8 @@ class APIError(AgentPayError):
     def __init__(self, message: str, *, status_code: int, **facts: Any) -> None:  # noqa: ANN401
         super().__init__(message, status_code=status_code, **facts)
         self.message = message
-        known = Code.of(status_code, self.code)
+        # Proxies send 408 without a code.
+        known = Code.of(status_code, self.code) or (Code.REQUEST_TIMEOUT if status_code == 408 else None)
         if known is not None:
             self.advice = self._effect + known.advice
         self.outcome: RequestOutcome = _outcome_of(

@@ -135,23 +135,18 @@ class PaymentAuth(Auth):
 
     def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:
         """Send a request of a sync client, and pay its 402."""
-        if self._is_async:
-            raise ConfigurationError(
-                "this PaymentAuth has an AsyncAgentPay, and the HTTP client is sync: give it an AgentPay"
-            )
+        self._require(is_async=False)
         flow: Generator[Any, Any, None] = self._payer.auth_flow(request)
         return flow
 
     def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
         """Send a request of an async client, and pay its 402."""
-        if not self._is_async:
-            raise ConfigurationError(
-                "this PaymentAuth has an AgentPay, which would block the event loop: give it an AsyncAgentPay"
-            )
+        self._require(is_async=True)
         flow: AsyncGenerator[Any, Any] = self._payer.auth_flow(request)
         return flow
 
     def __enter__(self) -> Self:
+        self._require(is_async=False)
         self._payer.open()
         return self
 
@@ -159,6 +154,7 @@ class PaymentAuth(Auth):
         self.close()
 
     async def __aenter__(self) -> Self:
+        self._require(is_async=True)
         # Elsewhere no timer can send a late report.
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()
@@ -173,8 +169,20 @@ class PaymentAuth(Auth):
 
         A close that fails is logged: the service closes the session by force.
         """
+        self._require(is_async=False)
         self._payer.close()
 
     async def aclose(self) -> None:
         """Close the sessions that this auth has used; see `close`."""
+        self._require(is_async=True)
         await self._payer.close()
+
+    def _require(self, *, is_async: bool) -> None:
+        if self._is_async and not is_async:
+            raise ConfigurationError(
+                "this PaymentAuth has an AsyncAgentPay, which sync code cannot use: give it an AgentPay"
+            )
+        if is_async and not self._is_async:
+            raise ConfigurationError(
+                "this PaymentAuth has an AgentPay, which would block the event loop: give it an AsyncAgentPay"
+            )

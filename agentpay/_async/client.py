@@ -133,6 +133,8 @@ class AsyncAgentPay:
 
         def __getattr__(self, name: str) -> object:
             """Raise the error for an attribute that the client does not have; it names the right one."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property, whose own error this raises
             if name.startswith("_"):
                 raise AttributeError(name)
             from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - only this error needs it

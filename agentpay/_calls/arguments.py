@@ -50,7 +50,13 @@ def converted(
         value = arguments.get(name, UNSET)
         if value is UNSET or (is_query and value is None):
             continue
-        values[name] = value if convert is None or (value is None and is_nullable) else convert(name, value)
+        if is_query and convert is _time and isinstance(value, str):
+            # Of a query it may also be a string in the service's format.
+            values[name] = check_text(name, value)
+        elif convert is None or (value is None and is_nullable):
+            values[name] = value
+        else:
+            values[name] = convert(name, value)
     return values
 
 
@@ -148,9 +154,6 @@ def timestamp(argument: str, value: datetime) -> str:
 
 
 def _time(argument: str, value: object) -> object:
-    # A time of a query may also be a string in the service's format.
-    if isinstance(value, str):
-        return check_text(argument, value)
     if not isinstance(value, datetime):
         raise _wrong_type(argument, "a datetime with a UTC offset", value)
     timestamp(argument, value)

@@ -178,9 +178,10 @@ def _quoted(name: str, value: object) -> str:
     value = check_text(name, value)
     # Quoting is not sufficient: servers and proxies decode dot segments and %2F.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
-        raise InvalidArgumentError(
-            f"{name} must be an identifier as the service returned it, not {value[:64]!r}"
-        )
+        wanted = "an identifier as the service returned it"
+        if name == "account_id":
+            wanted = "an account_id or a handle; a name must not be empty or have such characters in a path"
+        raise InvalidArgumentError(f"{name} must be {wanted}, not {value[:64]!r}")
     return quote(value, safe="")
 
 
@@ -364,13 +365,17 @@ def _error_body(status: int, content: bytes) -> ErrorBody | None:
     # The contract shows the rest of a body only for a 402. Other codes need one: a proxy may respond with an
     # `error` such as `not_found`.
     code = ErrorCode.of(status, value.get("error"))
-    if code is None or code.mark != "contract":
+    if code is None or (code.mark != "contract" and not faults <= _EXPLANATIONS):
         return None
     # A chain_unavailable without an identifier would mean that nothing was done.
     if status == 503 and not faults.isdisjoint(("transfer_id", "session_id")):
         return None
     valid = {name: item for name, item in value.items() if name not in faults}
     return codec.structure({"message": code.meaning, **valid}, ErrorBody)
+
+
+_EXPLANATIONS: Final = frozenset(("refusal", "price_usdc", "max_amount_usdc"))
+"""Fields that only explain an error: without them it says the same."""
 
 
 def _printable(body: ErrorBody) -> ErrorBody:

@@ -177,7 +177,7 @@ def receipt_of(response: Any) -> str | None:
     return receipt_in((name.decode("latin-1"), value.decode("latin-1")) for name, value in raw)
 
 
-def is_lost(request: Any, end: GeneratorExit) -> bool:
+def is_lost(request: Any, end: BaseException) -> bool:
     """Return whether the library ends a flow because a request has no response.
 
     It ends one while it raises the error of its transport. Async libraries do not tell why; there, a caller

@@ -134,6 +134,8 @@ class AgentPay:
 
         def __getattr__(self, name: str) -> object:
             """Raise the error for an attribute that the client does not have; it names the right one."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property, whose own error this raises
             if name.startswith("_"):
                 raise AttributeError(name)
             from agentpay._sync.console import Console  # noqa: PLC0415 - only this error needs it

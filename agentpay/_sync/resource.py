@@ -30,6 +30,8 @@ class Resource:
 
         def __getattr__(self, name: str) -> object:
             """Raise the error for a method that the resource does not have; it names those that it has."""
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property, whose own error this raises
             raise no_attribute(self, name, [each for each in dir(self) if not each.startswith("_")])
 
     def _call(self, endpoint: Endpoint[M], arguments: Mapping[str, object], options: CallOptions) -> M:

@@ -111,6 +111,8 @@ class Model:
             """Raise the error for a field that the model does not have; it names those that it has."""
             if name.startswith("_"):
                 raise AttributeError(name)
+            if hasattr(type(self), name):
+                return object.__getattribute__(self, name)  # a property, whose own error this raises
             raise no_attribute(self, name, [each.name for each in attrs.fields(type(self))])
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

@@ -71,6 +71,7 @@ def _is_name(given: object) -> TypeGuard[str]:
 
 async def _accounts(context: Context, operator_id: str, name: str, key: str | None) -> list[str]:
     """Return the accounts that a name may mean, two at most."""
+    name = name.strip()  # as at its creation
     found = await context.database.read(named_accounts, operator_id, name)
     if len(found) > 1 and key is not None:
         now_us = context.clock.now_us()

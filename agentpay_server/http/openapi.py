@@ -13,7 +13,7 @@ import attrs
 from agentpay._version import __version__
 from agentpay.contract.csv_text import CsvPrinter
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
-from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError
+from agentpay.contract.errors import ErrorBody, ErrorCode, FieldError, Refusal
 from agentpay.contract.events import EVENT_CLASSES
 from agentpay.contract.examples import Examples, error_example
 from agentpay.contract.headers import REQUEST_ID, STATUS_HEADERS, Header
@@ -64,6 +64,7 @@ _TAGS: Final = {
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
 _PATH_WORDS: Final = {
+    "account_id": "The `account_id` of the account; with an operator key also its name or handle, if unique.",
     "name": "The name of the fault, such as `chain_down`; percent-encoded.",
     "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
 }
@@ -204,7 +205,7 @@ class _Printer:
         parameters: list[dict[str, Any]] = []
         for name in _path_parameters(endpoint):
             schema: Schema = {"type": "string"}
-            if name in IDENTIFIERS:
+            if name in IDENTIFIERS and name != "account_id":
                 schema["pattern"] = f"^{IDENTIFIERS[name]}"
             parameters.append(
                 {
@@ -449,6 +450,8 @@ class _Errors:
         if status == 400:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
         optional: dict[str, Schema] = {}
+        if status == 402:
+            optional["refusal"] = self._schemas.of(Refusal)
         if ErrorCode.NOTHING_PAYABLE in codes:
             optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
             optional |= dict.fromkeys(("price_usdc", "max_amount_usdc"), self._schemas.of(UsdcString))

@@ -1,10 +1,11 @@
 """`PaymentAuth(session_cap=…)`: an ordinary client pays by session, with one opening and one close."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from decimal import Decimal
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 
@@ -216,6 +217,49 @@ async def test_two_requests_without_a_response_close_the_session_of_an_async_cli
                 await broken.get("/call", auth=auth, params={"number": number})
         (session,) = [each async for each in client.sessions.list(account_id=account.account_id)]
         assert (session.status, session.closing_reason) == ("closing", "payee_refuses")
+
+
+@pytest.mark.anyio
+async def test_a_caller_that_gives_up_on_a_refusal_keeps_no_voucher_in_flight(
+    server: AgentPayServer, account: Account, shop: Paywall
+) -> None:
+    """Its body has no end, so the voucher is not shown again yet."""
+    inner, reached = shop.async_transport(), anyio.Event()
+
+    async def refuses(request: httpx.Request) -> httpx.Response:
+        response = await inner.handle_async_request(request)
+        if request.url.query and "authorization" in request.headers:
+            await response.aread()
+            return httpx.Response(402, stream=_Silent(reached))
+        return response
+
+    async with (
+        server.async_client() as client,
+        httpx.AsyncClient(transport=httpx.MockTransport(refuses), base_url=shop.base_url) as http,
+        anyio.create_task_group() as tasks,
+    ):
+        auth = PaymentAuth(client, account_id=account.account_id, session_cap="1")
+        await http.get("/call", auth=auth)
+
+        async def give_up() -> None:
+            await http.get("/call", auth=auth, params={"number": 1})
+
+        tasks.start_soon(give_up)
+        await reached.wait()
+        tasks.cancel_scope.cancel()
+    assert server.requests[-1].path.endswith("/outcome")
+
+
+class _Silent(httpx.AsyncByteStream):
+    """A body that says that it is read, and never arrives."""
+
+    def __init__(self, reached: anyio.Event) -> None:
+        self._reached = reached
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"wait"
+        self._reached.set()
+        await anyio.sleep_forever()
 
 
 class _Deaf(httpx.BaseTransport, httpx.AsyncBaseTransport):

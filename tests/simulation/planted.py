@@ -362,7 +362,7 @@ def what_is_approved_has_no_limits(patch: Patch) -> None:
 
 @planted
 def a_pause_is_ignored(patch: Patch) -> None:
-    patch(rules, "paused_refusal", lambda policy: None)
+    patch(rules, "paused_refusal", lambda policy, amount_micro: None)
     parties = accounts.parties
 
     def never_paused(*args):

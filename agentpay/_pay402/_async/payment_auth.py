@@ -46,6 +46,7 @@ from agentpay._pay402.messages import PaymentRecord
 from agentpay._pay402.timing import AsyncLocks
 from agentpay._pay402.undelivered import Purchase
 from agentpay.contract.ext.payments import Payment, SessionStep, VoucherReport
+from agentpay.contract.identifiers import ACCOUNT
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
@@ -119,16 +120,12 @@ class AsyncPayer:
                 started = 0.0
                 # A voucher may be refused because its first reply was lost: the same one, once more.
                 for attempt in range(_MAX_PRESENTED if isinstance(paid, SessionStep) else 1):
-                    if attempt:
-                        await skip(response)
-                    messages.present(request, record, response, read_timeout=self.read_timeout)
-                    started = time.monotonic()
-                    try:
+                    async with self._told_if_lost(request, paid):
+                        if attempt:
+                            await skip(response)
+                        messages.present(request, record, response, read_timeout=self.read_timeout)
+                        started = time.monotonic()
                         response = yield request
-                    except GeneratorExit as end:
-                        if isinstance(paid, SessionStep) and messages.is_lost(request, end):
-                            await self._report_lost(paid)
-                        raise
                     if response.status_code != 402:
                         break
                 duration_ms = int((time.monotonic() - started) * 1000)
@@ -181,6 +178,9 @@ class AsyncPayer:
             self.account_id = (await self.client.whoami()).account_id
         if self.account_id is None:
             raise ConfigurationError("the API key is an operator key: pass account_id, the account that pays")
+        if not self.account_id.startswith(ACCOUNT):
+            # A name or handle: the purchases of an account are known by its identifier.
+            self.account_id = (await self.client.accounts.get(self.account_id)).account_id
         return self.account_id
 
     def _turn(self, challenge: Challenge) -> Any:
@@ -255,6 +255,18 @@ class AsyncPayer:
             self.late.keep(challenge.origin, report)
         elif is_voucher or self.report:
             await report_outcome(self.client, report)
+
+    @contextlib.asynccontextmanager
+    async def _told_if_lost(self, request: Any, paid: Payment | SessionStep) -> AsyncGenerator[None]:
+        """Report a voucher without a response: the library gives the flow up, or the caller does."""
+        try:
+            yield
+        except Exception:
+            raise
+        except BaseException as end:
+            if isinstance(paid, SessionStep) and messages.is_lost(request, end):
+                await self._report_lost(paid)
+            raise
 
     async def _report_lost(self, voucher: SessionStep) -> None:
         report = VoucherReport(charge_id=messages.identifier_of(voucher), status_code=NO_RESPONSE)

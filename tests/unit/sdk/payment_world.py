@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from sdk_world import KEY, URL, answer, refusal
 
-from agentpay import AgentPay, AsyncAgentPay, Identity, Payment, testing
+from agentpay import Account, AgentPay, AsyncAgentPay, Identity, Payment, testing
 from agentpay._pay402 import undelivered
 from agentpay._pay402.undelivered import Purchases
 from agentpay.payments import PaymentAuth
@@ -66,6 +66,8 @@ class Service:
             if request.url.path == "/ext/v1/whoami":
                 self.asked_who += 1
                 return answer(200, testing.make(Identity, account_id=self.account_id).to_dict())
+            if request.url.path == "/v1/accounts/Bot":
+                return answer(200, testing.make(Account, account_id="acct_a", name="Bot").to_dict())
             if request.url.path == "/ext/v1/payments":
                 account_id, key = (request.url.params[name] for name in ("account_id", "idempotency_key"))
                 failed = testing.make(Payment, account_id=account_id, status="failed").to_dict()

@@ -47,6 +47,7 @@ CALLS = [
         "['transfer.settled']",
     ),
     ("agentpay.PaymentAuth(client, account='x')", "'account'"),
+    ("client.deliveries.replay(status='delivered', since='2026-01-01')", "since must be a datetime"),
 ]
 
 
@@ -83,6 +84,15 @@ def test_a_wrong_argument_is_explained_before_anything_is_sent(
     with pytest.raises((TypeError, ValueError)) as caught:
         call()
     assert hint in str(caught.value)
+
+
+def test_an_error_within_a_property_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> None:
+        raise AttributeError("the cause")
+
+    monkeypatch.setattr(AgentPay, "sessions", property(broken))
+    with pytest.raises(AttributeError, match=r"^the cause$"):
+        _ = AgentPay(api_key=KEY, base_url=URL).sessions
 
 
 def test_attributes_that_libraries_look_for_are_missing_without_a_hint(names: dict[str, object]) -> None:

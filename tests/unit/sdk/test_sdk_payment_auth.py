@@ -10,9 +10,11 @@ import socket
 import threading
 import uuid
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 from unittest.mock import Mock
 
+import anyio
 import httpx
 import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
@@ -88,15 +90,29 @@ def test_without_an_account_that_of_the_key_pays_and_is_read_once(world: World) 
     assert world.service.asked_who == 1
 
 
-def test_an_equal_request_presents_the_payment_whether_or_not_the_account_was_passed(world: World) -> None:
+@pytest.mark.parametrize("again_by", [{}, {"account_id": "Bot"}])
+def test_an_equal_request_presents_the_payment_however_the_account_is_named(
+    world: World, again_by: dict[str, str]
+) -> None:
     client = world.client()
     seller = world.seller.serves(world.seller.asks, world.seller.drops, world.seller.asks, world.seller.sells)
     with pytest.raises(seller.package.ReadTimeout):
         world.send(lambda http: http.get(FORECAST), auth=PaymentAuth(client, account_id="acct_a"))
-    again = world.send(lambda http: http.get(FORECAST), auth=PaymentAuth(client))
+    again = world.send(lambda http: http.get(FORECAST), auth=PaymentAuth(client, **again_by))
     assert again.extensions["payment"].transfer_id == "txn_1"
     first, second = world.service.orders
     assert first == second
+
+
+def test_an_auth_is_left_by_the_kind_of_with_that_its_client_has(world: World) -> None:
+    async def asynchronously(auth: PaymentAuth) -> None:
+        async with auth:
+            pass
+
+    auth = world.auth()
+    wrong = auth.__enter__ if world.is_async else partial(anyio.run, asynchronously, auth)
+    with pytest.raises(errors.ConfigurationError, match="give it an A"):
+        wrong()
 
 
 def test_an_operator_key_without_an_account_is_refused_before_anything_is_signed(world: World) -> None:
