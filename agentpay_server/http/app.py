@@ -27,7 +27,6 @@ from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.feature import JSON_TYPE, Header, Pages, Reply
 from agentpay_server.http import openapi
 from agentpay_server.http.admission import Places, RateLimit
-from agentpay_server.http.named import identified
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.requests import (
     METHODS_OF,
@@ -37,6 +36,7 @@ from agentpay_server.http.requests import (
     DisconnectedError,
     DroppedError,
     authenticated,
+    identified,
     matched,
     no_such_path,
     read_body,
