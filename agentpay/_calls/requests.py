@@ -178,10 +178,10 @@ def _quoted(name: str, value: object) -> str:
     value = check_text(name, value)
     # Quoting is not sufficient: servers and proxies decode dot segments and %2F.
     if value in ("", ".", "..") or not value.isprintable() or "/" in value or "\\" in value:
-        wanted = "an identifier as the service returned it"
-        if name == "account_id":
-            wanted = "an account_id or a handle; a name must not be empty or have such characters in a path"
-        raise InvalidArgumentError(f"{name} must be {wanted}, not {value[:64]!r}")
+        handle = ", or a handle" if name == "account_id" else ""
+        raise InvalidArgumentError(
+            f"{name} must be an identifier as the service returned it{handle}, not {value[:64]!r}"
+        )
     return quote(value, safe="")
 
 
