@@ -114,7 +114,7 @@ def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str
 
 
 class AgentPayError(Exception):
-    """Base of every exception of the SDK. Each answers three questions: again, what happened, which key.
+    """Base of every exception of the SDK. Each says what happened, whether to call again, and with which key.
 
     Attributes:
         retryable: whether the same call may succeed later without another change, and can then take effect
@@ -300,7 +300,7 @@ _DEEDS: Final = {
     "transfers.create": ("the transfer was made", "pay again"),
     "payments.authorize": ("the payment was signed", "pay again"),
 }
-"""What an operation does, and its repetition."""
+"""The effect of an operation, and of its repetition, in words."""
 
 
 def _reason(cause: AgentPayError) -> str:
@@ -469,7 +469,7 @@ class WebhookPayloadError(WebhookError):
 
 
 _KINDS: Final[dict[int | str, type["APIError"]]] = {}
-"""The exception of each status, and of the codes that have one of their own."""
+"""The exception of each status, and of each code with its own exception."""
 
 
 class APIError(AgentPayError):

@@ -132,7 +132,7 @@ class AsyncAgentPay:
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> object:
-            """Raise the error for an attribute that the client does not have; it names the right one."""
+            """Raise the error for an attribute that does not exist. It names the right one."""
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property, whose own error this raises
             if name.startswith("_"):

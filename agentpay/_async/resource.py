@@ -28,7 +28,7 @@ class AsyncResource:
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> object:
-            """Raise the error for a method that the resource does not have; it names those that it has."""
+            """Raise the error for a method that does not exist. It names the existing ones."""
             if hasattr(type(self), name):
                 return object.__getattribute__(self, name)  # a property, whose own error this raises
             raise no_attribute(self, name, [each for each in dir(self) if not each.startswith("_")])

@@ -79,7 +79,7 @@ class AsyncWebhooks(AsyncResource):
         low_balance_threshold_usdc: Limit | UnsetType = UNSET,
         **options: Unpack[CallOptions],
     ) -> WebhookDetails:
-        """Change a webhook for events from now on. What is not passed stays as it is.
+        """Change a webhook for events from now on. Arguments that are not passed change nothing.
 
         Args:
             webhook_id: the webhook, `wh_…`.

@@ -1,1 +1,1 @@
-"""What one call of the client is: its arguments, options, settings and retries. No I/O."""
+"""One call of the client without I/O: arguments, options, settings, requests and retries."""

@@ -52,7 +52,7 @@ _NAMES: Final = frozenset(CallOptions.__annotations__)
 
 
 def _unexpected(name: str, arguments: Mapping[str, object]) -> str:
-    # Beside its parameters, a method's `locals()` may have a module that it imports.
+    # In addition to its parameters, a method's `locals()` may have a module that it imports.
     own = [
         each
         for each, value in arguments.items()

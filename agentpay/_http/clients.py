@@ -1,4 +1,4 @@
-"""The network edge: sends requests and reads responses. It alone imports httpx.
+"""The network edge: sends requests and reads responses. Only this module imports httpx.
 
 `Http` and `AsyncHttp` hold the connections of an SDK client and all its copies. Failures are returned as
 exceptions of `agentpay.errors`. Once a request was handed over, no exception of another library is raised: it

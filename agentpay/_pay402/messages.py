@@ -47,7 +47,7 @@ class PaymentRecord:
             request presents this payment and never pays twice.
         transfer_id: the payment, `txn_…`, for `client.payments.get`; None if none was authorized.
         payment: the payment as it was authorized; None if none was.
-        session: the voucher that was presented, within a session; None for a payment by itself.
+        session: the voucher that was presented, within a session; None for a single payment.
         receipt: the receipt header of the response, a claim of the seller; None without one.
         declined: why nothing was paid, for a 402 that was returned unchanged; None otherwise.
     """

@@ -63,7 +63,7 @@ class RequestLogs(Resource):
 
 
 class Console(Resource):
-    """What an operator sees of all accounts. All but `sign_in` need an operator key.
+    """The operator's views of all accounts. All but `sign_in` need an operator key.
 
     Attributes:
         audit_log: every change, and who made it.

@@ -17,7 +17,7 @@ from agentpay._version import __version__
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# What exit codes mean, so that a script can tell a refusal from an unknown outcome.
+# Exit codes, by which a script tells a refusal from an unknown outcome.
 FAILED: Final = 1
 USAGE: Final = 2
 UNWRITTEN: Final = 3

@@ -84,7 +84,7 @@ class Parsed(click.ParamType[T]):
         self._metavar = metavar
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:  # noqa: ARG002
-        """Return what stands for the value in help."""
+        """Return the placeholder of the value in help."""
         return self._metavar
 
     def convert(
@@ -164,7 +164,7 @@ def is_identifier(text: str, *prefixes: str) -> bool:
 
 
 class Named(click.ParamType[str]):
-    """What people name in place of an identifier; the command is called with the identifier.
+    """A name that people type in place of an identifier; the command is called with the identifier.
 
     `agentpay.cli.naming` finds it, by what `name` says. Names of accounts are completed.
     """
@@ -174,7 +174,7 @@ class Named(click.ParamType[str]):
         self._metavar = metavar
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:  # noqa: ARG002
-        """Return what stands for the value in help."""
+        """Return the placeholder of the value in help."""
         return self._metavar
 
     def shell_complete(
@@ -320,7 +320,7 @@ def takes_output(command: Function) -> Function:
 def takes_server(command: Function) -> Function:
     """Add the connection options to a command; it is called with `server` and `output`.
 
-    What its options name is called with its identifier.
+    An option that takes a name gives the command the identifier.
     """
 
     @functools.wraps(command)

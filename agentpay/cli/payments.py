@@ -97,8 +97,8 @@ def authorize_payment(
     \b
     curl -si https://api.example/x | agentpay payments authorize https://api.example/x -q
 
-    Prints the header to send with the paid request; with -q nothing else. Anyone who has it can present it
-    until it expires. While the payment waits for approval there is none, and the exit code is 4.
+    Prints the header to send with the paid request; with -q nothing else. Anyone who knows it can present it
+    until it expires. A payment that waits for approval has no header yet; the exit code is then 4.
 
     With --session-cap, a seller that sells by session is paid in steps. After the step open, send the header,
     and authorize the same 402 with the same --idempotency-key: the step voucher pays the request.

@@ -1,4 +1,4 @@
-"""`agentpay webhooks`, `events`, `deliveries` and `listen`: what happened, and who is told."""
+"""`agentpay webhooks`, `events`, `deliveries` and `listen`: what happened, and who is notified."""
 
 from __future__ import annotations
 

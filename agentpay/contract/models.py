@@ -108,7 +108,7 @@ class Model:
     if not TYPE_CHECKING:  # type checkers would accept every name
 
         def __getattr__(self, name: str) -> object:
-            """Raise the error for a field that the model does not have; it names those that it has."""
+            """Raise the error for a field that does not exist. It names the existing ones."""
             if name.startswith("_"):
                 raise AttributeError(name)
             if hasattr(type(self), name):

@@ -1,4 +1,4 @@
-"""What errors about a wrong name suggest: the names that are like it, or all that there are."""
+"""Suggestions in errors about a wrong name: the existing names that are like it, or all of them."""
 
 from collections.abc import Collection
 from typing import Final

@@ -68,7 +68,7 @@ OPERATOR_KEY: Final = (
 
 
 Advice: TypeAlias = Mapping[str, Any]
-"""What the model should do now: `next_step`, and whether repeating the call can help, as fields of a result.
+"""Advice for the model: `next_step`, and whether repeating the call can help, as fields of a result.
 
 The step names the same ref exactly where it can, at once or after what the step says.
 """

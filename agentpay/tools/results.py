@@ -1,4 +1,4 @@
-"""What the tools return. Their JSON Schemas follow from these classes, and hosts may show them to a model.
+"""The results of the tools. Their JSON Schemas follow from these classes, and hosts may show them to a model.
 
 A result describes the payment of a reference, or a session, not the attempt.
 """

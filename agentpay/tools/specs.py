@@ -1,4 +1,4 @@
-"""The tools that a model gets: what it is told of each, and the checks of its calls.
+"""The tools that a model gets: the description of each, and the checks of its calls.
 
 The descriptions are instructions for a model. Their wording is part of the safety of the tools: a reference
 names a purchase, so that a retry never becomes a second payment. The schemas follow from the methods of

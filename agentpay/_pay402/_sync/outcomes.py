@@ -1,9 +1,9 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """Reports the seller's response to a payment or a voucher.
 
-Within `with PaymentAuth(…)`, that to a voucher waits for the next request to the service, so that it costs
-none of its own. If no request takes it along within a second, it is sent by itself: until then, no other
-process gets a voucher of the session.
+Within `with PaymentAuth(…)`, the report on a voucher waits for the next request to the service, which takes
+it along. Without one within a second, an additional request sends it. Until then, no other process gets a
+voucher of the session.
 """
 
 import contextlib
