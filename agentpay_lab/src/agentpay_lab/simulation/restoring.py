@@ -28,6 +28,9 @@ _LOOK_EVERY_SECONDS: Final = 5.0
 _MOST_KEYS: Final = 16
 _GIFT_MICRO: Final = 1_000_000
 
+_UNSETTLED: Final = (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+"""Also what the copy has as opening may have been opened, closed and paid out since."""
+
 
 async def check(world: "SimulatedWorld") -> None:
     """Restore the copy, if there is one, and check that nothing is paid again."""
@@ -92,7 +95,7 @@ def _open_sessions(connection: Connection) -> dict[str, tuple[str, str]]:
     columns = (sessions.c.escrow_token_account, sessions.c.session_id, sessions.c.account_id)
     return {
         escrow: (session_id, account_id)
-        for status in (SessionStatus.OPEN, SessionStatus.CLOSING)
+        for status in _UNSETTLED
         for escrow, session_id, account_id in connection.execute(
             select(*columns).where(sessions.c.status == status.value, sessions.c.channel.is_(None))
         )
@@ -102,13 +105,12 @@ def _open_sessions(connection: Connection) -> dict[str, tuple[str, str]]:
 def _settled_beyond(connection: Connection, world: "SimulatedWorld") -> set[str]:
     """Return the accounts of unsettled sessions of which more was settled than the books handed out."""
     columns = (sessions.c.session_id, sessions.c.account_id, sessions.c.running_total)
-    unsettled = [each.value for each in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)]
     known = world.invariants.channels.of_subject
     return {
         account_id
-        for status in unsettled
+        for status in _UNSETTLED
         for name, account_id, handed_out in connection.execute(
-            select(*columns).where(sessions.c.status == status, sessions.c.channel.is_not(None))
+            select(*columns).where(sessions.c.status == status.value, sessions.c.channel.is_not(None))
         )
         if name in known and (known[name].settled_micro or 0) > handed_out
     }
