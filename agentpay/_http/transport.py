@@ -8,13 +8,12 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import lru_cache, partial
 from types import ModuleType
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
 from agentpay._calls.invalid import InvalidArgumentError
-from agentpay._calls.observing import Observer
 from agentpay._calls.options import CallSettings
 from agentpay._calls.requests import PreparedRequest
 from agentpay._calls.settings import ClientSettings, Steps, logger
@@ -83,6 +82,23 @@ class TimedRequest(NamedTuple):
     def is_too_late(self) -> bool:
         """Whether the wait has left too little of the timeout to send the request."""
         return self.timeout is not None and self.timeout - self.waited < self.timeout * LEAST_LEFT
+
+
+class CallSpan(Protocol):
+    """`headers` are added to the call's requests, such as trace context."""
+
+    @property
+    def headers(self) -> Mapping[str, str]: ...
+
+    def succeeded(self, model: object, reply: RawResponse) -> None: ...
+
+    def failed(self, error: BaseException) -> None: ...
+
+
+class Observer(Protocol):
+    """Observes each call of a client, for example for tracing. It must not raise or change a call."""
+
+    def begin(self, request: PreparedRequest) -> CallSpan: ...
 
 
 class BaseTransport:
