@@ -9,11 +9,12 @@ A person decides in `ClaudeAgentOptions(can_use_tool=…)`, which can allow the 
 # pyright: reportMissingImports=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
 from agentpay._loading import needing
-from agentpay.mcp import server
 from agentpay.tools import TOOLS, AsyncAgentTools
 
 with needing("agentpay.integrations.claude_agent_sdk", package="claude-agent-sdk"):
     from claude_agent_sdk import McpSdkServerConfig
+with needing("agentpay.integrations.claude_agent_sdk", extra="mcp"):
+    from agentpay.mcp import server
 
 __all__ = ["READ_ONLY", "sdk_server"]
 

@@ -6,6 +6,8 @@ It needs the extra `mcp`. It is a separate process with an agent-scoped key, ove
 
 from typing import TYPE_CHECKING
 
+from agentpay._loading import load
+
 if TYPE_CHECKING:
     from agentpay.mcp.serving import bearer_app, server
 
@@ -17,6 +19,4 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from agentpay.mcp import serving  # noqa: PLC0415 - as above
-
-        return getattr(serving, name)
+        return getattr(load("agentpay.mcp.serving", part="agentpay.mcp", extra="mcp"), name)
