@@ -2,15 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-from coverage import Coverage
-from sybil import Sybil
-from sybil.parsers.markdown import PythonCodeBlockParser
-from sybil.sybil import SybilCollection
+
+if TYPE_CHECKING:
+    from coverage import Coverage
 
 # Announced by the installed package too, unless that was installed before it had them.
 pytest_plugins = ["agentpay_server.pytest_plugin", "pytester"]
@@ -18,23 +19,42 @@ pytest_plugins = ["agentpay_server.pytest_plugin", "pytester"]
 _ON_POSTGRES = "docs/how-to/postgresql.md"
 _IN_FRAMEWORKS = "docs/how-to/frameworks.md"
 _FRAMEWORKS = ("agents", "claude_agent_sdk", "langchain", "pydantic_ai")
-_LACKS_FRAMEWORKS = not os.environ.get("CI") and None in map(find_spec, _FRAMEWORKS)
-"""Whether the page of the frameworks cannot be run here; `nox -s tests` installs them."""
+_LACKS_FRAMEWORKS = None in map(find_spec, _FRAMEWORKS)
+"""Whether the page of the frameworks cannot be run here; `nox -s frameworks` installs them."""
 
-pytest_collect_file = SybilCollection(
-    [
-        Sybil(
-            parsers=[PythonCodeBlockParser()],
-            patterns=["README.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
-            excludes=[_ON_POSTGRES, *([_IN_FRAMEWORKS] if _LACKS_FRAMEWORKS else [])],
-        ),
-        Sybil(parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]),
-    ]
-).pytest()
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the Python blocks of a document, where Sybil is installed: tests run without it."""
+    return _documents()(file_path, parent) if file_path.suffix == ".md" and find_spec("sybil") else None
+
+
+@cache
+def _documents() -> Callable[[Path, pytest.Collector], pytest.Collector | None]:
+    from sybil import Sybil  # noqa: PLC0415
+    from sybil.parsers.markdown import PythonCodeBlockParser  # noqa: PLC0415
+    from sybil.sybil import SybilCollection  # noqa: PLC0415
+
+    return SybilCollection(
+        [
+            Sybil(
+                parsers=[PythonCodeBlockParser()],
+                patterns=["README.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
+                excludes=[_ON_POSTGRES, *([_IN_FRAMEWORKS] if _LACKS_FRAMEWORKS else [])],
+            ),
+            Sybil(
+                parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]
+            ),
+        ]
+    ).pytest()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Take where the servers of the tests keep what they know, and on which chain they work."""
+    """Take which tests run, where their servers keep what they know, and on which chain they work."""
+    parser.addoption(
+        "--ring",
+        choices=["gate", "rest"],
+        help="run what every change must pass, or what that leaves out (by default both)",
+    )
     parser.addoption(
         "--store",
         choices=["memory", "file", "postgres"],
@@ -65,7 +85,7 @@ def _is_measured(item: pytest.Item) -> bool:
 class _Measurement:
     """Stops measuring coverage for the tests that are unmeasured."""
 
-    def __init__(self, coverage: Coverage) -> None:
+    def __init__(self, coverage: "Coverage") -> None:
         self._coverage = coverage
         self._is_on = False
 
@@ -83,8 +103,11 @@ class _Measurement:
 
 def pytest_collection(session: pytest.Session) -> None:
     """Measure coverage if this run does (`--cov`), except of what is unmeasured."""
-    coverage = Coverage.current()
-    if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
+    if not session.config.pluginmanager.hasplugin("_cov"):
+        return
+    from coverage import Coverage  # noqa: PLC0415 - a run without it does not need the package
+
+    if (coverage := Coverage.current()) is not None:
         # In a worker process pytest-cov starts two, and the first continues while the second is stopped.
         while (running := Coverage.current()) is not None:
             running.stop()

@@ -1,14 +1,15 @@
 """Sessions: the checks that every change must pass, and longer ones to run by hand.
 
-lint, types, docs,
-tests, simulate, package             the checks that every change must pass; the default
+lint, types, docs, tests, package    the gate: what every change must pass; the default
+matrix, postgres, simulate,
+browser, frameworks                  the rest of what is tested
+all                                  the gate and the rest
+sdk                                  the tests of the client and of the contract, in a small environment
+quick                                most tests, on the memory store
 generate                             write what is generated from other files; `-- --check` compares
-quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
 build                                the distributions, into dist/, in seconds
 container                            the Containerfile, without a container engine, as root on Linux
-release                              build, check and publish a version; asks before it publishes
-frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
 lowest                               the tests with the lowest allowed versions of direct dependencies
 newest                               the tests with the newest version of everything
@@ -27,7 +28,6 @@ fuzz                                 coverage-guided fuzzing of the readers of 4
 """
 
 import os
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -36,16 +36,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nox
-from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "types", "docs", "tests", "simulate", "package"]
+GATE = ["lint", "types", "docs", "tests", "package"]
+REST = ["matrix", "postgres", "simulate", "browser", "frameworks"]
+nox.options.sessions = GATE
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
 
 # A machine may set it: then each of the hundreds of processes that tests start compiles all that it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# For hangs only: no test depends on speed.
+os.environ.setdefault("PYTEST_TIMEOUT", "600")
 
 ROOT = Path(__file__).parent
 PYPROJECT = nox.project.load_toml("pyproject.toml")
@@ -66,6 +69,8 @@ EVERY_RUN = "not deep and not peers and not validator"
 # over from one that still has many: so a module's fixtures are mostly made once.
 WORKERS = str((os.cpu_count() or 1) * 3 // 2)
 ON_ALL_CORES = ("pytest", "-n", WORKERS, "--dist", "worksteal", "-m", EVERY_RUN)
+# No test takes over ten seconds on an idle machine without a marker that says so: these are shown.
+SLOW = ("--durations", "0", "--durations-min", "10")
 # Where versions are not pinned, a new warning of another package must not fail the tests.
 WARNINGS_PASS = ("-W", "default")
 BEHAVIOUR = "tests/integration/behaviour"
@@ -114,21 +119,6 @@ def files_in_memory(session: nox.Session) -> Iterator[None]:
             yield
         finally:
             del session.env["TMPDIR"]
-
-
-def run_each(session: nox.Session, *commands: Sequence[str]) -> None:
-    """Run commands in turn, all of them although one fails; fail in the end if one failed.
-
-    An interrupted command gets the time to stop its servers and to remove their files.
-    """
-    failed = []
-    for command in commands:
-        try:
-            session.run(*command, interrupt_timeout=60, terminate_timeout=10)
-        except CommandFailed:
-            failed.append(shlex.join(command))
-    if failed:
-        session.error(f"failed: {'; '.join(failed)}")
 
 
 def run_in_parallel(session: nox.Session, *sequences: Sequence[Sequence[str]]) -> None:
@@ -244,22 +234,77 @@ def install_compiler(session: nox.Session) -> None:
         session.run("apt-get", *packages, external=True, silent=True, success_codes=[0, 100])
 
 
+def run_tests(session: nox.Session, *arguments: str, success_codes: Sequence[int] = (0,)) -> None:
+    """Run tests in parallel and in random order; keep how long each took."""
+    took = f"--junit-xml={session.cache_dir / session.name}.xml"
+    with files_in_memory(session):
+        session.run(
+            *(*ON_ALL_CORES, *SLOW, took, *arguments),
+            success_codes=success_codes,
+            # An interrupted run gets the time to stop its servers and to remove their files.
+            interrupt_timeout=60,
+            terminate_timeout=10,
+        )
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, in parallel and in random order, with the coverage of most of them as a gate.
+    """Run the gate's tests, with the coverage of most of them as a gate.
 
-    The behaviour tests run twice: on SQLite files, and on PostgreSQL.
+    The behaviour tests run on SQLite files. With arguments, run these tests, whatever their ring.
     """
-    install(session, "test", "frameworks")
-    install_browser(session)
+    install(session, "test")
     install_compiler(session)
     if session.posargs:
-        session.run(*ON_ALL_CORES, *session.posargs)
+        run_tests(session, *session.posargs)
         return
     session.run("coverage", "erase")
-    with files_in_memory(session):
-        # Both in this environment, where everything is compiled.
-        run_each(session, [*ON_ALL_CORES, "--cov"], [*ON_ALL_CORES, "--store", "postgres", BEHAVIOUR])
+    run_tests(session, "--ring", "gate", "--cov", "--ignore=tests/browser", "--ignore=tests/frameworks")
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run the cells of the kill matrix, and the tests of over ten seconds, that the gate leaves out now."""
+    install(session, "test")
+    # After a change that touches money, the gate has run all.
+    run_tests(session, "--ring", "rest", "tests/reliability", "tests/simulation", success_codes=(0, 5))
+
+
+@nox.session
+def postgres(session: nox.Session) -> None:
+    """Run the behaviour tests on PostgreSQL."""
+    install(session, "test")
+    run_tests(session, "--store", "postgres", *(session.posargs or [BEHAVIOUR]))
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Run the tests of the console, and of the site that `docs` has built, in a browser."""
+    install(session, "test")
+    install_browser(session)
+    run_tests(session, *(session.posargs or ["tests/browser"]))
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Run the tools for models in agent frameworks, with their real packages, and the page about them."""
+    install(session, "test", "frameworks")
+    session.env["CI"] = "1"  # A framework that is missing fails.
+    run_tests(session, *(session.posargs or ["tests/frameworks", "docs/how-to/frameworks.md"]))
+
+
+@nox.session(name="all", venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """Run the gate, then the rest."""
+    for name in (*GATE, *REST):
+        session.notify(name)
+
+
+@nox.session
+def sdk(session: nox.Session) -> None:
+    """Run the tests of the client and of the contract, without browser, frameworks and PostgreSQL."""
+    pinned(session, "-e", ".[test,cli]", *group("sdk"))
+    run_tests(session, *(session.posargs or ["tests/unit/sdk", "tests/contract"]))
 
 
 @nox.session
@@ -277,28 +322,13 @@ def quick(session: nox.Session) -> None:
         "tests/integration/test_layers.py",
         BEHAVIOUR,
     ]
-    session.run(*ON_ALL_CORES, "--store", "memory", "--hypothesis-profile", "quick", *suite)
+    run_tests(session, "--store", "memory", "--hypothesis-profile", "quick", *suite)
 
 
 @nox.session(venv_backend="none")
 def container(session: nox.Session) -> None:
     """Run the Containerfile's instructions and its image without a container engine; needs root on Linux."""
     session.run("python3", "scripts/try_container.py", *session.posargs, external=True)
-
-
-@nox.session
-def release(session: nox.Session) -> None:
-    """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
-    pinned(session, *group("package"))
-    session.run("python", "scripts/release.py", *session.posargs)
-
-
-@nox.session
-def frameworks(session: nox.Session) -> None:
-    """Run the tools for models in agent frameworks, with their real packages."""
-    install(session, "test", "frameworks")
-    session.env["CI"] = "1"  # A framework that is missing fails.
-    session.run("pytest", "-n", "auto", "tests/frameworks", *session.posargs)
 
 
 @nox.session

@@ -7,6 +7,7 @@ from typing import Any
 
 import postgres_server
 import pytest
+import rings
 import stores
 import surfpool as surfpools
 import validators
@@ -39,6 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: directory.__exit__(None, None, None))
     else:
         stores.run.postgres = Path(told["postgres"])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    rings.deselect(config, items)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import asyncpg
-
 VARIABLE = "AGENTPAY_TEST_POSTGRES_URL"
 """Names a server to use instead, as a role that may create databases: `postgresql://me@localhost/postgres`."""
 
@@ -64,6 +62,8 @@ def directory() -> Iterator[Path]:
 
 
 async def _drop_databases(server: str, prefix: str) -> None:
+    import asyncpg  # noqa: PLC0415 - most tests run without it
+
     connection = await asyncpg.connect(server)
     try:
         names = "SELECT datname FROM pg_database WHERE starts_with(datname, $1)"

@@ -12,9 +12,8 @@ import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import asyncpg
 import postgres_server
 import pytest
 import validators
@@ -30,9 +29,10 @@ from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import MemoryDatabase
 from agentpay_server.platform.settings import DATABASE_SCHEMA
-from agentpay_server.plugins import migrations
-from agentpay_server.plugins.migrations import upgrade
-from agentpay_server.plugins.postgres.database import PostgresDatabase
+
+# PostgreSQL and migrations are imported where a test needs them: most run without their packages.
+if TYPE_CHECKING:
+    import asyncpg
 
 T = TypeVar("T")
 
@@ -100,8 +100,10 @@ def url_of(name: str) -> str:
     return make_url(postgres_url()).set(database=name).render_as_string(hide_password=False)
 
 
-async def connect(url: str) -> asyncpg.Connection:
+async def connect(url: str) -> "asyncpg.Connection":
     """Return a connection whose statements find the tables of a server."""
+    import asyncpg  # noqa: PLC0415 - as above
+
     return await asyncpg.connect(url, server_settings={"search_path": DATABASE_SCHEMA})
 
 
@@ -139,25 +141,36 @@ async def _template() -> str:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not mark.exists():
             await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE template0")
-            draft = PostgresDatabase(url_of(name))
-            await upgrade(draft)
-            await draft.close()
+            from agentpay_server.plugins.postgres.database import PostgresDatabase  # noqa: PLC0415 - as above
+
+            await _lay_out(PostgresDatabase(url_of(name)))
             mark.touch()
     return name
 
 
-class _Returned(PostgresDatabase):
-    """A database that is free for the next test when it is closed."""
+async def _lay_out(draft: Database) -> None:
+    from agentpay_server.plugins.migrations import upgrade  # noqa: PLC0415 - as above
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url)
-        self._given = url
+    await upgrade(draft)
+    await draft.close()
 
-    async def close(self) -> None:
-        was_open = self._is_open
-        await super().close()
+
+async def _on_postgres() -> Database:
+    """Return a database that is free for the next test when it is closed."""
+    from agentpay_server.plugins.postgres.database import PostgresDatabase  # noqa: PLC0415 - as above
+
+    url = await fresh_url()
+    database = PostgresDatabase(url)
+    close = database.close
+
+    async def close_and_return() -> None:
+        was_open = database._is_open
+        await close()
         if was_open:
-            run.free.append(self._given)
+            run.free.append(url)
+
+    database.close = close_and_return  # type: ignore[method-assign]
+    return database
 
 
 async def new_database(kind: str | None = None) -> Database:
@@ -166,7 +179,7 @@ async def new_database(kind: str | None = None) -> Database:
     if kind == "memory":
         return MemoryDatabase()
     if kind == "postgres":
-        return _Returned(await fresh_url())
+        return await _on_postgres()
     return FileDatabase((await _fresh_directory()) / _FILES[0])
 
 
@@ -183,7 +196,7 @@ async def _opened(config: ServerConfig) -> Storage:
     if run.kind == "file":
         directory = await _fresh_directory()
         return await open_storage(ServerConfig(settings=settings, data_dir=directory, rpc=config.rpc))
-    database = _Returned(await fresh_url())
+    database = await _on_postgres()
     if config.rpc is not None:
         return Storage(database=database, ledger=None, settings=settings, is_alone=False)
     await database.hold_alone()
@@ -208,9 +221,7 @@ async def lay_out(directory: Path) -> None:
     template = run.scratch / "template.sqlite3"
     if not template.exists():
         path = Path(tempfile.mkdtemp(dir=run.scratch)) / template.name
-        draft = FileDatabase(path)
-        await upgrade(draft)
-        await draft.close()
+        await _lay_out(FileDatabase(path))
         path.replace(template)
     for name in _FILES:
         shutil.copyfile(template, directory / name)
@@ -228,6 +239,7 @@ async def on_data(where: dict[str, Any], work: Callable[[Database], Awaitable[T]
 def be_next_release(patch: pytest.MonkeyPatch) -> None:
     """Let commands be of a later release, which adds tables and columns."""
     from agentpay_lab.simulation.database import NEXT_RELEASE  # noqa: PLC0415 - the simulator takes long
+    from agentpay_server.plugins import migrations  # noqa: PLC0415 - as above
 
     patch.setattr(migrations, "upgrade", partial(migrations.upgrade, release=NEXT_RELEASE))
 
