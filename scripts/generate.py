@@ -32,6 +32,7 @@ ARTEFACTS: Final[Mapping[str, Callable[[], Files]]] = {
     "diagrams": _of("diagrams"),
     "llms": _of("llms"),
     "programs": _of("channel_program"),
+    "sbom": _of("sbom"),
 }
 
 

@@ -20,14 +20,16 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from email import message_from_bytes
-from email.message import Message
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import package_ways
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 from package_ways import RECEIVERS, Installed
+from packaging.metadata import Metadata
+from trove_classifiers import classifiers
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "agentpay_kit"
@@ -161,7 +163,7 @@ def look_into(wheel: Path, sdist: Path) -> set[str]:
     problems += [f"{name} must not be in the sdist" for name in sorted(sources) if name.startswith(".ci")]
     if problems:
         raise SystemExit("\n".join(problems))
-    return set(metadata.get_all("Provides-Extra", []))
+    return {*(metadata.provides_extra or [])}
 
 
 def look_into_laboratory(wheel: Path) -> None:
@@ -171,15 +173,15 @@ def look_into_laboratory(wheel: Path) -> None:
         SystemExit: a file is missing or must not be there, or the wheel needs something else.
     """
     metadata, problems = problems_of(wheel, LABORATORY_HOLDS)
-    needs = metadata.get_all("Requires-Dist", [])
-    if needs != [f"agentpay-kit[server]=={metadata['Version']}"]:
+    needs = [str(need) for need in metadata.requires_dist or []]
+    if needs != [f"agentpay-kit[server]=={metadata.version}"]:
         problems += [f"{wheel.name} needs {needs}"]
     if problems:
         raise SystemExit("\n".join(problems))
 
 
-def problems_of(wheel: Path, holds: set[str]) -> tuple[Message, list[str]]:
-    """Return the metadata of a wheel, and what is missing in it or must not be there.
+def problems_of(wheel: Path, holds: set[str]) -> tuple[Metadata, list[str]]:
+    """Return the metadata of a wheel, and what is missing in it, must not be there, or an index refuses.
 
     Args:
         wheel: the wheel.
@@ -189,11 +191,20 @@ def problems_of(wheel: Path, holds: set[str]) -> tuple[Message, list[str]]:
     information = f"{distribution}-{version}.dist-info"
     with zipfile.ZipFile(wheel) as opened:
         held = set(opened.namelist())
-        metadata = message_from_bytes(opened.read(f"{information}/METADATA"))
-    expected = holds | {f"{information}/licenses/LICENSE", f"{information}/entry_points.txt"}
+        # What an index checks of an upload: it raises for each field that is wrong.
+        metadata = Metadata.from_email(opened.read(f"{information}/METADATA"))
+        carried = f"{information}/sboms/{metadata.name}.cdx.json"
+        fault = JsonStrictValidator(SchemaVersion.V1_6).validate_str(opened.read(carried).decode())
+    expected = holds | {f"{information}/licenses/LICENSE", f"{information}/entry_points.txt", carried}
     places, may = ({name.split("/")[0] for name in names} for names in (held, expected))
     problems = [f"{wheel.name} has no {name}" for name in sorted(expected - held)]
     problems += [f"{name}/ must not be in {wheel.name}" for name in sorted(places - may)]
+    problems += [f"{wheel.name}: {carried}: {fault}"] if fault else []
+    problems += [
+        f"{wheel.name}: no index knows {name}" for name in {*(metadata.classifiers or [])} - classifiers
+    ]
+    if {*(metadata.import_names or [])} != {name for name in places if "." not in name}:
+        problems.append(f"{wheel.name} says that it is imported as {metadata.import_names}")
     return metadata, problems
 
 
