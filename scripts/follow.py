@@ -26,7 +26,8 @@ PROMISED_SECONDS = 600
 _BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SAVE = re.compile(r"Save this\s+as\s+`([\w.]+)`")
 _RUN = re.compile(r"and\s+run\s+`([^`]+)`")
-_COPIED = ("agentpay", "agentpay_server", "agentpay_lab", "pyproject.toml", "README.md", "LICENSE")
+_PACKAGES = ("agentpay", "agentpay_server", "agentpay_lab")
+_COPIED = (*_PACKAGES, "pyproject.toml", "README.md", "LICENSE", "agentpay-kit.cdx.json")
 
 
 def steps(page: str) -> list[str]:
