@@ -25,16 +25,10 @@ from agentpay.cli.commands import Column, Show
 from agentpay.cli.output import Output
 from agentpay.cli.tables import lines
 from agentpay.contract.fields import format_timestamp
-from agentpay_server import AgentPayServer
 from agentpay_server.cli import COMMANDS as SERVER_COMMANDS
 from agentpay_server.cli import main as server_main
 
 ID = re.compile(r"(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{26}")
-
-
-@pytest.fixture
-def agentpay(server: AgentPayServer) -> CommandLine:
-    return CommandLine(server)
 
 
 def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -48,10 +42,22 @@ def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, .
             yield (*path, name), command
 
 
-def test_each_command_is_of_one_program() -> None:
+def test_each_command_is_of_one_program_and_each_secret_has_a_warning() -> None:
+    """`ps` shows command lines to every user of a machine."""
     ours, theirs = dict(every_command(main)), dict(every_command(server_main))
     assert ours.keys() & theirs.keys() == {("completion",)}
     assert ("keys", "generate") in theirs
+    found = set()
+    for path, command in (*ours.items(), *theirs.items()):
+        assert "--json" in [option for parameter in command.params for option in parameter.opts], path
+        for option in command.params:
+            named = set(option.opts) & set(SECRETS)
+            if named and isinstance(option, click.Option):
+                found |= named
+                assert "other users of the machine may see command lines" in str(option.help), (path, named)
+                # The key of the environment is for the URL of the environment.
+                assert option.envvar or path == ("profiles", "add"), (path, named)
+    assert found == set(SECRETS)
 
 
 @pytest.mark.parametrize(
@@ -90,16 +96,13 @@ def test_a_usage_error_with_json_is_one_line_of_json() -> None:
 
 
 @pytest.mark.parametrize(("group", "listed"), [(main, COMMANDS), (server_main, SERVER_COMMANDS)])
-def test_the_help_shows_the_summary_of_each_command_whole(group: click.Group, listed: dict[str, Any]) -> None:
+def test_the_help_shows_the_summary_of_each_command(group: click.Group, listed: dict[str, Any]) -> None:
     context = click.Context(group)
     for name, (_, short) in listed.items():
         command = group.get_command(context, name)
         assert command is not None
         assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
     assert group.get_command(context, "nonsense") is None
-
-
-def test_help_is_not_cut_off_at_80_columns() -> None:
     for path in {path[:-1] for path, _ in every_command(server_main)}:
         result = CliRunner().invoke(server_main, [*path, "--help"], terminal_width=80)
         assert "..." not in result.stdout.partition("Commands:")[2], path
@@ -108,157 +111,142 @@ def test_help_is_not_cut_off_at_80_columns() -> None:
 SECRETS = ("--key", "--operator-key", "--metrics-key", "--secret", "--database-url", "--rpc-url")
 
 
-def test_every_command_prints_json_and_the_help_of_each_secret_says_who_can_see_it() -> None:
-    """`ps` shows command lines to every user of a machine."""
-    found = set()
-    for path, command in (*every_command(main), *every_command(server_main)):
-        assert "--json" in [option for parameter in command.params for option in parameter.opts], path
-        for option in command.params:
-            named = set(option.opts) & set(SECRETS)
-            if named and isinstance(option, click.Option):
-                found |= named
-                assert "other users of the machine may see command lines" in str(option.help), (path, named)
-                # The key of the environment is for the URL of the environment.
-                assert option.envvar or path == ("profiles", "add"), (path, named)
-    assert found == set(SECRETS)
-
-
 # --- Accounts
 
 
 def test_objects_are_found_by_their_names_and_an_ambiguous_or_unknown_one_is_refused(
-    agentpay: CommandLine,
+    commands: CommandLine,
 ) -> None:
-    made = agentpay.json("accounts", "create", "Research bot")
+    made = commands.json("accounts", "create", "Research bot")
     for name in ("Research bot", "@research-bot", made["account_id"]):
-        assert agentpay.json("accounts", "get", name)["account_id"] == made["account_id"]
+        assert commands.json("accounts", "get", name)["account_id"] == made["account_id"]
     with Receiver() as receiver:
         events = ("--events", "transfer.*,session.opened", "--account", "Research bot")
-        secret = agentpay.shown("webhooks", "create", receiver.url, *events, "-q")
+        secret = commands.shown("webhooks", "create", receiver.url, *events, "-q")
         assert secret.startswith("whsec_")
-        (webhook,) = agentpay.items("webhooks", "list")
+        (webhook,) = commands.items("webhooks", "list")
         types = ["transfer.initiated", "transfer.settled", "transfer.rejected", "session.opened"]
         assert (webhook["events"], webhook["account_ids"]) == (types, [made["account_id"]])
-        assert agentpay.json("webhooks", "rotate", receiver.url, "--overlap", "0")["secret"] != secret.strip()
-        assert agentpay.json("webhooks", "delete", receiver.url)["webhook_id"] == webhook["webhook_id"]
-    assert "No webhooks. Create one with agentpay webhooks create URL." in agentpay.shown("webhooks", "list")
+        assert commands.json("webhooks", "rotate", receiver.url, "--overlap", "0")["secret"] != secret.strip()
+        assert commands.json("webhooks", "delete", receiver.url)["webhook_id"] == webhook["webhook_id"]
+    assert "No webhooks. Create one with agentpay webhooks create URL." in commands.shown("webhooks", "list")
 
-    first, second = (agentpay.json("accounts", "create", "Twin")["account_id"] for _ in range(2))
-    said = agentpay.refused("accounts", "get", "Twin")
+    first, second = (commands.json("accounts", "create", "Twin")["account_id"] for _ in range(2))
+    said = commands.refused("accounts", "get", "Twin")
     assert not [each for each in ("2 matches for account named 'Twin'", first, second) if each not in said]
-    said = agentpay.refused("accounts", "get", "Nobody")
+    said = commands.refused("accounts", "get", "Nobody")
     assert said == "Error: there is no account named 'Nobody'. List them with agentpay accounts list.\n"
-    failure = json.loads(agentpay.run("accounts", "get", "Nobody", "--json").stderr)
+    failure = json.loads(commands.run("accounts", "get", "Nobody", "--json").stderr)
     assert failure["error"] == "not_found"
 
 
-def test_a_budget_is_shown_as_a_sentence_and_figures(agentpay: CommandLine) -> None:
-    account_id = agentpay.funded("7", name="Bot").account_id
-    agentpay.json("accounts", "policy", "Bot", "--max-single-transfer", "2.5")
-    assert agentpay.shown("budget", "Bot").startswith("Bot may spend now: 2.50 USDC in one transfer\n")
-    assert agentpay.json("budget", account_id)["available_usdc"] == "7.000000"
-    agentpay.environment["AGENTPAY_API_KEY"] = agentpay.server.agent_keys.create(account_id).key
-    assert agentpay.json("budget")["account_id"] == account_id
-    said = agentpay.refused("transfers", "create", "--to", "Shop", "--amount", "1")
+def test_a_budget_is_shown_as_a_sentence_and_figures(commands: CommandLine) -> None:
+    account_id = commands.funded("7", name="Bot").account_id
+    commands.json("accounts", "policy", "Bot", "--max-single-transfer", "2.5")
+    assert commands.shown("budget", "Bot").startswith("Bot may spend now: 2.50 USDC in one transfer\n")
+    assert commands.json("budget", account_id)["available_usdc"] == "7.000000"
+    commands.environment["AGENTPAY_API_KEY"] = commands.server.agent_keys.create(account_id).key
+    assert commands.json("budget")["account_id"] == account_id
+    said = commands.refused("transfers", "create", "--to", "Shop", "--amount", "1")
     assert said == "Error: an agent key cannot look up the account named 'Shop': pass its account_id.\n"
 
 
 def test_funding_without_a_sandbox_shows_the_address_for_usdc(
-    agentpay: CommandLine, monkeypatch: pytest.MonkeyPatch
+    commands: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account = agentpay.funded(name="Bot")
+    account = commands.funded(name="Bot")
     real = AgentPay.request
 
     def without_sandbox(self: AgentPay, method: str, path: str, **others: object) -> object:
         return real(self, method, path.replace("/ext/v1/sandbox", "/no-such-extension"), **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AgentPay, "request", without_sandbox)
-    said = agentpay.refused("accounts", "fund", "Bot", "1")
+    said = commands.refused("accounts", "fund", "Bot", "1")
     assert f"no sandbox. Send USDC to the token account {account.usdc_token_account}" in said
 
 
 # --- Transfers and sessions
 
 
-def test_a_transfer_is_checked_made_once_and_listed(agentpay: CommandLine) -> None:
-    agentpay.funded(name="Payer")
-    agentpay.json("accounts", "create", "Shop")
+def test_a_transfer_is_checked_made_once_and_listed(commands: CommandLine) -> None:
+    commands.funded(name="Payer")
+    commands.json("accounts", "create", "Shop")
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
-    assert agentpay.json("transfers", "check", *ends)["decision"] == "settle"
+    assert commands.json("transfers", "check", *ends)["decision"] == "settle"
     pay = ("transfers", "create", *ends, "--memo", "rent", "--idempotency-key", "k1")
-    made = agentpay.json(*pay)
-    assert agentpay.json(*pay) == made
-    (listed,) = agentpay.items("transfers", "list", "--account", "Payer", "--status", "settled")
+    made = commands.json(*pay)
+    assert commands.json(*pay) == made
+    (listed,) = commands.items("transfers", "list", "--account", "Payer", "--status", "settled")
     assert listed["transfer_id"] == made["transfer_id"]
-    assert agentpay.json("transfers", "get", made["transfer_id"])["memo"] == "rent"
-    shown = agentpay.shown("transfers", "list").splitlines()
+    assert commands.json("transfers", "get", made["transfer_id"])["memo"] == "rent"
+    shown = commands.shown("transfers", "list").splitlines()
     assert re.fullmatch(rf"Payer +1\.50 +settled +Shop +\S+ +rent +{made['transfer_id']}", shown[1]), shown
-    (event,) = agentpay.items("events", "list", "--type", "transfer.settled", "--account", "Payer")
-    shown = agentpay.shown("events", "list", "--type", "transfer.settled").splitlines()
+    (event,) = commands.items("events", "list", "--type", "transfer.settled", "--account", "Payer")
+    shown = commands.shown("events", "list", "--type", "transfer.settled").splitlines()
     assert re.search(rf"transfer\.settled +Payer +1\.50 +{event['id']}", shown[1]), shown
 
 
-def test_a_refusal_that_is_repeated_says_when_it_was_decided(agentpay: CommandLine) -> None:
-    agentpay.client.policies.update(agentpay.funded(name="Payer").account_id, max_single_transfer="1")
-    agentpay.json("accounts", "create", "Shop")
+def test_a_refusal_that_is_repeated_says_when_it_was_decided(commands: CommandLine) -> None:
+    commands.client.policies.update(commands.funded(name="Payer").account_id, max_single_transfer="1")
+    commands.json("accounts", "create", "Shop")
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "2")
     pay = ("transfers", "create", *ends, "--idempotency-key", "k1")
     first, decided_at = (
-        agentpay.refused(*pay, exit_code=5),
-        format_timestamp(agentpay.server.sandbox.clock.now()),
+        commands.refused(*pay, exit_code=5),
+        format_timestamp(commands.server.sandbox.clock.now()),
     )
     assert "decided at" not in first
-    agentpay.server.sandbox.clock.advance(hours=2)
+    commands.server.sandbox.clock.advance(hours=2)
     words = f"That was decided at {decided_at}, and is repeated for its idempotency key. No money moved."
-    assert words in agentpay.refused(*pay, exit_code=5)
-    assert json.loads(agentpay.run(*pay, "--json").stderr)["decided_at"] == decided_at
+    assert words in commands.refused(*pay, exit_code=5)
+    assert json.loads(commands.run(*pay, "--json").stderr)["decided_at"] == decided_at
 
 
 def test_a_transfer_with_unknown_outcome_exits_with_6_and_explains_how_to_resume(
-    agentpay: CommandLine,
+    commands: CommandLine,
 ) -> None:
-    agentpay.funded(name="Payer")
-    agentpay.json("accounts", "create", "Shop")
-    agentpay.server.sandbox.set_fault("http:POST /v1/transfers", effect="reply_lost")
+    commands.funded(name="Payer")
+    commands.json("accounts", "create", "Shop")
+    commands.server.sandbox.set_fault("http:POST /v1/transfers", effect="reply_lost")
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
-    result = agentpay.run("transfers", "create", *ends, "--json")
-    agentpay.server.sandbox.clear_faults()
+    result = commands.run("transfers", "create", *ends, "--json")
+    commands.server.sandbox.clear_faults()
     assert (result.exit_code, result.stdout) == (6, "")
     failure = json.loads(result.stderr)
     assert failure["error"] == "outcome_unknown"
-    agentpay.json("transfers", "create", *ends, "--idempotency-key", failure["idempotency_key"])
-    assert len(agentpay.items("transfers", "list")) == 1
+    commands.json("transfers", "create", *ends, "--idempotency-key", failure["idempotency_key"])
+    assert len(commands.items("transfers", "list")) == 1
 
 
-def test_an_agents_key_pays_from_its_account(agentpay: CommandLine) -> None:
-    account_id = agentpay.funded(name="Payer").account_id
-    payee = agentpay.json("accounts", "create", "Shop")["account_id"]
-    assert "an operator key has many accounts" in agentpay.refused(
+def test_an_agents_key_pays_from_its_account(commands: CommandLine) -> None:
+    account_id = commands.funded(name="Payer").account_id
+    payee = commands.json("accounts", "create", "Shop")["account_id"]
+    assert "an operator key has many accounts" in commands.refused(
         "transfers", "create", "--to", payee, "--amount", "1"
     )
-    agentpay.environment["AGENTPAY_API_KEY"] = agentpay.shown(
+    commands.environment["AGENTPAY_API_KEY"] = commands.shown(
         "keys", "create", "--account", "Payer", "-q"
     ).strip()
-    assert agentpay.json("whoami")["account_id"] == account_id
-    assert agentpay.json("transfers", "create", "--to", payee, "--amount", "1")["from"] == account_id
+    assert commands.json("whoami")["account_id"] == account_id
+    assert commands.json("transfers", "create", "--to", payee, "--amount", "1")["from"] == account_id
     # It may not list accounts, so identifiers are shown instead of names.
-    assert account_id in agentpay.shown("transfers", "list")
+    assert account_id in commands.shown("transfers", "list")
 
 
 # --- Forms
 
 
 def test_identifiers_are_whole_on_one_line_at_every_width(
-    agentpay: CommandLine, monkeypatch: pytest.MonkeyPatch
+    commands: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    account_id = agentpay.funded(
+    account_id = commands.funded(
         name="A research bot with a very long name indeed, longer than most"
     ).account_id
-    inbox = agentpay.server.webhook_inbox()
-    agentpay.json("keys", "create", "--account", account_id, "--name", "a name that is rather long for a key")
-    agentpay.json("sessions", "open", "--from", account_id, "--to", _shop(agentpay.client), "--cap", "1")
-    pending(agentpay.client, account_id, memo="a memo that is far too long for a table of transfers")
-    agentpay.server.sandbox.clock.advance(0)
+    inbox = commands.server.webhook_inbox()
+    commands.json("keys", "create", "--account", account_id, "--name", "a name that is rather long for a key")
+    commands.json("sessions", "open", "--from", account_id, "--to", _shop(commands.client), "--cap", "1")
+    pending(commands.client, account_id, memo="a memo that is far too long for a table of transfers")
+    commands.server.sandbox.clock.advance(0)
     assert inbox.webhook_id
 
     real = Output.__init__
@@ -271,11 +259,11 @@ def test_identifiers_are_whole_on_one_line_at_every_width(
     monkeypatch.setattr(Output, "__init__", on_a_narrow_terminal)
     lists = ("accounts", "transfers", "sessions", "approvals", "webhooks", "events", "deliveries", "keys")
     for name in lists:
-        count = len(agentpay.items(name, "list"))
+        count = len(commands.items(name, "list"))
         assert count, name
         for width in (80, 100, 200):
             widths.append(width)
-            heading, *rows = agentpay.shown(name, "list").splitlines()
+            heading, *rows = commands.shown(name, "list").splitlines()
             assert len(rows) == count
             for row in rows:
                 assert len(row) <= width, (name, row)
@@ -283,9 +271,9 @@ def test_identifiers_are_whole_on_one_line_at_every_width(
                 # Nothing is a part of an identifier: what is shown of one is all of it.
                 assert not re.search(r"\b(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{0,25}\b", row), (name, row)
             assert len(heading) <= width
-            wide = agentpay.shown(name, "list", "--wide")
+            wide = commands.shown(name, "list", "--wide")
             assert "…" not in wide
-        shortest = agentpay.shown(name, "list", "--quiet").splitlines()
+        shortest = commands.shown(name, "list", "--quiet").splitlines()
         assert [bool(ID.fullmatch(line)) for line in shortest] == [True] * count
 
 
@@ -326,37 +314,37 @@ def test_a_narrow_list_gives_up_optional_columns_before_it_cuts_names(
 
 
 def test_an_object_is_shown_with_its_identifier_first_which_is_all_that_quiet_prints(
-    agentpay: CommandLine,
+    commands: CommandLine,
 ) -> None:
-    account_id = agentpay.funded(name="Payer").account_id
+    account_id = commands.funded(name="Payer").account_id
     fund, policy = ("accounts", "fund", "Payer", "5"), ("accounts", "policy", "Payer")
-    assert agentpay.shown(*fund).splitlines()[1].split() == ["account_id", account_id]
+    assert commands.shown(*fund).splitlines()[1].split() == ["account_id", account_id]
     for command in (fund, policy, (*policy, "--pause")):
-        assert agentpay.shown(*command, "--quiet") == f"{account_id}\n"
-    shown = agentpay.shown("webhooks", "create", "http://127.0.0.1:9/hooks").splitlines()
+        assert commands.shown(*command, "--quiet") == f"{account_id}\n"
+    shown = commands.shown("webhooks", "create", "http://127.0.0.1:9/hooks").splitlines()
     assert shown[1].startswith("webhook_id")
     assert [line.split()[1] for line in shown if line.startswith("account_ids")] == ["all"]
 
 
-def test_an_outage_of_the_chain_stops_neither_a_pause_nor_a_list(agentpay: CommandLine) -> None:
-    account_id = agentpay.funded(name="Buyer").account_id
-    agentpay.server.sandbox.set_fault("chain_down")
-    for read in (agentpay.client.accounts.get, agentpay.client.accounts.balance):
+def test_an_outage_of_the_chain_stops_neither_a_pause_nor_a_list(commands: CommandLine) -> None:
+    account_id = commands.funded(name="Buyer").account_id
+    commands.server.sandbox.set_fault("chain_down")
+    for read in (commands.client.accounts.get, commands.client.accounts.balance):
         with pytest.raises(ChainUnavailableError):
             read(account_id, max_retries=0)
-    (listed,) = agentpay.items("accounts", "list")
+    (listed,) = commands.items("accounts", "list")
     assert (listed["account_id"], listed["balance_usdc"], listed["status"]) == (account_id, None, "active")
-    assert "Buyer" in agentpay.shown("search", "buyer")
-    assert agentpay.json("accounts", "policy", "@buyer", "--pause")["paused"] is True
-    assert agentpay.json("accounts", "get", "Buyer")["status"] == "paused"
-    assert not agentpay.client.console.summary().is_chain_reachable
+    assert "Buyer" in commands.shown("search", "buyer")
+    assert commands.json("accounts", "policy", "@buyer", "--pause")["paused"] is True
+    assert commands.json("accounts", "get", "Buyer")["status"] == "paused"
+    assert not commands.client.console.summary().is_chain_reachable
 
 
-def test_a_suspended_account_says_why_and_is_unblocked(agentpay: CommandLine) -> None:
-    payer, payee = agentpay.funded("10", name="Buyer"), agentpay.funded("1", name="Shop")
-    signature = money.suspend(agentpay.server, payer, payee, 2_000_000)
-    assert "suspended" in agentpay.shown("accounts", "list")
-    found = agentpay.json("accounts", "get", "Buyer")
+def test_a_suspended_account_says_why_and_is_unblocked(commands: CommandLine) -> None:
+    payer, payee = commands.funded("10", name="Buyer"), commands.funded("1", name="Shop")
+    signature = money.suspend(commands.server, payer, payee, 2_000_000)
+    assert "suspended" in commands.shown("accounts", "list")
+    found = commands.json("accounts", "get", "Buyer")
     assert found["signing_stopped_at"] is not None
     assert found["suspension"] == {
         "cause": "unknown_debit",
@@ -364,20 +352,20 @@ def test_a_suspended_account_says_why_and_is_unblocked(agentpay: CommandLine) ->
         "tx_signature": signature,
         "chain_explorer_url": found["suspension"]["chain_explorer_url"],
     }
-    unblocked = agentpay.json("accounts", "unblock", "Buyer")
+    unblocked = commands.json("accounts", "unblock", "Buyer")
     assert (unblocked["signing_stopped_at"], unblocked["suspension"]) == (None, None)
 
 
-def test_a_list_as_csv_is_whole_and_within_its_period(agentpay: CommandLine) -> None:
-    payer, payee = agentpay.funded("10", name="=Buyer"), agentpay.client.accounts.create(name="Shop")
-    began = agentpay.server.sandbox.clock.now()
+def test_a_list_as_csv_is_whole_and_within_its_period(commands: CommandLine) -> None:
+    payer, payee = commands.funded("10", name="=Buyer"), commands.client.accounts.create(name="Shop")
+    began = commands.server.sandbox.clock.now()
     for number in range(3):
-        agentpay.server.sandbox.clock.advance(60)
-        agentpay.client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=number + 1)
+        commands.server.sandbox.clock.advance(60)
+        commands.client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=number + 1)
     first, last = (format_timestamp(began + timedelta(minutes=minutes)) for minutes in (1, 3))
 
     def amounts(*command: str) -> list[str]:
-        rows = csv.DictReader(io.StringIO(agentpay.shown(*command, "--csv")))
+        rows = csv.DictReader(io.StringIO(commands.shown(*command, "--csv")))
         return [row.get("amount_usdc") or row["name"] for row in rows]
 
     for listed in (("transfers", "list"), ("accounts", "history", "=Buyer")):
@@ -385,12 +373,12 @@ def test_a_list_as_csv_is_whole_and_within_its_period(agentpay: CommandLine) -> 
         assert amounts(*listed, "--until", first)[0] == "1.000000"
         assert amounts(*listed, "--limit", "1") == ["3.000000"]
     # As a server of the version before wrote it during an upgrade.
-    money.change(agentpay.server, "entries", {"operator_id": ""}, amount=3_000_000)
+    money.change(commands.server, "entries", {"operator_id": ""}, amount=3_000_000)
     assert amounts("accounts", "history", "=Buyer", "--since", first) == ["3.000000", "2.000000"]
     assert amounts("accounts", "list", "--until", first) == ["Shop", "'=Buyer"]
     assert amounts("accounts", "list", "--since", first) == []
-    assert agentpay.unwritten("transfers", "list", "--csv")[0] == 3
-    assert agentpay.run("transfers", "list", "--csv", "--json").exit_code == 2
+    assert commands.unwritten("transfers", "list", "--csv")[0] == 3
+    assert commands.run("transfers", "list", "--csv", "--json").exit_code == 2
 
 
 def test_a_command_of_the_server_says_what_to_install() -> None:
@@ -411,25 +399,25 @@ def _shop(client: AgentPay) -> str:
 
 
 def test_a_list_is_followed_as_it_changes_and_past_an_outage(
-    agentpay: CommandLine, monkeypatch: pytest.MonkeyPatch
+    commands: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = agentpay.client.accounts.create(name="First")
+    first = commands.client.accounts.create(name="First")
     looks = 0
 
     def sleep(_: float) -> None:
         nonlocal looks
         looks += 1
         if looks == 2:
-            agentpay.client.policies.update(first.account_id, paused=True)
-            agentpay.server.sandbox.set_fault("http:GET /ext/v1/console/accounts", effect="internal_error")
+            commands.client.policies.update(first.account_id, paused=True)
+            commands.server.sandbox.set_fault("http:GET /ext/v1/console/accounts", effect="internal_error")
         if looks == 3:
-            agentpay.server.sandbox.clear_faults()
-            agentpay.client.accounts.create(name="Second")
+            commands.server.sandbox.clear_faults()
+            commands.client.accounts.create(name="Second")
         if looks == 5:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("agentpay.cli.listing.time", SimpleNamespace(sleep=sleep))
-    result = agentpay.run("accounts", "list", "--watch", "--json")
+    result = commands.run("accounts", "list", "--watch", "--json")
     assert result.exit_code == 0
     assert "Cannot read the list, retrying" in result.stderr
     shown = [json.loads(line) for line in result.stdout.splitlines()]

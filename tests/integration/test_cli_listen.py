@@ -5,7 +5,7 @@ import json
 import re
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -83,41 +83,40 @@ class Heard:
         return item[1]
 
 
-@asynccontextmanager
-async def listening(
-    commands: CommandLine,
-    capsys: pytest.CaptureFixture[str],
-    *,
-    forward_to: str | None = None,
-    secret: str | None = None,
-    types: frozenset[str] = frozenset(EVENTS),
-    account_id: str | None = None,
-    is_json: bool = True,
-) -> AsyncIterator[Heard]:
-    """A listener within the test, which looks as often as it can."""
-    address = ServerAccess(
-        url=commands.environment["AGENTPAY_BASE_URL"],
-        key=commands.environment["AGENTPAY_API_KEY"],
-    )
-    output = Output(is_json=is_json)
-    listener = EventListener(address, output, types=types, account_id=account_id, interval_seconds=0.01)
-    task = asyncio.create_task(listener.run(forward_to, secret))
-    try:
-        yield Heard(capsys)
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
+Listening = Callable[..., AbstractAsyncContextManager[Heard]]
+
+
+@pytest.fixture
+def listening(commands: CommandLine, capsys: pytest.CaptureFixture[str]) -> Listening:
+    """Starts a listener within the test, which looks as often as it can."""
+
+    @asynccontextmanager
+    async def listening(
+        *, forward_to: str | None = None, secret: str | None = None, is_json: bool = True, **chosen: Any
+    ) -> AsyncIterator[Heard]:
+        url, key = (commands.environment[f"AGENTPAY_{name}"] for name in ("BASE_URL", "API_KEY"))
+        choice = {"types": frozenset(EVENTS), "account_id": None, **chosen}
+        address, output = ServerAccess(url=url, key=key), Output(is_json=is_json)
+        listener = EventListener(address, output, **choice, interval_seconds=0.01)
+        task = asyncio.create_task(listener.run(forward_to, secret))
+        try:
+            yield Heard(capsys)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+    return listening
 
 
 @pytest.mark.parametrize("chosen", [False, True])
 async def test_only_new_events_of_the_chosen_types_and_account_are_printed(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str], chosen: bool
+    listening: Listening, commands: CommandLine, account: Account, chosen: bool
 ) -> None:
     account.pay()
     settled, other = frozenset({"transfer.settled"}), Account(commands.server, commands.funded)
     choice: dict[str, Any] = {"types": settled, "account_id": account.account_id} if chosen else {}
-    async with listening(commands, capsys, **choice) as heard:
+    async with listening(**choice) as heard:
         assert await heard.json("listening") == {
             "base_url": commands.environment["AGENTPAY_BASE_URL"],
             "forward_to": None,
@@ -132,9 +131,9 @@ async def test_only_new_events_of_the_chosen_types_and_account_are_printed(
 
 
 async def test_more_than_a_page_at_once_is_printed_in_order_and_once(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, account: Account
 ) -> None:
-    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+    async with listening(types=frozenset({"transfer.settled"})) as heard:
         await heard.json("listening")
         # Nothing runs between these: the listener shares the loop that they hold up.
         expected = [account.pay("0.01") for _ in range(120)]
@@ -143,10 +142,10 @@ async def test_more_than_a_page_at_once_is_printed_in_order_and_once(
 
 @pytest.mark.in_memory("nothing else can be brought back")
 async def test_listening_continues_after_a_restore(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, commands: CommandLine, account: Account
 ) -> None:
     snapshot = commands.server.sandbox.snapshot()
-    async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
+    async with listening(types=frozenset({"transfer.settled"})) as heard:
         await heard.json("listening")
         for _ in range(3):
             transfer_id = account.pay()
@@ -158,12 +157,12 @@ async def test_listening_continues_after_a_restore(
 
 
 async def test_forwarded_events_equal_those_of_a_webhook(
-    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    listening: Listening, commands: CommandLine, account: Account, receiver: Receiver
 ) -> None:
     with Receiver() as registered:
         webhook = commands.server.client().webhooks.create(url=registered.url, events=["escalation.required"])
         commands.server.client().policies.update(account.account_id, escalation_threshold="0.5")
-        async with listening(commands, capsys, forward_to=receiver.url) as heard:
+        async with listening(forward_to=receiver.url) as heard:
             secret = (await heard.json("listening"))["secret"]
             transfer_id = account.pay()
             assert (await heard.json("event"))["data"]["transfer_id"] == transfer_id
@@ -182,16 +181,12 @@ async def test_forwarded_events_equal_those_of_a_webhook(
 
 @pytest.mark.parametrize("is_forwarded", [True, False])
 async def test_the_terminal_shows_one_line_per_event_or_forward_and_the_secret(
-    commands: CommandLine,
-    account: Account,
-    receiver: Receiver,
-    capsys: pytest.CaptureFixture[str],
-    is_forwarded: bool,
+    listening: Listening, account: Account, receiver: Receiver, is_forwarded: bool
 ) -> None:
     types = frozenset({"transfer.settled"})
     receiver.next(503)
     url = receiver.url if is_forwarded else None
-    async with listening(commands, capsys, forward_to=url, types=types, is_json=False) as heard:
+    async with listening(forward_to=url, types=types, is_json=False) as heard:
         await heard.told(f"Forwarding to {url}, signed with whsec_" if is_forwarded else "Listening to ")
         transfer_id = account.pay()
         line = await heard.line()
@@ -204,9 +199,9 @@ async def test_the_terminal_shows_one_line_per_event_or_forward_and_the_secret(
 
 
 async def test_a_given_secret_signs_and_is_not_printed(
-    commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
+    listening: Listening, account: Account, receiver: Receiver
 ) -> None:
-    async with listening(commands, capsys, forward_to=receiver.url, secret=SECRET) as heard:
+    async with listening(forward_to=receiver.url, secret=SECRET) as heard:
         assert (await heard.json("listening"))["secret"] is None
         account.pay()
         while "event" in json.loads(await heard.line()):
@@ -249,10 +244,10 @@ async def test_a_failing_receiver_is_retried_on_the_service_schedule_and_then_ab
 
 
 async def test_an_outage_is_reported_once_and_no_event_is_missed(
-    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+    listening: Listening, commands: CommandLine, account: Account
 ) -> None:
     types = frozenset({"transfer.settled"})
-    async with listening(commands, capsys, types=types, is_json=False) as heard:
+    async with listening(types=types, is_json=False) as heard:
         await heard.told("Listening to ")
         commands.server.sandbox.set_fault("http:GET /ext/v1/console/events", effect="internal_error")
         transfer_id = account.pay()

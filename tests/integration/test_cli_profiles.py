@@ -201,10 +201,9 @@ def test_the_configuration_file_follows_the_xdg_directories(
 ) -> None:
     monkeypatch.delenv("AGENTPAY_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
-    assert config_path() == tmp_path / ".config" / "agentpay" / "config.toml"
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
-    assert config_path() == tmp_path / "other" / "agentpay" / "config.toml"
+    for value, folder in (("relative", ".config"), (str(tmp_path / "other"), "other")):
+        monkeypatch.setenv("XDG_CONFIG_HOME", value)
+        assert config_path() == tmp_path / folder / "agentpay" / "config.toml"
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)

@@ -85,21 +85,17 @@ def test_the_durable_example_survives_its_kills(tmp_path: Path, monkeypatch: pyt
     assert sentences(report_on(f"{base}/webhooks", f"{base}/acted", *command, kills=4)) == []
 
 
-def test_a_receiver_that_does_not_start_cannot_be_tested(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{steady_port()}/"
-    result = CliRunner().invoke(main, ["receiver-test", url, "--acted", "x", "--", "false"])
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "exit code 1" in result.stderr
-
-
-def test_a_process_that_listens_already_is_not_tested_in_place_of_the_receiver(tmp_path: Path) -> None:
-    """Its secret is another one, so each check would miss."""
+def test_what_does_not_start_or_listens_already_is_not_tested(tmp_path: Path) -> None:
+    """The secret of a process that listens already is another one, so each check would miss."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        command = ["receiver-test", url, "--acted", str(tmp_path / "x"), "--", "sleep", "60"]
-        result = CliRunner().invoke(main, command)
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert "listens there already" in result.stderr
+        for port, command, said in (
+            (steady_port(), ("false",), "exit code 1"),
+            (listener.getsockname()[1], ("sleep", "60"), "listens there already"),
+        ):
+            options = [f"http://127.0.0.1:{port}/", "--acted", str(tmp_path / "x")]
+            result = CliRunner().invoke(main, ["receiver-test", *options, "--", *command])
+            assert (result.exit_code, result.stdout) == (1, "")
+            assert said in result.stderr
 
 
 LEAVES_CHILD = """

@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import httpx
@@ -40,11 +41,21 @@ def lines_of(response: httpx.Response) -> Iterator[str]:
     return (line for line in response.iter_lines() if line and not line.startswith(("retry", ":")))
 
 
-def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPayServer, refuse) -> None:
+@contextmanager
+def opened(server: AgentPayServer, key: str = "", last: str | None = None) -> Iterator[httpx.Response]:
+    """Open a stream with a key, or with the operator's, over a port."""
     server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+    headers = {"Authorization": f"Bearer {key or server.operator_key}"}
+    if last is not None:
+        headers["Last-Event-ID"] = last
+    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=sent, timeout=120) as response:
         assert response.status_code == 200
+        yield response
+
+
+def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPayServer, refuse) -> None:
+    with opened(server) as response:
         assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
         assert response.headers["cache-control"] == "no-store"
         event = refuse()
@@ -71,9 +82,7 @@ def test_a_stream_is_resumed_after_any_event_without_gap_or_repetition(
 @pytest.mark.parametrize("unknown", ["evt_" + "0" * 26, "x", "evt_\u00e4"])
 def test_an_unknown_event_resets_the_stream(server: AgentPayServer, refuse, unknown: str) -> None:
     refuse()
-    server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}", "Last-Event-ID": unknown.encode("latin-1")}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+    with opened(server, last=unknown) as response:
         lines = lines_of(response)
         assert list(islice(lines, 2)) == ["event: reset", "data: {}"]
         event = refuse()
@@ -100,11 +109,9 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
 
 
 def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: AgentPayServer, refuse) -> None:
-    server.listen()
     made, following = refuse(), refuse()
     stolen = server.operator_keys.create(name="stolen")
-    headers = {"Authorization": f"Bearer {stolen.key}", "Last-Event-ID": made.id}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
+    with opened(server, stolen.key, made.id) as response:
         lines = lines_of(response)
         assert next(lines) == f"id: {following.id}"
         server.operator_keys.revoke(stolen.key_id)
@@ -116,14 +123,8 @@ def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: Age
 
 
 def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refuse) -> None:
-    server.listen()
-    with raw_client(server, "") as http:
-        signed_in = http.post(
-            "/ext/v1/console/sign-in", json={"code": server.console.create_sign_in_code().code}
-        ).json()
-    headers = {"Authorization": f"Bearer {signed_in['key']}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
-        assert response.status_code == 200
+    key = server.console.sign_in(server.console.create_sign_in_code().code).key
+    with opened(server, key) as response:
         server.sandbox.clock.advance(12 * 3600)
         refuse()
         assert list(lines_of(response)) == []
@@ -174,10 +175,8 @@ def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServe
     assert server._running.server.services.built["webhooks"].tail._streams == {}
 
 
-def test_a_server_that_stops_ends_its_streams(server: AgentPayServer, refuse) -> None:
-    server.listen()
-    headers = {"Authorization": f"Bearer {server.operator_key}"}
-    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=120) as response:
+def test_a_server_that_stops_ends_its_streams(server: AgentPayServer) -> None:
+    with opened(server) as response:
         closing = threading.Thread(target=server.close)
         closing.start()
         assert list(lines_of(response)) == []

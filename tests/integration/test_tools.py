@@ -7,10 +7,9 @@ from typing import Any
 import httpx
 import pytest
 import respx
-from attrs import frozen
 from awaited import Awaited, sync_and_async
-from server_world import START, Funded
-from tool_results import assert_consistent
+from server_world import START
+from tool_results import World, assert_consistent
 
 from agentpay import AgentPay, Identity, Session, Transfer, errors, testing
 from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools
@@ -29,29 +28,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[AgentPayServer]:
         yield running
 
 
-@frozen
-class World:
-    """A server, its operator's client, an account that holds 100 USDC, and one that is paid."""
-
-    server: AgentPayServer
-    client: AgentPay
-    payer: str
-    payee: str
-
-
 @pytest.fixture
-def world(server: AgentPayServer, client: AgentPay, funded: Funded) -> World:
-    payee = client.accounts.create(name="Payee").account_id
-    return World(server, client, funded("100").account_id, payee)
+def world(server: AgentPayServer) -> World:
+    return World.on(server)
 
 
 @pytest.fixture
 def tools(request: pytest.FixtureRequest, world: World) -> AgentTools | Awaited:
-    """Tools with an agent-scoped key that does not retry, so that every fault is seen."""
-    if getattr(request, "param", "sync") == "async":
-        agent = world.server.async_agent_client(world.payer).with_options(max_retries=0)
-        return Awaited(AsyncAgentTools(agent))
-    return AgentTools(world.server.agent_client(world.payer).with_options(max_retries=0))
+    return world.tools(getattr(request, "param", "sync"))
 
 
 def moved(client: AgentPay, account_id: str) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 
 import bounds
 import pytest
-from attrs import frozen
 from awaited import Awaited, sync_and_async
-from server_world import START, Funded
-from tool_results import assert_consistent, give_keys
+from server_world import START
+from tool_results import World, assert_consistent, give_keys
 
 from agentpay import AgentPay
 from agentpay.tools import AgentTools, AsyncAgentTools
@@ -19,7 +18,6 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.paywall import Paywall
 
 REF = "order-2026-0001"
-LOOPBACK = ("http://127.0.0.1:*",)
 
 
 @pytest.fixture
@@ -28,24 +26,9 @@ def server() -> Iterator[AgentPayServer]:
         yield running
 
 
-@frozen
-class World:
-    """A server, its operator's client, an account that holds 100 USDC, and one that is paid."""
-
-    server: AgentPayServer
-    client: AgentPay
-    payer: str
-    payee: str
-
-    def tools(self) -> AgentTools:
-        agent = self.server.agent_client(self.payer).with_options(max_retries=0)
-        return AgentTools(agent, private_origins=LOOPBACK)
-
-
 @pytest.fixture
-def world(server: AgentPayServer, client: AgentPay, funded: Funded) -> World:
-    payee = client.accounts.create(name="Payee").account_id
-    return World(server, client, funded("100").account_id, payee)
+def world(server: AgentPayServer) -> World:
+    return World.on(server, "http://127.0.0.1:*")
 
 
 @pytest.fixture
@@ -54,10 +37,7 @@ def tools(
 ) -> AgentTools | Awaited:
     # On the manual clock nothing changes while it is waited for.
     bounds.shorten(monkeypatch, paid_fetch_settles_seconds=0.0, paid_fetch_settles_seconds_async=0.0)
-    if getattr(request, "param", "sync") == "async":
-        agent = world.server.async_agent_client(world.payer).with_options(max_retries=0)
-        return Awaited(AsyncAgentTools(agent, private_origins=LOOPBACK))
-    return world.tools()
+    return world.tools(getattr(request, "param", "sync"))
 
 
 @pytest.fixture

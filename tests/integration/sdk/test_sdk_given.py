@@ -67,40 +67,25 @@ def test_an_unusable_http_client_or_transport_is_refused_at_creation(kind, setti
 
 
 @LIBRARIES
-def test_a_client_of_httpx_or_httpx2_is_accepted(caller, service, library):
-    http_client = (library.AsyncClient if caller.is_async else library.Client)(headers={"X-Team": "blue"})
-    caller.client = caller.kind(api_key=KEY, base_url=service.base_url, http_client=http_client)
+@pytest.mark.parametrize("part", ["http_client", "transport"])
+def test_a_client_stays_open_and_a_transport_is_closed_of_httpx_or_httpx2(caller, service, library, part):
+    kind = "Client" if part == "http_client" else "HTTPTransport"
+    given = getattr(library, f"Async{kind}" if caller.is_async else kind)()
+    caller.client = caller.kind(api_key=KEY, base_url=service.base_url, **{part: given})
 
-    async def main():
-        try:
-            return await caller.client.accounts.get("acct_a")
-        finally:
-            await http_client.aclose()
-
-    if caller.is_async:
-        account = caller.run(main)
-    else:
+    async def work():
         account = caller.client.accounts.get("acct_a")
-        http_client.close()
-    assert account.account_id == "acct_a"
-    assert http_client.headers["X-Team"] == "blue"
+        account = await account if caller.is_async else account
+        closed = caller.client.close()
+        if caller.is_async:
+            await closed
+        if part == "http_client":
+            assert not given.is_closed
+            await given.aclose() if caller.is_async else given.close()
+        return account
+
+    assert caller.run(work).account_id == "acct_a"
     caller.client = None
-
-
-@LIBRARIES
-def test_a_transport_of_httpx_or_httpx2_is_accepted_and_closed(caller, service, library):
-    transport = (library.AsyncHTTPTransport if caller.is_async else library.HTTPTransport)()
-
-    async def main():
-        async with AsyncAgentPay(api_key=KEY, base_url=service.base_url, transport=transport) as client:
-            return await client.accounts.get("acct_a")
-
-    if caller.is_async:
-        account = caller.run(main)
-    else:
-        with AgentPay(api_key=KEY, base_url=service.base_url, transport=transport) as client:
-            account = client.accounts.get("acct_a")
-    assert account.account_id == "acct_a"
     service.wait_until_nobody_is_connected()
 
 
