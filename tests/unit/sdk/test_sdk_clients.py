@@ -309,6 +309,15 @@ def test_agentpay_log_adds_one_log_handler(monkeypatch, logs, value, level):
     assert (logs.level, len(logs.handlers)) == (level, 1)
 
 
+def test_sync_pauses_use_time_sleep(monkeypatch):
+    slept = []
+    monkeypatch.setattr(edge.time, "sleep", slept.append)
+    transport = Script(answer(429, b"", Retry_After="7"), answer(200, ACCOUNT))
+    with AgentPay(api_key=KEY, base_url=URL, transport=transport) as client:
+        get_account(client)
+    assert slept == [7.0]
+
+
 @pytest.mark.anyio
 async def test_a_pause_between_attempts_elapses_on_asyncio_and_trio(service):
     """On asyncio and on trio: the clock of the pause is that of the event loop."""

@@ -49,3 +49,12 @@ def test_a_404_of_a_v1_endpoint_or_a_path_is_not_found():
         caller.script(httpx.Response(404, text="no"))
         with pytest.raises(NotFoundError):
             caller(call)
+
+
+def test_whoami_reads_a_service_that_does_not_limit_keys():
+    known = {"key_id": "key_a", "kind": "agent", "operator_id": "op_a", "account_id": "acct_a"}
+    caller = Caller(AgentPay)
+    caller.script(answer(200, {**known, "cluster": "devnet", "is_test_money": True}))
+    identity = caller(lambda client: client.whoami())
+    assert identity.account_id == "acct_a"
+    assert (identity.expires_at, identity.max_total_usdc, identity.spent_total_usdc) == (None, None, None)
